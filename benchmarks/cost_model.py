@@ -20,7 +20,7 @@ from attention_service.cost import Calibrated
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration
 from attention_service.runtime.calibration.fitting import Point
 from attention_service.runtime.calibration.measuring import Bench
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from benchmarks.crossovers import crossovers
 
 MARK = "<!-- measured -->\n"

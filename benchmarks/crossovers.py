@@ -11,11 +11,11 @@ from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.attention import KernelName, RawForwardRequest
 from attention_contract.schemas.complexity import Alternative, RawComplexityRequest, Shape
 from attention_contract.spec import AttentionSpec
-from attention_service.runtime.calibration.probing import Probe
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.load_probe import Probe
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import complexity, forward
+from attention_service.runtime.operations.complexity.measured_crossover import rounds
 from attention_service.runtime.operations.complexity.subjects import Place
-from attention_service.runtime.operations.complexity.trying import rounds
 from attention_service.runtime.scheduling.budget import Budget
 
 ROOM = 2**31

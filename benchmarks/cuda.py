@@ -27,15 +27,15 @@ from attention_contract.spec import AttentionSpec, Causal
 from attention_service.api.app import create_app
 from attention_service.api.serving import Server
 from attention_service.core.attention import attend
-from attention_service.core.kernels.backends import FUSED
 from attention_service.core.kernels.flex import flexed
+from attention_service.core.kernels.fused.cuda_backends import FUSED
 from attention_service.core.multihead import Sizes, initial_parameters
-from attention_service.core.transfer import to_device, to_host
-from attention_service.core.types import Problem
+from attention_service.core.problem import Problem
+from attention_service.core.tensors import to_device, to_host
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.cuda_graphs import OFTEN, Graphs
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
-from attention_service.runtime.operations.graphs import OFTEN, Graphs
 from attention_service.settings import Settings
 
 HEADS, WIDTH = 16, 128

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attention_contract.spec import AttentionSpec, Causal
-from attention_service.core.cached_attention import Runs, attend_in_place
-from attention_service.core.cached_partials import Run
-from attention_service.core.decoding import set_up
+from attention_service.core.kv_cache.attention import Runs, attend_in_place
+from attention_service.core.kv_cache.cpu_steps import set_up
+from attention_service.core.kv_cache.partial import Run
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 
@@ -24,7 +24,7 @@ ROUNDS = 301
 SPEC = AttentionSpec(masks=[Causal()])
 PAGE = 64
 TEXT = f"""One decode step of attention, from queries to contexts, without projections: one new token a sequence, one
-thread. `in place` is `core.cached_attention`, with all that it does for a step: the choice of the way, the
+thread. `in place` is `core.kv_cache.attention`, with all that it does for a step: the choice of the way, the
 table of runs, new tensors for the results. `bare SDPA` is PyTorch's own call over a contiguous cache
 `[B, H, n, D]`. `vLLM` is the operator `cpu_attention_with_kv_cache` of its CPU wheel over pages of {PAGE}, its schedule
 and its result made before the clock starts; the rows are left out where the wheel is not given. `loops alone`

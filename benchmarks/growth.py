@@ -20,14 +20,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
+from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import unsuitable
-from attention_service.core.learned import learned_of
+from attention_service.core.learned_tensors import learned_of
 from attention_service.core.methods import approximation_of
-from attention_service.core.preparing import prepare
+from attention_service.core.problem import Problem, Widths
 from attention_service.core.registry import variants
-from attention_service.core.types import Problem, Widths
 from attention_service.cost import Workload, growth
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.kernel_choice import choose_kernel
 
 WIDTH = 64
@@ -125,7 +125,7 @@ def drawn(spec: AttentionSpec, length: int) -> Callable[[], Problem]:
         name: torch.randn(told.shape, generator=generator) / math.sqrt(told.shape[-1])
         for name, told in learned_of(spec, Widths(1, 1, WIDTH, WIDTH)).items()
     }
-    return lambda: prepare(spec, tensors, learned, lambda q, k, v: (q, k, v), projected=False)
+    return lambda: make_problem(spec, tensors, learned, lambda q, k, v: (q, k, v), projected=False)
 
 
 def workload(spec: AttentionSpec, length: int, device: Device) -> Workload:

@@ -13,9 +13,9 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.types import Problem, Selection
+from attention_service.core.problem import Problem, Selection
 from attention_service.cost import Workload, flops
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from attention_contract.schemas.weights import RawWeightsRequest
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import weights
 from benchmarks.page import parser, publish
 from benchmarks.tables import short, table

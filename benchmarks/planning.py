@@ -15,7 +15,7 @@ from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.scheduling.budget import Budget
 from benchmarks.page import parser, publish
@@ -75,7 +75,7 @@ def microseconds(stream: Stream, device: Device, budget: Budget) -> tuple[float,
 def _walk(module: Module, requests: Iterable[ForwardRequest], device: Device, budget: Budget) -> float:
     started = time.perf_counter()
     for request in requests:
-        job = forward.prepare(module, request, device, budget.room)
+        job = forward.prepare(module, request, device, budget.capacity)
         if not budget.take(job.plan.peak_bytes):
             raise RuntimeError("the budget of this benchmark holds every request")
         budget.release(job.plan.peak_bytes)

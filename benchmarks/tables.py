@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = "torch", "fastapi", "uvicorn"

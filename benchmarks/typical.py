@@ -8,10 +8,10 @@ import argparse
 import json
 from time import perf_counter
 
+from attention_service.cost.typical_rates import PATH
 from attention_service.runtime.calibration.fitting import Point, fit
 from attention_service.runtime.calibration.measuring import Bench
-from attention_service.runtime.calibration.typical import PATH
-from attention_service.runtime.device import Device, measure_rates
+from attention_service.runtime.device.torch_device import Device, measure_rates
 
 ROOM = 2**31
 DIGITS = 3

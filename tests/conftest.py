@@ -70,7 +70,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     rates = Rates(flops_per_s=1.8e11, bytes_per_s=4.7e10, overhead_s=3.1e-5)
     try:
-        with patch("attention_service.runtime.device.measure_rates", lambda _: rates):
+        with patch("attention_service.runtime.device.torch_device.measure_rates", lambda _: rates):
             thread.start()
             _wait_until_ready(url, thread)
         yield url

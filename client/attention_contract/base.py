@@ -15,9 +15,9 @@ Listed: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
 
 
 if TYPE_CHECKING:
-    Asked = Annotated[ItemT, "asked for"]
+    IfRequested = Annotated[ItemT, "asked for"]
 else:
-    Asked = Optional
+    IfRequested = Optional
 """The type of a reply's field that comes if it was asked for: for a type checker, the one that it has then."""
 ABSENT: Final[Any] = None
 """The value of such a field if it was not asked for."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec, ScaledDot, Softmax
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS, Kernel, Needs
-from attention_service.core.types import Problem
-from attention_service.core.visibility import visibility, without_padding
+from attention_service.core.masks.visibility import visibility, without_padding
+from attention_service.core.problem import Problem
 
 BLOCK = 64
 

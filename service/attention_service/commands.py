@@ -12,14 +12,14 @@ from attention_service.api.access.api_keys import FILE, create_key, read_keys
 from attention_service.api.access.layer import needs_keys, unsafe_start
 from attention_service.api.access.scopes import EVERY
 from attention_service.api.app import create_app
-from attention_service.api.descriptors import raise_descriptor_limit
-from attention_service.api.log_setup import configure_logging
+from attention_service.api.http_limits.descriptors import raise_descriptor_limit
+from attention_service.api.observation.log_setup import configure_logging
 from attention_service.api.serving import Server
 from attention_service.cost import Calibrated
 from attention_service.modules.checkpoints import hub
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError
-from attention_service.runtime.device import BUDGET_SHARE, Device, resolve
+from attention_service.runtime.device.torch_device import BUDGET_SHARE, Device, resolve
 from attention_service.settings import Settings
 
 SWITCH_S = 5e-4

@@ -9,11 +9,11 @@ import httpx
 import pytest
 import structlog
 
-from attention_service.api.access_log import AccessLog, Answered
-from attention_service.runtime.accounts import Account
+from attention_service.api.observation.access_log import AccessLog, Answered
+from attention_service.runtime.request_timing import RequestTiming
 
-FIELDS = ("POST", "/v1/modules/m/forward", "forward", 200, 0.0012341, "id-1", "team-a", Account(code=None))
-REFUSED = (*FIELDS[:3], 429, *FIELDS[4:7], Account(code="overloaded"))
+FIELDS = ("POST", "/v1/modules/m/forward", "forward", 200, 0.0012341, "id-1", "team-a", RequestTiming(code=None))
+REFUSED = (*FIELDS[:3], 429, *FIELDS[4:7], RequestTiming(code="overloaded"))
 NAMED = {"method": "POST", "path": "/v1/modules/m/forward", "operation": "forward", "status": 200, "ms": 1.234,
          "request_id": "id-1", "caller": "team-a"}  # fmt: skip
 OPERATIONS = {logging.INFO: "forward", logging.DEBUG: "health_live"}
@@ -43,7 +43,7 @@ def test_a_problem_is_logged_with_its_code(capsys):
 
 
 def test_a_traced_request_is_logged_with_its_trace(capsys):
-    fields = (*FIELDS[:7], Account(trace="0af7"))
+    fields = (*FIELDS[:7], RequestTiming(trace="0af7"))
     event = {"event": "request", "level": "info", "timestamp": "T", **NAMED, "trace_id": "0af7"}
     assert json.loads(TIME.sub("T", written(capsys, "json", *fields))) == event
     console = structlog.dev.ConsoleRenderer(colors=False)(None, "info", dict(event))

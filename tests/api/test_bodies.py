@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from attention_contract.errors import BodyTooLarge, OverBudget, Overloaded, Unreadable
-from attention_service.api.bodies import read_body
+from attention_service.api.bodies.request_body import read_body
 from attention_service.runtime.scheduling.budget import Budget
 from tests.api.talk import received
 from tests.conftest import live_server

@@ -11,7 +11,7 @@ import safetensors.numpy
 from attention_contract.errors import BodyTooLarge, Cancelled
 from attention_contract.wire import SAFETENSORS
 from attention_service.api import disconnection
-from attention_service.api.bodies import read_body, zstd
+from attention_service.api.bodies.request_body import read_body, zstd
 from attention_service.runtime.scheduling.budget import Budget
 from tests.api.talk import problem
 from tests.conftest import live_server

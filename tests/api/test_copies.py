@@ -10,8 +10,8 @@ import torch
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.wire import SAFETENSORS, from_body, request_from_body, to_body
-from attention_service.api import bodies
 from attention_service.api.app import create_app
+from attention_service.api.bodies import request_body
 from attention_service.settings import Settings
 
 QUERY = np.random.default_rng(0).standard_normal((4, 256, 64), np.float32)
@@ -48,7 +48,7 @@ def exchange(tmp_path, messages, headers):
             scope = {"type": "http", "method": "POST", "path": "/v1/modules/m/forward", "query_string": b""}
             await app(scope | {"headers": [*HEADERS, *headers], "http_version": "1.1"}, receive, send)
 
-    with patch.object(bodies, "request_from_body", noted):
+    with patch.object(request_body, "request_from_body", noted):
         asyncio.run(play())
     ((request, body),) = seen
     return request, body, sent

@@ -6,9 +6,9 @@ import torch
 
 from attention_client import Client
 from attention_service.core.blocks import tiles
-from attention_service.core.head_statistics import CLASS_SHARES, HEAD_STATISTICS
-from attention_service.core.inspection import positions_of, real_queries, top, totals
-from attention_service.core.types import Problem, Selection
+from attention_service.core.inspection.statistics import CLASS_SHARES, HEAD_STATISTICS
+from attention_service.core.inspection.weights import positions_of, real_queries, top, totals
+from attention_service.core.problem import Problem, Selection
 from tests.api.talk import post, refuse
 
 WINDOW, SINKS = 2, 3

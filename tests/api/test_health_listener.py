@@ -9,8 +9,8 @@ from unittest.mock import patch
 import httpx
 import pytest
 
-from attention_service.api import health_listener
-from attention_service.api.guard import Guard
+from attention_service.api.http_limits import health_listener
+from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.runtime.engine import Engine
 from tests.conftest import live_server
 
@@ -77,5 +77,5 @@ def test_a_loop_that_does_not_turn_is_dead(urls, monkeypatch):
 
 
 def test_its_connections_have_limits_too(urls):
-    with patch.object(Guard, "enter", lambda *_: health_listener.Stuck("too many")):
+    with patch.object(ConnectionLimits, "enter", lambda *_: health_listener.Stuck("too many")):
         assert httpx.get(f"{urls[1]}/health/live").status_code == 503

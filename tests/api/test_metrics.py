@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from attention_service.api.metrics import Tally
+from attention_service.api.observation.metrics import Tally
 from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES
 
 EDGES = [(0.0005, 0.25, 1, 30), (1, 2, 4), tuple(RATIO_EDGES)]

@@ -22,7 +22,7 @@ def client(server):
         yield client
 
 
-def turned(x):
+def rotated(x):
     """x ``[L, 2]`` rotated by its places, in radians."""
     place = np.arange(len(x))
     (a, b), cos, sin = x.T, np.cos(place), np.sin(place)
@@ -33,7 +33,7 @@ def attended(x, rows, left=None, right=0):
     """The output of two heads for these rows of x ``[L, 4]``; a window of None has no end."""
     outputs = []
     for values in (x[:, :2], x[:, 2:]):
-        scores = turned(values)[rows] @ turned(values).T / np.sqrt(2)
+        scores = rotated(values)[rows] @ rotated(values).T / np.sqrt(2)
         ahead = np.arange(len(x)) - np.asarray(rows)[:, None]
         seen = (ahead >= (-np.inf if left is None else -left)) & (ahead <= (np.inf if right is None else right))
         weights = np.exp(scores - scores.max(-1, keepdims=True)) * seen

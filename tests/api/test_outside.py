@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from attention_client import Client
-from attention_service.api.access_log import Answered
-from attention_service.api.log_setup import configure_logging
-from attention_service.api.metrics import MAX_CALLERS, Metrics
-from attention_service.runtime.accounts import PHASES, Account
+from attention_service.api.observation.access_log import Answered
+from attention_service.api.observation.log_setup import configure_logging
+from attention_service.api.observation.metrics import MAX_CALLERS, Metrics
+from attention_service.runtime.request_timing import PHASES, RequestTiming
 from tests.conftest import live_server
 
 PROMTOOL = shutil.which("promtool")
@@ -84,7 +84,7 @@ def test_callers_have_a_limited_number_of_labels():
     metrics = Metrics()
     for number in range(3 * MAX_CALLERS):
         metrics.count(
-            [Answered(0.0, "GET", "/", "page", 429, 0.1, "id", f"caller-{number}", Account(code="overloaded"))]
+            [Answered(0.0, "GET", "/", "page", 429, 0.1, "id", f"caller-{number}", RequestTiming(code="overloaded"))]
         )
     samples = [each for family in metrics.problems.collect() for each in family.samples if each.name.endswith("total")]
     counts = {each.labels["caller"]: each.value for each in samples}

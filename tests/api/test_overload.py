@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from attention_service.runtime.scheduling import entrance
 from attention_service.runtime.scheduling.budget import Budget
 from tests.api.talk import problem, received
-from tests.api.test_guard import BODY, FORWARD, connected
+from tests.api.test_connection_limits import BODY, FORWARD, connected
 from tests.conftest import live_server
 
 LARGE = 2**20

@@ -15,16 +15,16 @@ import safetensors.numpy
 from PIL import Image
 
 from attention_client import Client
-from attention_contract import drawing
-from attention_contract.drawing import Names
-from attention_contract.drawing import draw as draw_reply
-from attention_contract.drawing.picture_files import MOST_PIXELS
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover, Picture
 from attention_contract.schemas.complexity import ComplexityReply, Sweep
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.wire import SAFETENSORS
-from attention_service.api import pictures
+from attention_pictures import figures as drawing
+from attention_pictures.figures import Names
+from attention_pictures.figures import draw as draw_reply
+from attention_pictures.picture_files import MOST_PIXELS
+from attention_service.api.bodies import pictures
 from tests.api.talk import problem
 from tests.conftest import live_server
 

@@ -18,7 +18,7 @@ from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service import __main__ as command
 from attention_service.api.app import create_app
-from attention_service.api.guarded_http import GuardedHttp
+from attention_service.api.http_limits.guarded_http import GuardedHttp
 from attention_service.api.serving import Server
 from attention_service.settings import Settings
 from tests.api.processes import process

@@ -6,7 +6,7 @@ import pytest
 from attention_client import Client, InvalidRequest, InvalidTensor, RecordingNotFound, ShapeMismatch
 from attention_contract.errors import AttentionError
 from tests.api.talk import post, refuse
-from tests.core.test_similarity import cka, divergence
+from tests.core.inspection.test_similarity_measures import cka, divergence
 
 TOKENS = 6
 

@@ -14,7 +14,7 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_service.core.cancellation import Cancellation, cancellable, checkpoint
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling import jobs
 from attention_service.runtime.scheduling.execution import Execution

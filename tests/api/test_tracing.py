@@ -9,8 +9,8 @@ import pytest
 from attention_client import AsyncClient, Client
 from attention_client.trace_context import trace_requests
 from attention_contract.errors import ModuleNotFound
-from attention_service.api.tracing import telemetry_config
-from attention_service.runtime.accounts import PHASES
+from attention_service.api.observation.tracing import telemetry_config
+from attention_service.runtime.request_timing import PHASES
 from tests.conftest import eventually, live_server
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from benchmarks import cuda
 
 

@@ -14,7 +14,7 @@ from benchmarks.peers.environments import Environment
 from benchmarks.processes import ROOT, ServerError
 from benchmarks.workloads import Workload
 
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from benchmarks import (
     admission,
     client,

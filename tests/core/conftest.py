@@ -12,8 +12,8 @@ from torch import Tensor
 
 import attention_service.runtime  # noqa: F401  # it registers the passes that the cost model rehearses
 from attention_contract import positions, spec
-from attention_service.core.learned import learned_of
-from attention_service.core.types import Problem, Running
+from attention_service.core.learned_tensors import learned_of
+from attention_service.core.problem import Problem, Running
 
 SPECS = {
     "default": spec.AttentionSpec(),
@@ -290,10 +290,10 @@ def random_problem(
         **more,
     )
     options = problem.spec.method
-    if isinstance(options, spec.Linear) and problem.running == Running():
+    if isinstance(options, spec.Linear) and problem.recurrent == Running():
         gates = normal(batch, kv_heads, keys, 1).sigmoid() if "gated" in options.rule else None
         beta = normal(batch, kv_heads, keys, 1).sigmoid() if "delta" in options.rule else None
-        problem = replace(problem, running=Running(None if gates is None else gates.log(), beta))
+        problem = replace(problem, recurrent=Running(None if gates is None else gates.log(), beta))
     needed = learned_of(problem.spec, problem.widths)
     learned = {name: normal(*each.shape) for name, each in needed.items()}
     if "score.sigma" in learned:

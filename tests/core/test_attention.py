@@ -9,9 +9,9 @@ import torch
 from attention_contract.spec import AttentionSpec, Dot, SlidingWindow
 from attention_service.core.attention import attend, trace
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.problem import Problem, Selection
 from attention_service.core.scores import ScaledDot
 from attention_service.core.stages import taps_of
-from attention_service.core.types import Problem, Selection
 
 KERNEL_NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
 SCORE_SIDE = ("scores", "capped_scores", "masked_scores", "weights", "lse")

@@ -12,8 +12,8 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core import cancellation, multihead
 from attention_service.core.attention import attend
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable, checkpoint
-from attention_service.core.kernels import sliced
-from attention_service.core.types import Problem
+from attention_service.core.kernels.fused import cpu_slices
+from attention_service.core.problem import Problem
 
 
 def test_a_checkpoint_raises_in_the_thread_of_the_work_alone():
@@ -55,10 +55,10 @@ def test_slices_give_the_numbers_and_gradients_of_one_call(rng, monkeypatch, cas
         upstream = torch.from_numpy(np.random.default_rng(1).standard_normal(context.shape))
         return context, *torch.autograd.grad(context, (given.q, given.k, given.v), upstream)
 
-    whole, calls, real = run(), [], sliced.attend
+    whole, calls, real = run(), [], cpu_slices.attend
     monkeypatch.setattr(cancellation, "SLICE_FLOPS", flops / torch.get_num_threads())
-    monkeypatch.setattr(sliced, "LEAST_ROWS", 7)
-    monkeypatch.setattr(sliced, "attend", lambda *x, **y: calls.append(1) or real(*x, **y))
+    monkeypatch.setattr(cpu_slices, "LEAST_ROWS", 7)
+    monkeypatch.setattr(cpu_slices, "attend", lambda *x, **y: calls.append(1) or real(*x, **y))
     for found, expected in zip(run(), whole, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert len(calls) > 1

@@ -8,8 +8,8 @@ import torch
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.problem import Dropout, Selection
 from attention_service.core.stages import kept_weights
-from attention_service.core.types import Dropout, Selection
 
 ABLE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64, dropout=True)]
 

@@ -9,8 +9,8 @@ from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core import edits
 from attention_service.core.attention import attend, trace
 from attention_service.core.edits import AXES, BoundEdit
+from attention_service.core.problem import Problem, Selection
 from attention_service.core.stages import narrow, stages
-from attention_service.core.types import Problem, Selection
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 PICKED = {"heads": (1, 0), "queries": (2,), "keys": (0, 3, 3)}

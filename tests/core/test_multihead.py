@@ -19,7 +19,7 @@ from attention_service.core.multihead import (
     project_out,
     side_by_side,
 )
-from attention_service.core.types import Problem
+from attention_service.core.problem import Problem
 
 BATCH, QUERIES, KEYS, D_MODEL, HEADS = 3, 6, 7, 24, 4
 WIDTHS = {"same widths": {}, "own widths": {"kdim": 10, "vdim": 14}, "without biases": {"bias": False}}

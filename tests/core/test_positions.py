@@ -26,9 +26,9 @@ from attention_contract.positions import (
     Sinusoidal,
     YarnScaling,
 )
-from attention_service.core.places import places_of
 from attention_service.core.positions import POSITIONS, Heads
 from attention_service.core.positions.frequencies import frequencies
+from attention_service.core.positions.token_positions import places_of
 
 DOUBLE = torch.float64
 SHORT, LONG = ([1 + step * c for c in range(16)] for step in (0.05, 1.5))
@@ -53,10 +53,10 @@ def normal(*shape, seed=0, dtype=DOUBLE):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(dtype)
 
 
-def turned(rope, x, places):
+def rotated(rope, x, places):
     """x ``[B, H, L, D]`` turned at places ``[1 or B, L]``."""
     given = places_of(x.shape[2], x.shape[2], positions=places)
-    return POSITIONS.of(rope).turned(x, x, given)[0]
+    return POSITIONS.of(rope).rotated(x, x, given)[0]
 
 
 def close(actual, expected, tolerance=1e-10):
@@ -120,11 +120,11 @@ def test_a_dynamic_scaling_goes_by_each_sequence_for_itself(scaling):
     rope = Rope(scaling=scaling(**longer))
     x = normal(2, 1, 3, 8)
     places = torch.tensor([[0, 1, 2], [7, 8, 9]])
-    both = turned(rope, x, places)
-    close(both[:1], turned(rope, x[:1], places[:1]))
-    close(both[1:], turned(rope, x[1:], places[1:]))
-    close(both[:1], turned(Rope(), x[:1], places[:1]))
-    assert not both[1:].allclose(turned(Rope(), x[1:], places[1:]))
+    both = rotated(rope, x, places)
+    close(both[:1], rotated(rope, x[:1], places[:1]))
+    close(both[1:], rotated(rope, x[1:], places[1:]))
+    close(both[:1], rotated(Rope(), x[:1], places[:1]))
+    assert not both[1:].allclose(rotated(Rope(), x[1:], places[1:]))
 
 
 PLACES = torch.tensor([[0, 1, 5, 100_000], [3, 2, 1, 7]])
@@ -138,7 +138,7 @@ def angles(dim, theta=10_000.0):
 def test_neighbours_turn_as_gpt_j_and_cohere_turn_them(dim, doubled):
     doubled(modeling_cohere)
     x = normal(2, 3, 4, 8)
-    found = turned(Rope(style="interleaved", dim=dim), x, PLACES)
+    found = rotated(Rope(style="interleaved", dim=dim), x, PLACES)
     part = x[..., :dim].transpose(1, 2)  # GPT-J has the heads after the tokens
     expected = modeling_gptj.apply_rotary_pos_emb(part, angles(dim).sin(), angles(dim).cos()).transpose(1, 2)
     close(found[..., :dim], expected)
@@ -152,7 +152,7 @@ def test_neighbours_turn_as_gpt_j_and_cohere_turn_them(dim, doubled):
 def test_yarn_scales_what_is_turned_and_nothing_else():
     scaling = YarnScaling(factor=4.0, original_max_position_embeddings=64, attention_factor=3.0)
     x = normal(1, 2, 4, 8)
-    found = turned(Rope(dim=4, scaling=scaling), x, torch.zeros(1, 4, dtype=torch.int64))
+    found = rotated(Rope(dim=4, scaling=scaling), x, torch.zeros(1, 4, dtype=torch.int64))
     close(found, torch.cat([3 * x[..., :4], x[..., 4:]], -1))
 
 
@@ -161,7 +161,7 @@ def test_far_places_are_angles_all_the_same(dtype):
     """The places are far beyond what float32 can count; what remains is the rounding of the result."""
     x = normal(1, 2, 3, 64, dtype=dtype)
     places = torch.tensor([[2**31 - 3, 2**31 - 2, 2**31 - 1]])
-    assert (turned(Rope(), x, places).double() - turned(Rope(), x.double(), places)).abs().max() < 8 * torch.finfo(
+    assert (rotated(Rope(), x, places).double() - rotated(Rope(), x.double(), places)).abs().max() < 8 * torch.finfo(
         dtype
     ).eps
 
@@ -177,7 +177,7 @@ def test_scores_depend_on_the_distance_alone(p, j, shift, style, dim, scaling):
     q, k = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 
     def score(p, j):
-        return turned(rope, q, torch.tensor([[p]])) @ turned(rope, k, torch.tensor([[j]])).mT
+        return rotated(rope, q, torch.tensor([[p]])) @ rotated(rope, k, torch.tensor([[j]])).mT
 
     close(score(p, j), score(p + shift, j + shift))
 

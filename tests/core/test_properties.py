@@ -11,8 +11,8 @@ from tests.core.conftest import SPECS, drawn_masks
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.problem import Selection
 from attention_service.core.stages import taps_of
-from attention_service.core.types import Selection
 
 HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
 kernels = st.sampled_from(HERE)

@@ -27,9 +27,9 @@ from attention_contract.positions import Alibi, QKNorm, RelativeBias, Rope
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, ScaledDot
 from attention_service.core.attention import attend
+from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.multihead import Sizes, project, project_out
-from attention_service.core.preparing import prepare
 
 TOKENS, WIDTH, HEADS, HEAD = 7, 24, 4, 8
 THETA = 1000.0
@@ -67,7 +67,7 @@ class Published:
         def by_head(query, key, value):
             return project(parameters, sizes, query, key, value)
 
-        problem = prepare(self.spec, {"query": x, **more}, parameters, by_head, projected=True)
+        problem = make_problem(self.spec, {"query": x, **more}, parameters, by_head, projected=True)
         return problem, project_out(parameters, attend(problem, kernel=kernel).context)
 
 

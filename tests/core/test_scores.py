@@ -6,10 +6,9 @@ from tests.core.conftest import scored
 from torch.nn.functional import cosine_similarity
 
 from attention_contract import spec
-from attention_service.core import additive
-from attention_service.core.learned import learned_of
-from attention_service.core.scores import SCORES
-from attention_service.core.types import Widths
+from attention_service.core.learned_tensors import learned_of
+from attention_service.core.problem import Widths
+from attention_service.core.scores import SCORES, additive_sums
 
 OPTIONS = [
     spec.Dot(),
@@ -49,7 +48,7 @@ def test_scores_are_those_of_the_definition(options, inputs, monkeypatch):
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, expected.shape)).tolist():
         expected[b, h, i, j] = scored(options, q[b, h, i].tolist(), k[b, h // 2, j].tolist(), learned, h)
     for block in (2**20, 100, 7):  # elements of a hidden layer held at a time, down to less than one pair's
-        monkeypatch.setattr(additive, "BLOCK", block)
+        monkeypatch.setattr(additive_sums, "BLOCK", block)
         found = SCORES.of(options).scores(q, k, learned)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     single = SCORES.of(options).scores(q.float(), k.float(), {n: x.float() for n, x in learned.items()})
@@ -57,7 +56,7 @@ def test_scores_are_those_of_the_definition(options, inputs, monkeypatch):
 
 
 def test_gradients_and_their_gradients_with_respect_to_all_that_goes_in(options, inputs, monkeypatch):
-    monkeypatch.setattr(additive, "BLOCK", 200)
+    monkeypatch.setattr(additive_sums, "BLOCK", 200)
     q, k, learned = inputs
     q, k, learned = q[:1, :2, :2], k[:1, :1, :3], {name: x[:2] for name, x in learned.items()}
     leaves = [x.clone().requires_grad_() for x in (q, k, *learned.values())]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from attention_service.core.arrays import to_numpy
-from attention_service.core.transfer import PIECE, to_device, to_host
+from attention_service.core.tensors import PIECE, to_device, to_host, to_numpy
 
 DEVICES = [
     "cpu",

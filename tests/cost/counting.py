@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.flop_counter import flop_registry
 
 from attention_service.core.attention import attend
+from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import tiles
 from attention_service.core.kernels.tiling import Layout
-from attention_service.core.learned import learned_of
+from attention_service.core.learned_tensors import learned_of
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import project, project_out
-from attention_service.core.preparing import prepare
-from attention_service.core.types import Dropout, Problem
+from attention_service.core.problem import Dropout, Problem
 from attention_service.cost import Traffic, Workload
 from attention_service.cost.operation_counter import OperationCounter
 from attention_service.cost.stand_ins import dtype_of, inputs_of, parameters_of, selection_of
@@ -95,9 +95,9 @@ def executed(work: Workload, kernel: str) -> tuple[Counting, Counting]:
     tensors = {name: _real(x) for name, x in inputs_of(work).items()}
     parameters = {name: _real(x) for name, x in parameters_of(work).items()}
     if work.padded:
-        tensors["key_mask"] = torch.ones(work.batch, work.told_keys, dtype=torch.bool)
-        tensors["key_mask"][:, work.met_keys :] = False
-        tensors["key_mask"][-1, -1] = work.told_keys == 1  # padding hides no whole tile
+        tensors["key_mask"] = torch.ones(work.batch, work.sequence_keys, dtype=torch.bool)
+        tensors["key_mask"][:, work.unpadded_keys :] = False
+        tensors["key_mask"][-1, -1] = work.sequence_keys == 1  # padding hides no whole tile
     leaves = [x for name, x in tensors.items() if x.is_floating_point() and name != "mask"] + [*parameters.values()]
 
     def run(taps: frozenset[str]) -> Tensor:
@@ -127,7 +127,7 @@ def problem_of(work: Workload, tensors: dict[str, Tensor], parameters: dict[str,
 
     apart = None if sizes is None or not work.apart else partial(project, parameters, sizes, by="global")
     learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
-    prepared = prepare(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
+    prepared = make_problem(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
     tokens = tensors.get("key", tensors["query"])
     given = running(work.spec, tensors, parameters, tokens, wanted="return_state" in work.sent)
     return replace(prepared, running=given, dropout=Dropout(0.1, 0) if work.dropped else None)

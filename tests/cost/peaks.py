@@ -32,7 +32,7 @@ class Request:
             if x.is_floating_point():
                 x.uniform_()
             else:
-                x.fill_(1 if x.dtype == torch.bool else self.work.told_keys - 1)
+                x.fill_(1 if x.dtype == torch.bool else self.work.sequence_keys - 1)
 
         self._operations = SizedOperations("cpu", fill)
         self._parameters = self._operations.parameters(self.work)

@@ -15,9 +15,10 @@ from attention_contract.spec import (
     SlidingWindow,
     Strided,
 )
-from attention_service.core.kernels import fused_blocks, tiling
+from attention_service.core.kernels import tiling
 from attention_service.core.kernels import touched as counted
 from attention_service.core.kernels.blocked import _blocks
+from attention_service.core.kernels.fused import cpu_blocks
 from attention_service.core.kernels.tiling import Tiling
 from attention_service.cost import (
     Rates,
@@ -30,8 +31,8 @@ from attention_service.cost import (
     time_order,
     touched,
 )
-from attention_service.runtime.device import Device
-from attention_service.runtime.planning.kernel_choice import Purpose, choose_kernel
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.planning.kernel_choice import Computation, choose_kernel
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=5e-5)
 DEVICE = Device(torch.device("cpu"), "CPU", 2**40, Roofline(RATES))
@@ -48,9 +49,9 @@ def test_tiles_are_counted_as_the_kernel_cuts_them(more, every_mask, monkeypatch
     spec = AttentionSpec(masks=every_mask, **more)
     problem = make_problem(batch=3, queries=21, keys=19, spec=spec)
     found = touched(Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=spec))
-    whole_rows = fused_blocks.takes(problem) or "normalizer" in more
-    assert fused_blocks.takes(problem) == (bool(every_mask) and not more)
-    through = fused_blocks.every_block if not more and every_mask else _blocks
+    whole_rows = cpu_blocks.takes(problem) or "normalizer" in more
+    assert cpu_blocks.takes(problem) == (bool(every_mask) and not more)
+    through = cpu_blocks.every_block if not more and every_mask else _blocks
     done = [
         (group.problem.q.shape[0], block.stop - block.start, [strip.width for strip in block.strips])
         for group, block in through(problem, whole_rows=whole_rows)
@@ -119,7 +120,7 @@ def test_what_is_too_long_to_go_through_needs_as_much_for_a_token(told, length, 
 
 def chosen(spec, length, room=ROOM, **purpose):
     return choose_kernel(
-        replace(RAW, queries=length, keys=length, spec=spec), "float32", DEVICE, None, room, Purpose(**purpose)
+        replace(RAW, queries=length, keys=length, spec=spec), "float32", DEVICE, None, room, Computation(**purpose)
     )
 
 

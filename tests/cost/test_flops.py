@@ -27,9 +27,9 @@ from attention_contract.spec import (
     Sparsemax,
 )
 from attention_service.core.attention import attend
-from attention_service.core.masks import allowed_pairs
+from attention_service.core.masks.rules import allowed_pairs
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
-from attention_service.core.types import Problem
+from attention_service.core.problem import Problem
 from attention_service.cost import (
     SECOND_PASSES,
     Workload,

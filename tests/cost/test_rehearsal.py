@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
 from attention_service.cost import gradient_peak_bytes, input_bytes
+from attention_service.cost.extrapolation import in_pieces
 from attention_service.cost.gradient_memory import _rehearsed, names_of
 from attention_service.cost.memory_phases import Phase, peak_of
 from attention_service.cost.meta_results import answer
-from attention_service.cost.pieces import in_pieces
 from attention_service.cost.rehearsal import most_held
 
 

@@ -9,7 +9,7 @@ from tests.cost.workloads import METHODS
 from attention_service.core.methods import approximation_of
 from attention_service.core.registry import variants
 from attention_service.cost import gradient_phases, memory_phases
-from attention_service.cost.letters import LETTERS, explained
+from attention_service.cost.complexity_symbols import LETTERS, explained
 from attention_service.cost.memory_phases import Phase
 from attention_service.cost.tensor_names import TENSORS, told
 

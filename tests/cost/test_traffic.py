@@ -19,8 +19,8 @@ from attention_service.core.masks import MASKS
 from attention_service.core.multihead import Sizes
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
+from attention_service.core.problem import added_keys
 from attention_service.core.scores import SCORES
-from attention_service.core.types import added_keys
 from attention_service.cost import (
     Rates,
     Roofline,
@@ -355,7 +355,7 @@ def test_the_account_of_a_shape_holds_its_counts(kernel):
         work, Shape(batch=2, queries=5, keys=7, past=3), kernel, CLOCK, gradients=kernel, decode="materialized"
     )
     plain = replace(work, taps=frozenset({"output"}))
-    step = replace(plain, queries=1, past=work.told_keys - 1)
+    step = replace(plain, queries=1, past=work.sequence_keys - 1)
     found = cost.executed
     passes = (found.forward, traffic(plain, kernel)), (found.backward, gradient_traffic(plain, kernel))
     for told, counted in (*passes, (found.decode, traffic(step, "materialized"))):

@@ -8,15 +8,15 @@ from unittest.mock import patch
 
 from prometheus_client.core import Metric
 
-from attention_service.api.access_log import Answered
 from attention_service.api.app import create_app
-from attention_service.api.metrics import Metrics
+from attention_service.api.observation.access_log import Answered
+from attention_service.api.observation.metrics import Metrics
 from attention_service.api.serving import Server
 from attention_service.cost import Estimate, Rates
-from attention_service.runtime.accounts import PHASES, Account
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.planning.prediction_accuracy import Run
+from attention_service.runtime.request_timing import PHASES, RequestTiming
 from attention_service.settings import Settings
 from tests.docs.snippets import ROOT
 
@@ -54,12 +54,12 @@ def _collected(folder: Path) -> Iterator[Metric]:
     Server(app)
     made: Metrics = next(route.endpoint.__self__ for route in app.routes if route.name == "metrics")
     rates = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=1e-5)
-    with patch("attention_service.runtime.device.measure_rates", lambda _: rates):
+    with patch("attention_service.runtime.device.torch_device.measure_rates", lambda _: rates):
         engine = Engine(folder, Device.open("cpu", 1), memory_budget=2**20)
     made.watch(engine)
     engine.accuracy.record(Run("fused", "forward", Estimate(1, 1, 1), 1.0, 1))
-    account = Account(marks=[(phase, 0.0, 1.0) for phase in PHASES], code="cancelled")
-    made.count([Answered(0.0, "POST", "/", "forward", 499, 1.0, "id", "anyone", account)])
+    timing = RequestTiming(marks=[(phase, 0.0, 1.0) for phase in PHASES], code="cancelled")
+    made.count([Answered(0.0, "POST", "/", "forward", 499, 1.0, "id", "anyone", timing)])
     yield from made.registry.collect()
 
 

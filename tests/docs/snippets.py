@@ -312,7 +312,7 @@ def _keeping(shown: Sequence[str], new: str) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Bring the named documents (all of them, where none is named) up to date."""
-    from attention_service.api.log_setup import configure_logging
+    from attention_service.api.observation.log_setup import configure_logging
     from tests.conftest import live_server
 
     configure_logging("error", "console")

@@ -23,8 +23,10 @@ SHARED = {
     "hardware.py": "schemas and table of devices",
     "hopfield.py": "schemas, operation, computation and commands of retrieval",
     "similarity.py": "schemas and computation",
-    "types.py": "the types that the client shows, and those of the computation",
     "weights.py": "schemas and operation",
+    "attribution.py": "schemas, computation and operation",
+    "inputs.py": "a problem from tensors; the command's files of tensors",
+    "tensors.py": "tensors on the wire, and as PyTorch has them",
 }
 """File names that several folders share, with the reason."""
 

@@ -16,10 +16,10 @@ from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import DTYPES
 from attention_contract.validation import validate
 from attention_service.core.attention import taps_of
-from attention_service.core.learned import learned_of
+from attention_service.core.learned_tensors import learned_of
 from attention_service.core.multihead import Sizes, parameter_shapes
-from attention_service.core.types import Widths
-from tests.fuzz.plain_attention import AXES, Asked
+from attention_service.core.problem import Widths
+from tests.fuzz.plain_attention import AXES, IfRequested
 
 Options = Callable[[random.Random], dict[str, Any]]
 NEAR: Final = (0, 0, 1, 2, 3, 4)
@@ -407,14 +407,14 @@ def _complexity(s: Situation) -> dict[str, Any]:
     return {"shape": shape, "spec": s.spec.model_dump(mode="json"), "dtype": s.dtype, **model}
 
 
-def as_asked(s: Situation, request: dict[str, Any]) -> Asked:
+def as_asked(s: Situation, request: dict[str, Any]) -> IfRequested:
     """The request as the formula reads it."""
     floats = ("query", "key", "value", "past_key", "past_value")
     given = {name: request[name] for name in floats if name in request} | s.parameters | request.get("parameters", {})
     if "mask" in request and request["mask"].dtype != np.bool_:
         given["mask"] = request["mask"]
     tensors = {name: torch.from_numpy(np.array(x, np.float64)).requires_grad_() for name, x in given.items()}
-    return Asked(
+    return IfRequested(
         request, s.spec, s.heads, s.kv_heads, s.config is not None, s.batched, s.layout != "headless",
         s.layout == "merged", s.past, tensors,
     )  # fmt: skip

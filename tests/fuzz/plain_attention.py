@@ -27,7 +27,7 @@ AXES = {
 
 
 @dataclass
-class Asked:
+class IfRequested:
     """A request, and what its formula needs beside it."""
 
     body: dict[str, Any]
@@ -43,7 +43,7 @@ class Asked:
     """Every floating-point input and parameter by name, float64, in the request's shape."""
 
 
-def attend(asked: Asked, dropped: np.ndarray | None = None) -> dict[str, Tensor]:
+def attend(asked: IfRequested, dropped: np.ndarray | None = None) -> dict[str, Tensor]:
     """Every tap, batched and with heads. ``dropped``: the weights that dropout kept, as the server drew them."""
     body, rules = asked.body, asked.spec
     q, k, v = _heads(asked)
@@ -85,7 +85,7 @@ def attend(asked: Asked, dropped: np.ndarray | None = None) -> dict[str, Tensor]
     return taps
 
 
-def as_replied(asked: Asked, tap: str, x: np.ndarray) -> np.ndarray:
+def as_replied(asked: IfRequested, tap: str, x: np.ndarray) -> np.ndarray:
     """A tap narrowed and laid out as the reply has it."""
     select = asked.body.get("select") or {}
     heads, rows = select.get("heads"), select.get("queries")
@@ -106,7 +106,7 @@ def as_replied(asked: Asked, tap: str, x: np.ndarray) -> np.ndarray:
 # ── queries, keys and values ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _heads(asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(asked: IfRequested) -> tuple[Tensor, Tensor, Tensor]:
     tensors, rules = asked.tensors, asked.spec
     key = "key" if "key" in asked.body else "query"
     value = "value" if "value" in asked.body else key
@@ -148,7 +148,7 @@ def _clamped(number: int) -> int:
     return max(-FURTHEST, min(int(number), FURTHEST))
 
 
-def first_places(asked: Asked, batch: int) -> list[int]:
+def first_places(asked: IfRequested, batch: int) -> list[int]:
     """The place of each sequence's first query in masks."""
     given = asked.body.get("offsets")
     if given is None:
@@ -156,7 +156,7 @@ def first_places(asked: Asked, batch: int) -> list[int]:
     return [_clamped(each) for each in np.broadcast_to(np.asarray(given), (batch,)).tolist()]
 
 
-def places(asked: Asked, batch: int, queries: int, new: int) -> tuple[list[list[int]], list[list[int]]]:
+def places(asked: IfRequested, batch: int, queries: int, new: int) -> tuple[list[list[int]], list[list[int]]]:
     """The places of queries and new keys in a position encoding."""
     if asked.body.get("positions") is not None:
         rows = np.asarray(asked.body["positions"]).reshape(batch, queries).tolist()
@@ -208,7 +208,7 @@ def _rotated(rope: positions.Rope, x: Tensor, at: list[list[int]]) -> Tensor:
     return torch.stack(out, -1)
 
 
-def _extended(asked: Asked, x: Tensor, bias: str) -> Tensor:
+def _extended(asked: IfRequested, x: Tensor, bias: str) -> Tensor:
     """Keys or values behind which stand those that the spec adds."""
     batch, heads, _, width = x.shape
     added = [asked.tensors[bias].view(1, heads, 1, width).expand(batch, -1, -1, -1)] if asked.spec.add_bias_kv else []
@@ -219,7 +219,7 @@ def _extended(asked: Asked, x: Tensor, bias: str) -> Tensor:
 # ── which pairs, and their scores ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _real(asked: Asked, batch: int, keys: int, all_keys: int) -> Tensor:
+def _real(asked: IfRequested, batch: int, keys: int, all_keys: int) -> Tensor:
     """``[B, K]``, true for a key that is no padding."""
     real = np.ones((batch, all_keys), bool)
     if asked.body.get("key_mask") is not None:
@@ -229,7 +229,7 @@ def _real(asked: Asked, batch: int, keys: int, all_keys: int) -> Tensor:
     return torch.from_numpy(real)
 
 
-def _visible(asked: Asked, batch: int, queries: int, keys: int, real: Tensor) -> Tensor:
+def _visible(asked: IfRequested, batch: int, queries: int, keys: int, real: Tensor) -> Tensor:
     """``[B, H, Q, K]``, true where a query may look."""
     seen = np.ones((batch, queries, keys), bool)
     given = asked.body.get("global_mask")
@@ -297,7 +297,7 @@ def _scores(score: spec.Score, q: Tensor, k: Tensor, tensors: dict[str, Tensor])
     raise AssertionError(score)
 
 
-def _bias(asked: Asked, batch: int, queries: int, keys: int, all_keys: int) -> Tensor:
+def _bias(asked: IfRequested, batch: int, queries: int, keys: int, all_keys: int) -> Tensor:
     """``[B, H, Q, K]``: what the position and a float mask add to the scores."""
     at_queries, new = places(asked, batch, queries, keys - asked.past)
     at_keys = [[*range(asked.past), *row] for row in new]
@@ -346,7 +346,7 @@ def _bucket(rule: positions.RelativeBias, ahead: int) -> int:
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _weights(asked: Asked, masked: Tensor, visible: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
+def _weights(asked: IfRequested, masked: Tensor, visible: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
     """Weights, zero in rows that see nothing, and the logarithm of a softmax's sum."""
     rule = asked.spec.normalizer
     x = masked / rule.temperature
@@ -391,7 +391,7 @@ def _above_threshold(x: Tensor, power: int) -> Tensor:
 # ── edits ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _edited(asked: Asked, tap: str, x: Tensor) -> Tensor:
+def _edited(asked: IfRequested, tap: str, x: Tensor) -> Tensor:
     axes = AXES.get(tap, ("heads", "queries", "keys"))
     first = x.ndim - 2 if tap == "output" else 1
     for edit in asked.body.get("edits") or ():
@@ -420,7 +420,7 @@ def _edited(asked: Asked, tap: str, x: Tensor) -> Tensor:
 # ── methods ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _approximated(asked: Asked, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
+def _approximated(asked: IfRequested, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
     method = asked.spec.method
     if isinstance(method, spec.Linformer):
         keys = k.shape[2]

@@ -28,7 +28,7 @@ from attention_contract.schemas.modules import CreateModule
 from attention_contract.spec import Sparsemax
 from attention_contract.validation import validate
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from tests.fuzz.drawn_requests import Situation, as_asked, drawn_request, drawn_situation, settled
 from tests.fuzz.plain_attention import as_replied, attend, has_formula, places

@@ -25,8 +25,8 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import TensorFault, decode, encode
 from attention_contract.validation import validate
-from attention_service.api import negotiation
-from attention_service.api.bodies import read_body
+from attention_service.api.bodies import negotiation
+from attention_service.api.bodies.request_body import read_body
 from attention_service.runtime.scheduling.budget import Body, Budget
 
 Target = Callable[[bytes], bool]

@@ -10,7 +10,7 @@ import json, multiprocessing, os, random, signal, sys, time
 from pathlib import Path
 import numpy as np, torch
 from attention_contract.schemas.modules import CreateModule
-from attention_service.core.arrays import to_numpy
+from attention_service.core.tensors import to_numpy
 from attention_service.modules.library import Library
 
 root, operations, writers, seed = Path(sys.argv[1]), *map(int, sys.argv[2:])

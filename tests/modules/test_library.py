@@ -19,8 +19,8 @@ from attention_contract.errors import (
 )
 from attention_contract.schemas.modules import Biases, CreateModule, ImportModule, ModuleConfig
 from attention_contract.tensors import DTYPES, FLOATS, decode
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
+from attention_service.core.tensors import TORCH_DTYPES, to_numpy
 from attention_service.modules import store as store_module
 from attention_service.modules.library import Library
 from attention_service.modules.parameters import describe

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from attention_contract.errors import InvalidRequest, ParameterNotFound, VersionMismatch
 from attention_contract.schemas.modules import ModuleConfig, ParameterQuery
-from attention_service.core.arrays import to_numpy
 from attention_service.core.multihead import initial_parameters
+from attention_service.core.tensors import to_numpy
 from attention_service.modules import parameters
 from attention_service.modules.resident import Module, Sizes, complete
 

@@ -7,7 +7,7 @@ import torch
 from tests.modules.power_loss import Disk, materialize
 
 from attention_contract.schemas.modules import CreateModule
-from attention_service.core.arrays import to_numpy
+from attention_service.core.tensors import to_numpy
 from attention_service.modules import store as store_module
 from attention_service.modules import store_files
 from attention_service.modules.library import Library

@@ -21,7 +21,7 @@ from attention_contract.errors import (
     StoreReadOnly,
     VersionMismatch,
 )
-from attention_service.core.arrays import to_numpy
+from attention_service.core.tensors import to_numpy
 from attention_service.modules import library as library_module
 from attention_service.modules import store as store_module
 from attention_service.modules.library import Library

@@ -19,7 +19,7 @@ from tests.cost.peaks import peaks
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.accuracy import Purpose
+from attention_contract.schemas.accuracy import Computation
 from attention_contract.schemas.attention import Edit, ForwardRequest, Select
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import taps_of
@@ -30,8 +30,11 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 from attention_service.cost import Rates, Roofline, Workload, peak_bytes
 from attention_service.modules.resident import Module
-from attention_service.runtime.calibration.random_requests import Drawn, Kind, draw, kinds
-from attention_service.runtime.calibration.specs import (
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import compute, forward, gradients, hopfield
+from attention_service.runtime.operations import weights as inspection
+from attention_service.runtime.operations.random_requests import Drawn, Kind, draw, kinds
+from attention_service.runtime.operations.random_specs import (
     MASK_OPTIONS,
     METHOD_OPTIONS,
     POSITION_OPTIONS,
@@ -39,9 +42,6 @@ from attention_service.runtime.calibration.specs import (
     Lengths,
     named,
 )
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations import compute, forward, gradients, hopfield
-from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.scheduling.jobs import Job
 
 SMALLEST, LARGEST = 2**21, 2**24
@@ -85,7 +85,7 @@ class Served:
         return f"{where} {self.job.prepared.dtype} {told} {spec.model_dump(exclude_defaults=True)}"
 
 
-def combinations(purposes: Sequence[Purpose]) -> Iterator[Parts]:
+def combinations(purposes: Sequence[Computation]) -> Iterator[Parts]:
     """All of them, those included that do not go together."""
     every = {
         "score": [entry.name for entry in SCORES],

@@ -10,8 +10,8 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations import attributing, compute
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import attribution, compute
 
 DEVICE = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
 SLACK = 2**17
@@ -37,7 +37,7 @@ def test_the_plan_is_no_less_than_the_memory_held(rng):
         {"methods": METHODS, "select": {"heads": [3, 0], "queries": [5, 6]}},
     ]  # fmt: skip
     jobs = [
-        attributing.prepare(module, AttributionRequest.model_validate({"query": query, **each}), DEVICE.exact(), 2**40)
+        attribution.prepare(module, AttributionRequest.model_validate({"query": query, **each}), DEVICE.exact(), 2**40)
         for each in asked
     ]
     for each, job, held in zip(asked, jobs, peaks([job.run for job in jobs]), strict=True):

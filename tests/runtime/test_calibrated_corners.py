@@ -10,7 +10,7 @@ from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.cost import Calibrated, Curves, Rates, Spread
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import complexity, forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place

@@ -20,7 +20,7 @@ from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalT
 from attention_service.cost import Rates, Roofline
 from attention_service.modules.library import Library
 from attention_service.runtime import engine as engine_module
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import Forward
 
@@ -203,12 +203,12 @@ def test_resident_modules_count_against_the_budget(tmp_path, device):
     async def play():
         engine = Engine(tmp_path, device, memory_budget=2**20)
         await engine.start()
-        before = engine.budget.free
+        before = engine.budget.available
         info = await engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
-        assert engine.budget.free == before - info.bytes
+        assert engine.budget.available == before - info.bytes
         assert engine.modules().bytes == info.bytes
         await engine.delete("m")
-        assert engine.budget.free == before
+        assert engine.budget.available == before
         await engine.stop()
 
     asyncio.run(play())

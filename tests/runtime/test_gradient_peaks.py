@@ -9,12 +9,12 @@ from tests.cost.peaks import peaks
 
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.gradients import GradientsRequest
-from attention_service.core.arrays import to_numpy
+from attention_service.core.tensors import to_numpy
 from attention_service.cost import Rates, Roofline, Workload, peak_bytes
-from attention_service.runtime.calibration.random_requests import Drawn, Kind, draw, kinds
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, gradients
 from attention_service.runtime.operations import gradient_check as checking
+from attention_service.runtime.operations.random_requests import Drawn, Kind, draw, kinds
 from attention_service.runtime.scheduling.jobs import Job
 
 DRAWN = {"check": 1, "directions": 3}

@@ -47,7 +47,7 @@ def test_whoever_needs_the_memory_gets_it_at_once(budget):
     async def play():
         passes = KeptPasses(budget)
         names = [passes.keep(a_pass(40)) for _ in range(2)]
-        assert budget.free == 400
+        assert budget.available == 400
         assert budget.take(330)
         assert [is_kept(passes, name) for name in names] == [False, True]
         budget.take_more(60)

@@ -20,16 +20,16 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.complexity import RawComplexityRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.spec import AttentionSpec, ScaledDot
-from attention_service.core.bands import Band
 from attention_service.core.kernels import KERNELS, Executed, Kernel, Needs
 from attention_service.core.masks import MASKS
+from attention_service.core.masks.bands import Band
 from attention_service.core.methods import METHODS
 from attention_service.core.methods.approximation import Approximation, no_masks
 from attention_service.core.methods.base import MethodCost, PassCost
 from attention_service.core.registry import variants
 from attention_service.core.scores import SCORES, Product
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 
 FACTS = {"formula": "f", "gradient": "g", "cost": "O(1)", "source": "here"}

@@ -14,7 +14,7 @@ from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import CreateModule
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.wire import JSON, SAFETENSORS, request_from_body, to_body
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 
 WIDTH, HEADS = 8, 2

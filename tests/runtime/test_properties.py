@@ -16,7 +16,7 @@ from attention_contract.positions import NoPosition
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import DTYPES
 from attention_contract.wire import MEDIA_TYPES, from_body, to_body
-from attention_service.core.types import Problem
+from attention_service.core.problem import Problem
 
 OPERATION = {operation.name: operation for operation in OPERATIONS}
 PAIRS = ("scores", "capped_scores", "masked_scores", "weights")
@@ -119,7 +119,7 @@ def placed(case: Case, batch: int, queries: int, new: int) -> tuple[np.ndarray, 
     return at, np.broadcast_to(case.past + np.arange(new), (batch, new))
 
 
-def turned(x: np.ndarray, at: np.ndarray, rope: Any) -> np.ndarray:
+def rotated(x: np.ndarray, at: np.ndarray, rope: Any) -> np.ndarray:
     dim, y = rope.dim or x.shape[-1], x.copy()
     for c in range(dim // 2):
         a, b = (c, c + dim // 2) if rope.style == "half" else (2 * c, 2 * c + 1)
@@ -148,7 +148,7 @@ def prepared(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         q, k = normed(case, "q", q), normed(case, "k", k)
     if case.spec.position.name == "rope":
         at_queries, at_keys = placed(case, q.shape[0], q.shape[2], k.shape[2])
-        q, k = turned(q, at_queries, case.spec.position), turned(k, at_keys, case.spec.position)
+        q, k = rotated(q, at_queries, case.spec.position), rotated(k, at_keys, case.spec.position)
     if r.get("past_key") is not None:
         k = np.concatenate([split(case, "past_key", hkv), k], axis=2)
         v = np.concatenate([split(case, "past_value", hkv), v], axis=2)

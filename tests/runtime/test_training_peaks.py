@@ -7,10 +7,10 @@ from tests.cost.peaks import peaks
 
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import CreateModule
-from attention_service.core.arrays import to_numpy
+from attention_service.core.tensors import to_numpy
 from attention_service.cost import Rates, Roofline
 from attention_service.modules.library import Library
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, gradients
 
 SLACK = 2**16

@@ -43,7 +43,7 @@ _TOO_BIG: Final = 1009
 _WIRE: Final = logging.getLogger("attention_client.wire")
 _WIRE.setLevel(logging.INFO)
 """The logger of websockets. At debug, it writes every header of a handshake, the API key among them."""
-Asked = SessionStep | StepsRequest
+StepMessage = SessionStep | StepsRequest
 Answer = StepReply | StepsReply
 Reply = Answer | StepProblem
 
@@ -224,7 +224,7 @@ class _Link:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _asked(call: Call[Any]) -> Asked:
+def _asked(call: Call[Any]) -> StepMessage:
     """Make the message of a call: a step of a session, or steps of many."""
     request = cast("StepRequest | StepsRequest", call.request)
     if isinstance(request, StepsRequest):
@@ -233,7 +233,7 @@ def _asked(call: Call[Any]) -> Asked:
     return assembled(SessionStep, values, request.model_fields_set | {"session"})
 
 
-def _written(request: Asked, settings: StreamSettings) -> str | bytes:
+def _written(request: StepMessage, settings: StreamSettings) -> str | bytes:
     """Write the message of a request. Raises BodyTooLarge for one that the server would not read."""
     text = settings.policy.media_type == "json"
     if text:  # keeps the dtypes of the reply

@@ -161,13 +161,27 @@ class Recording:
 
     def _repr_html_(self) -> str:
         """The heat maps that a notebook shows."""
-        return recording_html.render(self)
+
+        def weights_of(name: str) -> Array | None:
+            return self.weights(name) if f"{name}.weights" in self.tensors else None
+
+        return recording_html.render(self.facts, self.tokens, weights_of)
 
     def figure(self, layer: str | int, head: int | None = None) -> "Figure":
-        """The weights of an attention, or of one head of it, as a figure of matplotlib (extra ``plot``)."""
+        """The weights of an attention, or of one head of it, as a figure of matplotlib (extra ``plot``).
+
+        Raises InvalidRequest for a layer that is not there.
+        """
         from attention_client.recording import recording_figure  # noqa: PLC0415 - where the extra is installed
 
-        return recording_figure.draw(self, layer, head)
+        name = layer if isinstance(layer, str) and not layer.isdecimal() else f"layers.{layer}"
+        attention = self.facts.attention(name)
+        if attention is None:
+            raise InvalidRequest(f"layer: the recording has no attention {name!r}", param="layer")
+        queries, keys = self.tokens(layer)
+        titles = attention.heads if head is None else [attention.heads[head]]
+        weights = self.read(layer, heads=head)
+        return recording_figure.draw(weights, titles, f"{self.facts.model} · {name}", queries, keys)
 
 
 def query_of(

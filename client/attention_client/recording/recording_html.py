@@ -1,15 +1,14 @@
 """Recordings as HTML for notebooks: the facts, and the weights of every head as a map to choose."""
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attention_contract.notebook_maps import Maps, html_of
-
-if TYPE_CHECKING:
-    from attention_client.recording.recorded import Recording
+from attention_contract.schemas.recordings import RecordingFacts
+from attention_contract.tensors import Array
+from attention_pictures.notebook_maps import Maps, html_of
 
 _TEXT = 200
 """Characters of the text that are shown."""
@@ -17,22 +16,30 @@ MOST_BYTES = 2**26
 """Bytes of weights that are read. Later layers are named, and shown by ``recording.figure``."""
 
 
-def render(recording: "Recording") -> str:
-    """The facts, and the maps of all attentions between the same tokens together."""
-    facts = recording.facts
+def render(
+    facts: RecordingFacts,
+    tokens: Callable[[str], tuple[Sequence[str], Sequence[str]]],
+    weights_of: Callable[[str], Array | None],
+) -> str:
+    """The facts, and the maps of all attentions between the same tokens together.
+
+    ``tokens`` gives the labels of the queries and keys of an attention; ``weights_of`` its weights ``[H, Lq, Lk]``, if
+    they are recorded.
+    """
     read, named, left = defaultdict(list), [], MOST_BYTES
     for attention in facts.attentions:
-        queries, keys = recording.tokens(attention.name)
+        queries, keys = tokens(attention.name)
         size = 4 * len(attention.heads) * len(queries) * len(keys)
-        if f"{attention.name}.weights" not in recording.tensors or size > left:
+        found = weights_of(attention.name) if size <= left else None
+        if found is None:
             named.append(f"{attention.name}: {len(attention.heads)} heads")
             continue
         left -= size
-        read[tuple(queries), tuple(keys)].append(attention)
+        read[tuple(queries), tuple(keys)].append((attention, found))
     maps = []
     for (rows, columns), attentions in read.items():
-        weights = np.concatenate([recording.weights(each.name) for each in attentions])
-        names = [f"{each.name} {label}" for each in attentions for label in each.heads]
+        weights = np.concatenate([found for _, found in attentions])
+        names = [f"{each.name} {label}" for each, _ in attentions for label in each.heads]
         maps.append(Maps(weights, names, rows, columns, "Attention weights"))
     left_out = f"<p>{escape('; '.join(named))}</p>" if named else ""
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())

@@ -5,7 +5,7 @@ from typing import Literal
 
 from attention_contract.base import WireModel
 
-Purpose = Literal[
+Computation = Literal[
     "forward", "weights", "attribution", "gradients", "effects", "hopfield", "circuits", "similarity", "rollout"
 ]
 """The kind of a request."""
@@ -36,7 +36,7 @@ class PredictionErrors(WireModel):
 
     kernel: str
     """The kernel, or the approximate method, as in ``ran``."""
-    purpose: Purpose
+    purpose: Computation
     count: int
     """The number of requests since the clock was last set, 1,000 at most."""
     median_error: float

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
-from attention_contract.notebook_maps import html_of, maps_of, weight_maps
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
@@ -236,27 +235,27 @@ class Ran(WireModel):
 class Taps(WireModel):
     """The requested taps."""
 
-    q: Asked[FloatArray] = ABSENT
+    q: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, D]``: queries after projection, norm and position."""
-    k: Asked[FloatArray] = ABSENT
+    k: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, Lk, D]``: keys after projection, norm and position, the past included."""
-    v: Asked[FloatArray] = ABSENT
+    v: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, Lk, Dv]``: values after projection, the past included."""
-    scores: Asked[FloatArray] = ABSENT
+    scores: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: score times scale."""
-    capped_scores: Asked[FloatArray] = ABSENT
+    capped_scores: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: after the softcap (the same as scores where there is none)."""
-    masked_scores: Asked[FloatArray] = ABSENT
+    masked_scores: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: after bias and masks; −∞ where a query may not look."""
-    weights: Asked[FloatArray] = ABSENT
+    weights: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``, or ``[B, Lq, Lk]`` averaged over heads. An infinity or NaN in a key, or in its value, makes
     the weights of the queries that may look at it NaN; a sigmoid's at that key alone."""
-    context: Asked[FloatArray] = ABSENT
+    context: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Dv]``: the weighted sum of the values, by head."""
-    lse: Asked[FloatArray] = ABSENT
+    lse: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq]``: log Σ exp(masked_scores / temperature); −∞ for a query that may look nowhere, and NaN for one
     that may look at a key with an infinity or NaN in it or in its value. Softmax only."""
-    output: Asked[FloatArray] = ABSENT
+    output: IfRequested[FloatArray] = ABSENT
     """``[B, Lq, d_model]`` of a module; raw attention keeps the query's layout."""
 
 
@@ -277,37 +276,23 @@ class ApproximationError(WireModel):
 class ForwardReply(Taps, DrawableReply):
     """One field for each returned tap."""
 
-    differences: Asked[Taps] = ABSENT
+    differences: IfRequested[Taps] = ABSENT
     """The effect of the edits, with ``compare``: each returned tap less the same one without the edits. 0 where both
     are −∞, as the scores are that a mask forbids."""
 
-    present_key: Asked[FloatArray] = ABSENT
+    present_key: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, Lk, D]``: past and new keys, where a past was given."""
-    present_value: Asked[FloatArray] = ABSENT
+    present_value: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, Lk, Dv]``"""
-    dropout_mask: Asked[BoolArray] = ABSENT
+    dropout_mask: IfRequested[BoolArray] = ABSENT
     """``[B, H, Lq, Lk]``, true for a weight that is kept, where ``dropout.return_mask`` asks for it."""
-    final_state: Asked[FloatArray] = ABSENT
+    final_state: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, F, Dv]``: the state after the last key, in float32 or wider; to be sent as ``initial_state``."""
-    final_normalizer: Asked[FloatArray] = ABSENT
+    final_normalizer: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, F]``: what belongs to it, where the method divides."""
-    error: Asked[ApproximationError] = ABSENT
+    error: IfRequested[ApproximationError] = ABSENT
     """The error of an approximate method, with ``report_error``."""
     ran: Ran
-
-    def _repr_html_(self) -> str | None:
-        """The weights of each head as a notebook shows them, and what the edits change, if they were returned."""
-        moved, weights, output, names = self.differences, self.weights, self.output, self.names
-        averaged: bool | None = names.averaged
-        if weights is not None and weights.ndim < 4 and not averaged and not names.by_head:
-            # Three dimensions may be those of heads or, averaged over them, of sequences.
-            averaged = None if output is None or weights.ndim <= output.ndim else False
-        maps = weight_maps(weights, None if moved is None else moved.weights, names, averaged=averaged)
-        if moved is not None and moved.output is not None:
-            title = "Differences from the unedited output: queries × width"
-            by_head = names.by_head or moved.output.ndim == 4
-            maps.append(maps_of(moved.output, title, averaged=False if by_head else None, signed=True))
-        return html_of(maps)
 
 
 EXAMPLE_INPUTS: dict[str, Any] = {

@@ -7,8 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
-from attention_contract.notebook_maps import html_of, maps_of
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import FloatArray, IntArray
@@ -76,21 +75,21 @@ class Completeness(WireModel):
 class Attributions(WireModel):
     """A tensor for each method."""
 
-    gradient_attention: Asked[FloatArray] = ABSENT
+    gradient_attention: IfRequested[FloatArray] = ABSENT
     """A ⊙ ∂L/∂A: ``[B, H, Lq, Lk]``. Source: Barkan et al. 2021; as a product of input and gradient Shrikumar et al.
     2017."""
-    integrated: Asked[FloatArray] = ABSENT
+    integrated: IfRequested[FloatArray] = ABSENT
     """A ⊙ (1/m) Σ ∂L/∂A at (k/m)·A, k = 1 … m, m = ``steps``: ``[B, H, Lq, Lk]``. Source: Hao et al. 2021, eq. 4, after
     Sundararajan et al. 2017."""
-    relevance: Asked[FloatArray] = ABSENT
+    relevance: IfRequested[FloatArray] = ABSENT
     """The mean over heads of (A ⊙ ∂L/∂A)⁺: ``[B, Lq, Lk]``, the layer's update R ← R + relevance · R. Source: Chefer
     et al. 2021, eqs. 5 and 6."""
-    norm: Asked[FloatArray] = ABSENT
+    norm: IfRequested[FloatArray] = ABSENT
     """‖A v W_O‖, the length of what a key adds to the output through one head: ``[B, H, Lq, Lk]``. Raw attention has no
     W_O. Source: Kobayashi et al. 2020, section 3."""
-    norm_of_sum: Asked[FloatArray] = ABSENT
+    norm_of_sum: IfRequested[FloatArray] = ABSENT
     """‖Σ A v W_O‖ over the heads, with ``norm``: ``[B, Lq, Lk]``. Source: Kobayashi et al. 2020, section 3."""
-    head_importance: Asked[FloatArray] = ABSENT
+    head_importance: IfRequested[FloatArray] = ABSENT
     """|∂L/∂ξ| at ξ = 1 of a gate ξ that multiplies the head's context after its edits: ``[B, H]``. Source: Michel et
     al. 2019, eq. 2."""
 
@@ -98,27 +97,8 @@ class Attributions(WireModel):
 class AttributionReply(Attributions, DrawableReply):
     """A tensor for each method, in the layout of the taps."""
 
-    completeness: Asked[Completeness] = ABSENT
+    completeness: IfRequested[Completeness] = ABSENT
     """The accuracy of the path, with ``integrated``."""
-    differences: Asked[Attributions] = ABSENT
+    differences: IfRequested[Attributions] = ABSENT
     """The effect of the edits, with ``compare``."""
     ran: Ran
-
-    def _repr_html_(self) -> str | None:
-        """The attributions to pairs of tokens, and what the edits change about them, as a notebook shows them."""
-        maps = []
-        for name, merged in _OF_PAIRS.items():
-            for found, about in ((self, ""), (self.differences, "differences of ")):
-                values = getattr(found, name, None)
-                if values is not None:
-                    title = f"{about}{name.replace('_', ' ')}".capitalize()
-                    signed = bool(about) or name in SIGNED_METHODS
-                    maps.append(maps_of(values, title, self.names, averaged=bool(merged), merged=merged, signed=signed))
-        return html_of(maps)
-
-
-_OF_PAIRS: Final = {
-    "gradient_attention": "", "integrated": "", "norm": "", "relevance": "mean of the heads",
-    "norm_of_sum": "sum of the heads",
-}  # fmt: skip
-"""Attributions to pairs of tokens; those that have one map for all heads, with its name."""

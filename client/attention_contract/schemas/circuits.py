@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
 from attention_contract.schemas.attention import MAX_INDICES, Index, Ran
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.modules import ModuleName
@@ -65,17 +65,17 @@ class Circuit(WireModel):
     """``[H]``: exp(−Σ p ln p) with p = σ / Σ σ; 0 of a zero matrix. Source: Roy & Vetterli 2007."""
     stable_rank: FloatArray
     """``[H]``: Σ σ² / σ₁²; 0 of a zero matrix. Source: Rudelson & Vershynin 2007."""
-    left: Asked[FloatArray] = ABSENT
+    left: IfRequested[FloatArray] = ABSENT
     """``[H, k, d_model]``: u of each σ. Of W_QK, a direction of queries; of W_OV, one that the head writes. The largest
     element of u is positive."""
-    right: Asked[FloatArray] = ABSENT
+    right: IfRequested[FloatArray] = ABSENT
     """``[H, k, width]``: v of each σ. Of W_QK, a direction of keys; of W_OV, one of the values that the head reads."""
 
 
 class OutputCircuit(Circuit):
     """W_OV = W_O W_V of each head."""
 
-    copying: Asked[FloatArray] = ABSENT
+    copying: IfRequested[FloatArray] = ABSENT
     """``[H]``: Σ λ / Σ |λ| over the eigenvalues of W_OV, from −1 to 1. It is near 1 for a head that writes what it
     reads, near −1 for one that writes its negative, and 0 of a zero matrix. Absent if values and output differ in
     width."""
@@ -110,11 +110,11 @@ class Composition(WireModel):
     """The later module."""
     version: str
     """Its version."""
-    q: Asked[FloatArray] = ABSENT
+    q: IfRequested[FloatArray] = ABSENT
     """W = W_QKᵀ: the head's output in the queries of the later head."""
-    k: Asked[FloatArray] = ABSENT
+    k: IfRequested[FloatArray] = ABSENT
     """W = W_QK: in its keys."""
-    v: Asked[FloatArray] = ABSENT
+    v: IfRequested[FloatArray] = ABSENT
     """W = W_OV: in its values."""
     baseline: float
     """1 / √d_model: the root mean square of a score if this head's outputs were rotated at random."""
@@ -125,14 +125,14 @@ class CircuitsReply(DrawableReply):
 
     heads: IntArray
     """``[H]``: the numbers of the heads."""
-    qk: Asked[Circuit] = ABSENT
+    qk: IfRequested[Circuit] = ABSENT
     """W_QK = f · W_Qᵀ W_K ``[d_model, key_width]`` with the factor f of the score: the scale of ``scaled_dot``, 1 of
     ``dot``. A bilinear score has W_Qᵀ W W_K."""
-    ov: Asked[OutputCircuit] = ABSENT
+    ov: IfRequested[OutputCircuit] = ABSENT
     """W_OV = W_O W_V ``[d_model, value_width]``."""
-    spectra: Asked[list[Spectrum]] = ABSENT
+    spectra: IfRequested[list[Spectrum]] = ABSENT
     """Every parameter, in the order of the computation."""
-    composition: Asked[Composition] = ABSENT
+    composition: IfRequested[Composition] = ABSENT
     """Composition with the later module."""
     left_out: list[str]
     """The parts of the module's spec and parameters that act on queries, keys, values or scores and are in no circuit,

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
 from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
 from attention_contract.schemas.counts import Executed, TapCost
@@ -214,7 +214,7 @@ class Cost(WireModel):
     """The operations of the passes."""
     taps: dict[str, TapCost] = Field(default_factory=dict)
     """The cost that each requested tap adds to the request without it; the output is always returned."""
-    taps_together: Asked[TapCost] = ABSENT
+    taps_together: IfRequested[TapCost] = ABSENT
     """The cost that all requested taps together add to the output alone, which is not the sum of their single costs.
     Null if the output alone is requested.
 
@@ -289,7 +289,7 @@ class ComplexityReply(DrawableReply):
     crossovers: list[Crossover] = Field(default_factory=list)
     """Crossovers of each two, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""
 
-    session: Asked[SessionCost] = ABSENT
+    session: IfRequested[SessionCost] = ABSENT
     """The price of the requested session; null if none is requested."""
     omitted: list[Omitted] | None = None
     """Parts that were not known in time: ``costs`` of the sweep's last values (its first ones have theirs), the last

@@ -1,7 +1,10 @@
-"""The base of replies that can be drawn."""
+"""The base of replies that can be drawn, by the modules that the entry points ``attention.pictures`` name."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from attention_contract.base import WireModel
@@ -12,6 +15,14 @@ from attention_contract.validation import validate
 
 if TYPE_CHECKING:
     from attention_contract.schemas.complexity import Sweep
+
+
+@cache
+def _pictures(kind: str) -> ModuleType:
+    """The module that draws ``figures`` or ``notebook`` maps. The contract imports neither."""
+    (point,) = entry_points(group="attention.pictures", name=kind)
+    module: ModuleType = point.load()
+    return module
 
 
 class DrawableReply(WireModel):
@@ -41,10 +52,17 @@ class DrawableReply(WireModel):
         ``sweep`` that costs are along, and the ``title`` are by default those of the request that this is the reply to.
         The fields are those of ``PictureOptions``; an unknown one raises InvalidRequest.
         """
-        from attention_contract import drawing  # noqa: PLC0415 - where the extra is installed
-
         options = validate(PictureOptions, dict(fields))
         given: dict[str, Any] = {"title": title or None, "keys": labels, "queries": query_labels}
         given |= {"heads": heads, "sweep": sweep}
         names = replace(self.names, **{name: value for name, value in given.items() if value is not None})
-        return drawing.draw(self, options, drawing.media_type_of(format), names, drawing.facts_of(self, options))
+        drawing = _pictures("figures")
+        picture: Picture = drawing.draw(
+            self, options, drawing.media_type_of(format), names, drawing.facts_of(self, options)
+        )
+        return picture
+
+    def _repr_html_(self) -> str | None:
+        """The maps of this reply as a notebook shows them; None if it has none."""
+        found: str | None = _pictures("notebook").notebook_html(self)
+        return found

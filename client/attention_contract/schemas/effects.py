@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import MAX_INDICES, AttentionInputs, Edit, Index, Ran, RawInputs
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import FloatArray
@@ -63,7 +63,7 @@ class Effects(WireModel):
     """‖Δ‖ / ‖output‖ of the output without the edit; infinite or NaN where that output is zero."""
     max: FloatArray
     """max |Δ|"""
-    projection: Asked[FloatArray] = ABSENT
+    projection: IfRequested[FloatArray] = ABSENT
     """Σ direction · Δ, where a direction was sent."""
 
 
@@ -73,6 +73,6 @@ class EffectsReply(DrawableReply):
     swept: dict[str, list[int]]
     """The indices along each swept axis."""
     effects: Effects
-    differences: Asked[FloatArray] = ABSENT
+    differences: IfRequested[FloatArray] = ABSENT
     """``[B, *swept, Lq, d_model]`` of a module; of raw attention the output's own dimensions stand at the end."""
     ran: Ran

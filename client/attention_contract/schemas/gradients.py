@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
 from attention_contract.schemas.attention import Ran, RawInputs, Taps, TapsRequest
 from attention_contract.tensors import BoolArray, FloatArray
 
@@ -53,9 +53,9 @@ class GradientsReply(Taps):
     """∂L/∂name for each requested name, in the shape of that name."""
 
     gradients: dict[str, FloatArray]
-    hessian_products: Asked[dict[str, FloatArray]] = ABSENT
+    hessian_products: IfRequested[dict[str, FloatArray]] = ABSENT
     """Product of the Hessian with ``directions``, in the shape of each requested name."""
-    dropout_mask: Asked[BoolArray] = ABSENT
+    dropout_mask: IfRequested[BoolArray] = ABSENT
     """The weights that are kept, as in a forward reply."""
-    check: Asked[dict[str, GradientCheck]] = ABSENT
+    check: IfRequested[dict[str, GradientCheck]] = ABSENT
     ran: Ran

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, Asked, WireModel, at_fault
+from attention_contract.base import ABSENT, IfRequested, WireModel, at_fault
 from attention_contract.schemas.attention import Ran
 from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray
 
@@ -106,10 +106,10 @@ class HopfieldReply(WireModel):
     """``[B, H, S]``: how many updates each state took."""
     change: FloatArray
     """``[B, H, S]``: the Euclidean norm of its last update."""
-    converged: Asked[BoolArray] = ABSENT
+    converged: IfRequested[BoolArray] = ABSENT
     """``[B, H, S]``: whether that is below ``eps``; null where there is none."""
     reached: Reached
-    association: Asked[FloatArray] = ABSENT
+    association: IfRequested[FloatArray] = ABSENT
     """``[B, H, S, N]``: the weights of each state's last update."""
     ran: Ran
 

@@ -1,10 +1,8 @@
 """Statistics of the recorded weights: layers × heads."""
 
-import numpy as np
 from pydantic import Field
 
 from attention_contract.base import Listed, WireModel
-from attention_contract.notebook_maps import Maps
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.recordings import Label, LayerName, RecordingId
 from attention_contract.schemas.weights import MAX_CLASSES, ClassName, HeadStatistics, StatisticName
@@ -45,21 +43,3 @@ class RecordingStatistics(DrawableReply):
 
     id: RecordingId
     attentions: list[StatisticsOfAttention]
-
-    def _repr_html_(self) -> str | None:
-        """A map of layers × heads for each statistic, as a notebook shows them."""
-        names = [
-            name
-            for name in HeadStatistics.model_fields
-            if name != "classes" and self.attentions and getattr(self.attentions[0].statistics, name) is not None
-        ]
-        if not names:
-            return None
-        most = max(len(each.heads) for each in self.attentions)
-        values = np.full((len(names), len(self.attentions), most), np.nan, np.float32)
-        for layer, each in enumerate(self.attentions):
-            for at, name in enumerate(names):
-                values[at, layer, : len(each.heads)] = getattr(each.statistics, name)
-        rows = [each.name for each in self.attentions]
-        heads = [str(head) for head in range(most)]
-        return Maps(values, names, rows, heads, "Statistics by layer and head", "Statistic").html()

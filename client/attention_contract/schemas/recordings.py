@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AwareDatetime, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.json_reading import from_json
 from attention_contract.recording_tensors import (
@@ -203,7 +203,7 @@ class RecordingInfo(RecordingFacts):
     bytes: int
     """Bytes of its file."""
     tensors: list[RecordedTensor]
-    value: Asked[FloatArray] = ABSENT
+    value: IfRequested[FloatArray] = ABSENT
     """The tensor that was asked for, or the asked part of it; null if none was."""
 
     def placed(self, kind: str) -> dict[str, tuple[Place, tuple[int, ...]]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel, at_fault
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest, Index
 from attention_contract.schemas.attribution import AttributionRequest
 from attention_contract.schemas.effects import EffectsRequest
@@ -251,7 +251,7 @@ class StepReply(ForwardReply):
     session: str
     length: int
     """Number of tokens of each sequence after the step."""
-    warning: Asked[str] = ABSENT
+    warning: IfRequested[str] = ABSENT
     """The reason why a pass without a cache may differ by more than rounding; absent where it does not."""
 
 

@@ -2,11 +2,9 @@
 
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field
 
-from attention_contract.base import ABSENT, Asked, Listed, WireModel
-from attention_contract.notebook_maps import Maps, html_of, weight_maps
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
 from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import BoolArray, FloatArray, IntArray
@@ -79,33 +77,33 @@ class HeadStatistics(WireModel):
     do unless the spec uses sinks or a sigmoid. The position of query i is i + offset. Distances are in tokens.
     """
 
-    entropy: Asked[FloatArray] = ABSENT
+    entropy: IfRequested[FloatArray] = ABSENT
     """−Σ p ln p of the shares p, in nats. Source: Clark et al. 2019."""
-    max_weight: Asked[FloatArray] = ABSENT
+    max_weight: IfRequested[FloatArray] = ABSENT
     """The largest weight of a query, as it is. Source: Voita et al. 2019."""
-    mean_distance: Asked[FloatArray] = ABSENT
+    mean_distance: IfRequested[FloatArray] = ABSENT
     """Σ p · |i + offset − j| of the shares p: how far away a head looks, in tokens. Source: Vig and Belinkov 2019."""
-    first_key: Asked[FloatArray] = ABSENT
+    first_key: IfRequested[FloatArray] = ABSENT
     """The share of the first key. Source: Xiao et al. 2024."""
-    own_position: Asked[FloatArray] = ABSENT
+    own_position: IfRequested[FloatArray] = ABSENT
     """The share of the key at the query's own position, i + offset; queries that have none there count 0."""
-    effective_keys: Asked[FloatArray] = ABSENT
+    effective_keys: IfRequested[FloatArray] = ABSENT
     """exp(−Σ p ln p): the number of keys of a uniform row with this entropy. Source: Hill 1973, order 1."""
-    signed_distance: Asked[FloatArray] = ABSENT
+    signed_distance: IfRequested[FloatArray] = ABSENT
     """Σ p · (j − i − offset): negative for a head that looks back."""
-    locality: Asked[FloatArray] = ABSENT
+    locality: IfRequested[FloatArray] = ABSENT
     """Σ p · [|j − i − offset| ≤ window]. Source: Beltagy et al. 2020, sliding windows."""
-    sink_share: Asked[FloatArray] = ABSENT
+    sink_share: IfRequested[FloatArray] = ABSENT
     """Σ p · [j < sinks]: the share of the first keys. Source: Xiao et al. 2024."""
-    previous_token: Asked[FloatArray] = ABSENT
+    previous_token: IfRequested[FloatArray] = ABSENT
     """The share of the key before the query's position. Source: Voita et al. 2019, positional heads."""
-    next_token: Asked[FloatArray] = ABSENT
+    next_token: IfRequested[FloatArray] = ABSENT
     """The share of the key after the query's position. Source: Voita et al. 2019, positional heads."""
-    duplicate_token: Asked[FloatArray] = ABSENT
+    duplicate_token: IfRequested[FloatArray] = ABSENT
     """The share of the keys before the query that have its token. Source: Wang et al. 2023."""
-    induction: Asked[FloatArray] = ABSENT
+    induction: IfRequested[FloatArray] = ABSENT
     """The share of the keys right after a key before the query that has its token. Source: Olsson et al. 2022."""
-    classes: Asked[dict[str, FloatArray]] = ABSENT
+    classes: IfRequested[dict[str, FloatArray]] = ABSENT
     """The share of the keys of each class, by name. Source: Clark et al. 2019, attention to separators."""
 
 
@@ -123,9 +121,9 @@ class WeightsDifferences(WireModel):
     """Results after the edits minus those without them."""
 
     statistics: HeadStatistics
-    weights: Asked[FloatArray] = ABSENT
+    weights: IfRequested[FloatArray] = ABSENT
     """In the shape of the reply's ``weights``, where those are returned."""
-    pooled: Asked[FloatArray] = ABSENT
+    pooled: IfRequested[FloatArray] = ABSENT
     """In the shape of the reply's ``pooled``: the difference of largest magnitude of each square, with its sign."""
 
 
@@ -135,31 +133,13 @@ class WeightsReply(DrawableReply):
     statistics: HeadStatistics
     queries: IntArray
     """``[B]``: how many real queries the statistics are over."""
-    top: Asked[TopKeys] = ABSENT
-    weights: Asked[FloatArray] = ABSENT
+    top: IfRequested[TopKeys] = ABSENT
+    weights: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads. An infinity or NaN
     in a key, or in its value, makes the weights of the queries that may look at it NaN; a sigmoid's at that key alone.
     """
-    pooled: Asked[FloatArray] = ABSENT
+    pooled: IfRequested[FloatArray] = ABSENT
     """``[B, H, ⌈Lq / pool⌉, ⌈Lk / pool⌉]`` of the selected heads and queries, with ``pool``."""
-    differences: Asked[WeightsDifferences] = ABSENT
+    differences: IfRequested[WeightsDifferences] = ABSENT
     """The effect of the edits, with ``compare``."""
     ran: Ran
-
-    def _repr_html_(self) -> str | None:
-        """The weights of each head, and what the edits change, as a notebook shows them."""
-        moved, averaged = self.differences, self.weights is not None and self.weights.ndim - self.queries.ndim == 2
-        maps = weight_maps(self.weights, None if moved is None else moved.weights, self.names, averaged=averaged)
-        return html_of(maps if moved is None else maps + _statistic_maps(moved.statistics))
-
-
-def _statistic_maps(differences: HeadStatistics) -> list[Maps]:
-    """A map of sequences × heads for the differences of each statistic."""
-    found = {name: getattr(differences, name) for name in HeadStatistics.model_fields if name != "classes"}
-    found = {name: np.atleast_2d(x) for name, x in (found | (differences.classes or {})).items() if x is not None}
-    if not found:
-        return []
-    values = np.stack(list(found.values()))
-    rows = [f"sequence {at}" for at in range(values.shape[1])]
-    columns = [f"head {at}" for at in range(values.shape[2])]
-    return [Maps(values, list(found), rows, columns, "Differences of the statistics", "Statistic", signed=True)]

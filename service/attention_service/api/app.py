@@ -29,17 +29,17 @@ from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
 from attention_service.api.access.audit import noting
 from attention_service.api.access.layer import Access, name_of
 from attention_service.api.access.quotas import Quotas
-from attention_service.api.access.scopes import guard
-from attention_service.api.access_log import AccessLog
-from attention_service.api.guard import Guard
+from attention_service.api.access.scopes import require_scopes
 from attention_service.api.handlers import make_routes
-from attention_service.api.metrics import Metrics
+from attention_service.api.http_limits.connection_limits import ConnectionLimits
+from attention_service.api.observation.access_log import AccessLog
+from attention_service.api.observation.metrics import Metrics
+from attention_service.api.observation.telemetry import Observe, RequestLog
+from attention_service.api.observation.tracing import telemetry_config
 from attention_service.api.residency import keep_within_budget
 from attention_service.api.session_stream import PATH as STREAM_PATH
 from attention_service.api.session_stream import SessionStreams
-from attention_service.api.telemetry import Observe, RequestLog
-from attention_service.api.tracing import telemetry_config
-from attention_service.runtime.device import Device, keep_freed_memory
+from attention_service.runtime.device.torch_device import Device, keep_freed_memory
 from attention_service.runtime.engine import Engine
 from attention_service.settings import Settings
 
@@ -76,7 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
             stuck_s=settings.stuck_seconds,
         )
         app.state.engine = engine
-        app.state.guard.entrance = engine.entrance
+        app.state.limits.entrance = engine.entrance
         keys.share(shares_of(settings, engine.budget.total))
         metrics.watch(engine)
         loading = asyncio.create_task(_load(engine, settings))
@@ -97,8 +97,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     keys, quotas = KeyRing(settings.models_dir, limits_of(settings)), Quotas()
-    app.state.guard = Guard(settings, partial(name_of, keys=keys))
-    metrics.watch_guard(app.state.guard)
+    app.state.limits = ConnectionLimits(settings, partial(name_of, keys=keys))
+    metrics.watch_connections(app.state.limits)
     app.router.routes[:0] = make_routes()
     app.state.streams = SessionStreams(requests, quotas)
     metrics.watch_streams(app.state.streams)
@@ -109,7 +109,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.mount("/web/recordings", StaticFiles(directory=_WEB / "recordings"), name="web")
     app.mount("/web", GZipMiddleware(StaticFiles(directory=_WEB)), name="web")
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    guard(app.routes)
+    require_scopes(app.routes)
     app.add_middleware(Access, settings=settings, keys=keys, quotas=quotas)
     app.add_middleware(Observe, requests=requests)  # outside, so that what Access refuses is logged too
     problems.install(app)

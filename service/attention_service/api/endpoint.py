@@ -25,12 +25,13 @@ from attention_contract.schemas.recordings import RecordingInfo
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
-from attention_service.api import negotiation, pictures, problems
-from attention_service.api.bodies import UNCOUNTED, query_of, read_request
+from attention_service.api import problems
+from attention_service.api.bodies import negotiation, pictures
+from attention_service.api.bodies.negotiation import Headers, header, tensor_bytes
+from attention_service.api.bodies.request_body import UNCOUNTED, query_of, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented
-from attention_service.api.guard import CAME
-from attention_service.api.negotiation import Headers, header, tensor_bytes
+from attention_service.api.http_limits.connection_limits import CAME
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings

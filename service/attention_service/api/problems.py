@@ -22,7 +22,7 @@ from attention_contract.errors import (
     from_problem,
 )
 from attention_contract.wire import to_json
-from attention_service.runtime.accounts import account
+from attention_service.runtime.request_timing import timing
 
 log = structlog.get_logger(__name__)
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -32,7 +32,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 def render(error: AttentionError) -> Response:
     """The response that carries an error, with the request's id in it."""
     error.request_id = error.request_id or request_id.get()
-    if (current := account.get()) is not None:
+    if (current := timing.get()) is not None:
         current.code = error.code
     headers: dict[str, str] = {}
     if error.retry_after is not None:

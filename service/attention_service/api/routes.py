@@ -57,10 +57,10 @@ from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, 
 from attention_contract.tensors import DTYPES, MAX_RANK
 from attention_contract.wire import MEDIA_TYPES, SAFETENSORS
 from attention_service import __version__
-from attention_service.api.descriptors import most_connections
+from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, accepted
 from attention_service.api.endpoint import CallDep
 from attention_service.api.handlers import serve
-from attention_service.api.negotiation import MAX_HEADER_BYTES, accepted
+from attention_service.api.http_limits.descriptors import most_connections
 from attention_service.core.registry import variants
 from attention_service.cost.hardware import HARDWARE
 from attention_service.runtime.callers import caller
@@ -361,7 +361,7 @@ async def server_info(call: CallDep) -> ServerInfo:
             in_flight_bytes=engine.budget.in_flight,
             body_bytes=engine.budget.bodies,
             reply_bytes=engine.budget.replies,
-            free_bytes=engine.budget.free,
+            free_bytes=engine.budget.available,
         ),
         modules=len(engine.library.list()),
     )

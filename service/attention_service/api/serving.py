@@ -12,11 +12,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from attention_contract.frames import MAX_FRAME_BYTES
-from attention_service.api.descriptors import backlog
-from attention_service.api.guard import Guard
-from attention_service.api.guarded_http import GuardedHttp
-from attention_service.api.guarded_stream import GuardedStream
-from attention_service.api.health_listener import HealthListener
+from attention_service.api.http_limits.connection_limits import ConnectionLimits
+from attention_service.api.http_limits.descriptors import backlog
+from attention_service.api.http_limits.guarded_http import GuardedHttp
+from attention_service.api.http_limits.guarded_stream import GuardedStream
+from attention_service.api.http_limits.health_listener import HealthListener
 from attention_service.settings import Settings
 
 NOTICE_S: Final = 0.25
@@ -54,14 +54,14 @@ class Server(uvicorn.Server):
         )
 
     @property
-    def _guard(self) -> Guard:
-        guard: Guard = self.config.app.state.guard  # type: ignore[union-attr]
-        return guard
+    def _limits(self) -> ConnectionLimits:
+        limits: ConnectionLimits = self.config.app.state.limits  # type: ignore[union-attr]
+        return limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and check connections from now on."""
         await super().startup(sockets)
-        self._watching = asyncio.create_task(self._guard.watch())
+        self._watching = asyncio.create_task(self._limits.watch())
         if self.health is not None:
             self.health.start()
 
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
         engine = getattr(config.app.state, "engine", None)  # type: ignore[union-attr]
         if engine is not None and engine.state == "draining" and self.server_state.connections:
             await asyncio.sleep(NOTICE_S)
-        self._guard.stop()
+        self._limits.stop()
         allowed = config.timeout_graceful_shutdown
         await config.app.state.streams.close(allowed)  # type: ignore[union-attr]
         if allowed is not None:

@@ -22,16 +22,17 @@ from attention_contract.json_reading import measure_text
 from attention_contract.operations import step_session, step_sessions
 from attention_contract.schemas.sessions import SessionStep, StepProblem, StepsRequest
 from attention_contract.tensors import Encoding
-from attention_service.api import negotiation, problems
+from attention_service.api import problems
 from attention_service.api.access.layer import PROTOCOL
 from attention_service.api.access.quotas import Quotas
-from attention_service.api.access_log import Answered
-from attention_service.api.bodies import UNCOUNTED
+from attention_service.api.bodies import negotiation
+from attention_service.api.bodies.request_body import UNCOUNTED
 from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
-from attention_service.api.telemetry import VERSION, RequestLog
-from attention_service.runtime.accounts import Account, account, note, note_bytes
+from attention_service.api.observation.access_log import Answered
+from attention_service.api.observation.telemetry import VERSION, RequestLog
 from attention_service.runtime.callers import caller
+from attention_service.runtime.request_timing import RequestTiming, note, note_bytes, timing
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
@@ -107,7 +108,7 @@ class Connection:
                     return
                 self.count += 1
                 problems.request_id.set(f"{identity}/{self.count}")  # the task inherits it
-                account.set(Account())
+                timing.set(RequestTiming())
                 await self._begin(message)
         finally:
             for task in self.tasks:
@@ -149,7 +150,7 @@ class Connection:
         """Forget a message. Its task may have been cancelled before it began."""
         work.close()
         if entered:
-            self.quotas.leave(caller.get(), account.get())
+            self.quotas.leave(caller.get(), timing.get())
         memory.give_back()
         self.tasks.discard(task)
         self.room.release()
@@ -200,12 +201,12 @@ class Connection:
         finally:
             operation = step_sessions if isinstance(request, StepsRequest) else step_session
             seconds, identity = time.perf_counter() - started, problems.request_id.get() or ""
-            noted, name = account.get() or Account(), caller.get().name
+            noted, name = timing.get() or RequestTiming(), caller.get().name
             self.requests.add(Answered(time.time(), "WS", PATH, operation.name, status, seconds, identity, name, noted))
 
     def _problem(self, error: AttentionError, session: str | None) -> StepProblem:
         error.request_id = problems.request_id.get()
-        if (current := account.get()) is not None:
+        if (current := timing.get()) is not None:
             current.code = error.code
         problem = problem_of(error, session)
         problems.forget(error)

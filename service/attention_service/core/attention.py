@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import blocks, put_together
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS, MATERIALIZED
 from attention_service.core.kernels.base import Kernel
+from attention_service.core.masks.global_projections import global_rows
+from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.nonfinite_keys import affected_queries, find_nonfinite_keys, with_nan_rows, without
+from attention_service.core.problem import Problem, Selection
 from attention_service.core.stages import TAPS, narrow, stages
-from attention_service.core.types import Problem, Selection
-from attention_service.core.visibility import EVERYTHING
 
 _OVER_PAIRS = {"scores", "capped_scores", "masked_scores", "weights"}
 
@@ -61,7 +61,7 @@ def attend(
     whole = METHODS.of(problem.spec.method).attend(given, kernel, taps, edits)
     if nonfinite is not None:
         whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}
-    if problem.apart is not None and not by_stages and (apart := apart_rows(problem, EVERYTHING)) is not None:
+    if problem.global_qkv is not None and not by_stages and (apart := global_rows(problem, EVERYTHING)) is not None:
         chosen = blocks(problem, Selection(queries=apart.rows))
         far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
         whole = {"context": whole["context"].index_copy(2, torch.tensor(apart.rows, device=far.device), far)}

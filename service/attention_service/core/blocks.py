@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.types import Problem, Selection
+from attention_service.core.problem import Problem, Selection
 
 PartT = TypeVar("PartT")
 SCORES_AT_ONCE = 2**20

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_service.core.groups import head_read_by
-from attention_service.core.indices import pick
-from attention_service.core.types import Selection
+from attention_service.core.problem import Selection
+from attention_service.core.tensors import head_read_by, pick
 
 AXES: dict[str, dict[str, int]] = {
     "q": {"heads": 1, "queries": 2},

@@ -14,8 +14,8 @@ from torch.nn.functional import cosine_similarity
 from attention_contract.spec import AttentionSpec, Dot
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cancellation import checkpoint
+from attention_service.core.problem import Problem
 from attention_service.core.stages import stages
-from attention_service.core.types import Problem
 
 SINGLE = 0.9
 """Smallest association weight of a state that is a single pattern: the sum of weights in the paper (figure 2)."""

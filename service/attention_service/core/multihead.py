@@ -14,11 +14,11 @@ from torch.nn.functional import linear as whole_linear
 
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
-from attention_service.core.apart import has_separate
 from attention_service.core.cancellation import checked, checkpoint, cuts, exceeds_a_slice, slice_flops
-from attention_service.core.indices import pick
-from attention_service.core.learned import learned_of
-from attention_service.core.types import Learned, Problem, Widths, added_keys
+from attention_service.core.learned_tensors import learned_of
+from attention_service.core.masks.global_projections import has_separate
+from attention_service.core.problem import Learned, Problem, Widths, added_keys
+from attention_service.core.tensors import pick
 
 Parameters = Mapping[str, Tensor]
 Joint = tuple[Tensor, Tensor | None]
@@ -190,11 +190,11 @@ def with_added_keys(problem: Problem) -> Problem:
     extra = added_keys(problem.spec)
     if not extra:
         return problem
-    k, v, apart = problem.k, problem.v, problem.apart
+    k, v, apart = problem.k, problem.v, problem.global_qkv
     if apart is not None:
         apart = (apart[0], _extended(apart[1], "bias_k", problem), _extended(apart[2], "bias_v", problem))
     k, v = _extended(k, "bias_k", problem), _extended(v, "bias_v", problem)
-    return replace(problem, k=k, v=v, apart=apart, extra=extra)
+    return replace(problem, k=k, v=v, global_qkv=apart, added_keys=extra)
 
 
 def _extended(x: Tensor, bias: str, problem: Problem) -> Tensor:

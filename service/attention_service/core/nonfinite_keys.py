@@ -8,9 +8,9 @@ from torch import Tensor
 
 from attention_service.core.blocks import blocks
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.groups import one_for_each_query_head
-from attention_service.core.types import Problem, Selection
-from attention_service.core.visibility import real_keys, visibility
+from attention_service.core.masks.visibility import real_keys, visibility
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.tensors import one_for_each_query_head
 
 
 def find_nonfinite_keys(problem: Problem) -> Tensor | None:

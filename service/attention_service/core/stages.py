@@ -8,20 +8,19 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core import edits as interventions
-from attention_service.core.apart import apart_rows
 from attention_service.core.blocks import put_together, rows_at_once
 from attention_service.core.cancellation import checked
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
-from attention_service.core.groups import head_read_by, product
-from attention_service.core.indices import pick
+from attention_service.core.masks.global_projections import global_rows
+from attention_service.core.masks.visibility import EVERYTHING, real_keys, visibility, without_padding
 from attention_service.core.nonfinite_keys import find_nonfinite_keys, with_nan_scores, without
 from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
-from attention_service.core.pair_bias import pair_bias
-from attention_service.core.scores import SCORES
-from attention_service.core.stage_tensors import narrow_learned
-from attention_service.core.types import Problem, Selection
-from attention_service.core.visibility import EVERYTHING, real_keys, visibility, without_padding
+from attention_service.core.positions import POSITIONS
+from attention_service.core.positions.pair_bias import pair_bias
+from attention_service.core.problem import Learned, Problem, Selection, Widths
+from attention_service.core.scores import SCORES, qk_norm
+from attention_service.core.tensors import head_read_by, pick, product
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
 """Taps in the order of the computation. Only a softmax has ``lse``."""
@@ -65,7 +64,7 @@ def _stages(
     spec = problem.spec
     edits = interventions.narrowed(edits, selection, problem.q.shape[1], problem.k.shape[1])
     normalizer = NORMALIZERS.of(spec.normalizer)
-    apart = apart_rows(problem, selection)
+    apart = global_rows(problem, selection)
     q = narrow(problem.q, "q", problem, selection)
     if apart is not None:
         q = apart.put(q, pick(narrow(apart.problem.q, "q", problem, selection), 2, apart.rows))
@@ -154,8 +153,8 @@ def values_read(
     selection, far = Selection(heads), None
     k, v = (narrow(interventions.apply(edits, name, x), name, problem, selection) for name, x in _kv(problem))
     near = _seen(problem, k, v).v
-    if problem.apart is not None:
-        apart = replace(problem, k=problem.apart[1], v=problem.apart[2], apart=None)
+    if problem.global_qkv is not None:
+        apart = replace(problem, k=problem.global_qkv[1], v=problem.global_qkv[2], global_qkv=None)
         far = _seen(apart, *(narrow(x, name, apart, selection) for name, x in _kv(apart))).v
     return near, far
 
@@ -188,3 +187,23 @@ def narrow(x: Tensor, tap: str, problem: Problem, selection: Selection) -> Tenso
         if index is not None and axis in axes:
             x = pick(x, axes[axis], index)
     return x
+
+
+def stage_tensors(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
+    """Every learned tensor beside the projections and those of the method, by name, in the order of the computation."""
+    found = POSITIONS.of(spec.position).learned(widths) | qk_norm.learned(spec.qk_norm, widths)
+    if spec.add_bias_kv:
+        found["bias_k"] = Learned((widths.kv_heads * widths.key_dim,), fill=0.0, heads=None)
+        found["bias_v"] = Learned((widths.kv_heads * widths.value_dim,), fill=0.0, heads=None)
+    return found | SCORES.of(spec.score).learned(widths) | NORMALIZERS.of(spec.normalizer).learned(widths)
+
+
+def narrow_learned(problem: Problem, selection: Selection) -> Mapping[str, Tensor]:
+    """The learned tensors of the stages, of the selected heads alone."""
+    if selection.heads is None or not problem.learned:
+        return problem.learned
+    narrowed = {}
+    for name, learned in stage_tensors(problem.spec, problem.widths).items():
+        x = problem.learned[name]
+        narrowed[name] = x if learned.heads is None else pick(x, learned.heads, selection.heads)
+    return narrowed

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from attention_contract.schemas.complexity import StageFlops
 from attention_contract.spec import Exact
-from attention_service.core.apart import has_separate
+from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.methods import Approximation, MethodCost, approximation_of
-from attention_service.cost.encoding import token_flops
 from attention_service.cost.pairs import score_cost
+from attention_service.cost.position_cost import token_flops
 from attention_service.cost.tensor_bytes import projections
 from attention_service.cost.workload import Workload
 

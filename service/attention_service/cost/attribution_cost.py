@@ -7,10 +7,10 @@ from functools import lru_cache
 from torch import Tensor
 
 from attention_service.core.kernels import MATERIALIZED
+from attention_service.cost.extrapolation import by_pieces
 from attention_service.cost.memory import held_by
 from attention_service.cost.memory_phases import ROUNDING
 from attention_service.cost.passes import Passes
-from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import Bytes
 from attention_service.cost.tensor_bytes import tap_elements
 from attention_service.cost.time import executed_flops

@@ -7,11 +7,11 @@ fewer than one in the width of the model.
 
 from attention_contract.schemas.complexity import PassFlops, StageFlops
 from attention_contract.spec import Softmax
-from attention_service.core.masks import allowed_pairs
+from attention_service.core.masks.rules import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops
-from attention_service.cost.encoding import position_cost, token_flops
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost
+from attention_service.cost.position_cost import position_cost, token_flops
 from attention_service.cost.tensor_bytes import projections
 from attention_service.cost.workload import Workload
 
@@ -138,8 +138,8 @@ def pair_count(work: Workload, *, masked: bool) -> int:
     """Query-key pairs of one head over the batch; ``masked``: those that the spec's masks allow, at the offset P."""
     if not masked or not work.spec.masks:
         return work.pairs
-    allowed = allowed_pairs(work.spec.masks, work.queries, work.told_keys, past=work.past)
-    return work.batch * (allowed + work.queries * work.extra)
+    allowed = allowed_pairs(work.spec.masks, work.queries, work.sequence_keys, past=work.past)
+    return work.batch * (allowed + work.queries * work.added_keys)
 
 
 def _apart_pairs(work: Workload) -> int:

@@ -9,15 +9,15 @@ from functools import lru_cache
 from torch import Tensor
 
 from attention_service.core.attention import taps_of
-from attention_service.core.learned import learned_of
+from attention_service.core.learned_tensors import learned_of
 from attention_service.core.multihead import parameter_shapes
 from attention_service.cost.approximate import approximated
+from attention_service.cost.extrapolation import by_pieces
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.memory import held_by, rehearsed_kernel
 from attention_service.cost.memory_phases import Phase, peak_of
 from attention_service.cost.pairs import fused_masks
 from attention_service.cost.passes import Passes
-from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import LARGEST, Bytes
 from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.tensor_bytes import input_bytes

@@ -5,11 +5,11 @@ from math import log
 
 from attention_contract.schemas.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
-from attention_service.core.masks import pattern_of
+from attention_service.core.masks.rules import pattern_of
 from attention_service.cost.approximate import approximated, method_order
 from attention_service.cost.clock import Clock
+from attention_service.cost.complexity_symbols import explained
 from attention_service.cost.kernels import kernel_of
-from attention_service.cost.letters import explained
 from attention_service.cost.memory import makes_pairs, peak_bytes
 from attention_service.cost.time import executed_flops
 from attention_service.cost.workload import Workload
@@ -74,7 +74,7 @@ def time_order(work: Workload, dimension: str = "length", kernel: str = "fused")
     sorting = isinstance(work.spec.normalizer, Sparsemax | Entmax15)
     width = f"(d + h·log {'p' if dimension == 'past' else 'n'})" if sorting else "d"
     order = f"O({_pairs(dimension)}·{width}{projections})"
-    bounds = pattern_of(work.spec.masks, work.queries, work.told_keys, work.past).bounds
+    bounds = pattern_of(work.spec.masks, work.queries, work.sequence_keys, work.past).bounds
     if dimension == "length" and bounds.left and bounds.right:
         band = f"n·({' + '.join(['w', *sorted(bounds.strips)])})" if bounds.strips else "n·w"
         sparse = f"O({band}·{width}{projections})"

@@ -12,14 +12,14 @@ from torch import Tensor
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import MATERIALIZED, Kernel
 from attention_service.core.kernels.materialized import Materialized
-from attention_service.core.phases import phase
+from attention_service.core.problem import Problem
+from attention_service.core.rehearsal_marks import phase
 from attention_service.core.stages import TAPS, stages
-from attention_service.core.types import Problem
+from attention_service.cost.extrapolation import by_pieces
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.memory_phases import ROUNDING, Phase, peak_of
 from attention_service.cost.pairs import PAIR_TAPS, fused_masks, masks_of
 from attention_service.cost.passes import Passes, registered
-from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import Account, Bytes, most_held
 from attention_service.cost.retrieval import Retrieval
 from attention_service.cost.stand_ins import long_enough

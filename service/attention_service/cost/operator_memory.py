@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_service.core.kernels.fused_call import FusedCall
+from attention_service.core.kernels.fused.call_memory import FusedCall
 
 _aten = torch.ops.aten
 _FUSED = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -21,7 +21,7 @@ _MOST_PACKED = {True: 2**20 + 5 * 2**16, False: 2**20}
 """Bytes that a thread packs at a time, of what lies row by row and of what does not."""
 
 
-def beside(func: Any, args: Sequence[Any], out: Any, threads: int) -> int:
+def workspace_bytes(func: Any, args: Sequence[Any], out: Any, threads: int) -> int:
     """Bytes at the most while an operator runs on so many threads."""
     if func is _FUSED:
         return _call(args[0], args[1], threads).workspace()

@@ -60,7 +60,7 @@ def fused_masks(work: Workload) -> Masks:
     """
     if work.plainly_causal:
         return NO_MASKS
-    if work.reach is not None and work.reach >= work.told_keys - 1:
+    if work.reach is not None and work.reach >= work.sequence_keys - 1:
         return masks_of(work, ())
     return masks_of(work)
 
@@ -91,11 +91,11 @@ def softmax_itemsize(work: Workload) -> int:
 def request_mask(work: Workload) -> tuple[int, int, int]:
     """Batch, heads and queries of the request's mask: the largest product that matches its number of elements."""
     fits = [
-        (work.request_mask_elements % (b * h * q * work.told_keys) == 0, b * h * q, (b, h, q))
+        (work.request_mask_elements % (b * h * q * work.sequence_keys) == 0, b * h * q, (b, h, q))
         for b in {1, work.batch}
         for h in {1, work.heads}
         for q in {1, work.queries}
-        if b * h * q <= work.request_mask_elements <= b * h * q * work.told_keys
+        if b * h * q <= work.request_mask_elements <= b * h * q * work.sequence_keys
     ]
     # All keys where that is possible; a mask that is shorter hides the rest, and is made as long.
     return max(fits)[2] if fits else (work.batch, work.heads, work.queries)

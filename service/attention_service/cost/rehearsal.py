@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attention_service.core.cancellation import rehearsed_on
 from attention_service.cost.meta_results import answer
 from attention_service.cost.operation_counter import OperationCounter
-from attention_service.cost.operator_memory import beside
+from attention_service.cost.operator_memory import workspace_bytes
 
 _ADD = torch.ops.aten.add.Tensor
 
@@ -112,7 +112,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._come(x)
-        if self._threads and (size := beside(func, args, out, self._threads)):
+        if self._threads and (size := workspace_bytes(func, args, out, self._threads)):
             self.take(size)
         return out
 

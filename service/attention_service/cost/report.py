@@ -47,7 +47,11 @@ def cost_of(
     planner may choose.
     """
     work = replace(
-        work, batch=shape.batch, queries=shape.queries, past=shape.past, keys=shape.past + new_keys(shape) + work.extra
+        work,
+        batch=shape.batch,
+        queries=shape.queries,
+        past=shape.past,
+        keys=shape.past + new_keys(shape) + work.added_keys,
     )
     plain = plainly(work)
     beside = [entry.name for entry in KERNELS if entry.make().automatic] if able is None else able

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attention_service.core.similarity import ELEMENTS, FEATURES, GROUP, groups
+from attention_service.core.inspection.similarity import ELEMENTS, FEATURES, GROUP, groups
 from attention_service.cost.time import Rates
 
 _BYTES = 8

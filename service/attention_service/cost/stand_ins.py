@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from attention_contract.spec import Linformer
-from attention_service.core.learned import learned_of
+from attention_service.core.learned_tensors import learned_of
 from attention_service.core.multihead import parameter_shapes
-from attention_service.core.types import Selection
+from attention_service.core.problem import Selection
 from attention_service.cost.approximate import approximated
 from attention_service.cost.pairs import request_mask
 from attention_service.cost.tensor_bytes import carried_shapes, token_shapes
@@ -30,7 +30,7 @@ def inputs_of(work: Workload) -> dict[str, Tensor]:
         columns = work.request_mask_elements // max(rows[0] * rows[1] * rows[2], 1)
         made["mask"] = _unreal((*rows, columns), torch.bool if work.bool_mask else dtype)
     if work.padded:
-        made["key_mask"] = _unreal((work.batch, work.told_keys), torch.bool)
+        made["key_mask"] = _unreal((work.batch, work.sequence_keys), torch.bool)
     # A method that approximates takes the same offset for all sequences, and reads it.
     if work.batched_offsets and approximated(work) is None:
         made["offsets"] = torch.tensor(work.offsets or range(work.past, work.past + work.batch))  # which are read

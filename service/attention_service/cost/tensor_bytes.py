@@ -4,7 +4,7 @@ from functools import lru_cache
 from math import prod
 
 from attention_contract.spec import Linear
-from attention_service.core.learned import learned_of
+from attention_service.core.learned_tensors import learned_of
 from attention_service.core.multihead import parameter_shapes
 from attention_service.cost.workload import Workload
 
@@ -27,7 +27,7 @@ def kv_cache_bytes_per_token(work: Workload) -> int:
 
 def kv_cache_bytes(work: Workload) -> int:
     """Keys and values of all tokens of the batch, past and new."""
-    return work.batch * work.told_keys * kv_cache_bytes_per_token(work)
+    return work.batch * work.sequence_keys * kv_cache_bytes_per_token(work)
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from attention_contract.schemas.complexity import StageFlops
 from attention_service.core.kernels import Kernel
 from attention_service.core.kernels.materialized import MATERIALIZED
-from attention_service.core.mask_cost import mask_cost
+from attention_service.core.masks.operation_count import mask_cost
 from attention_service.cost.approximate import approximated, exactly, method_cost
 from attention_service.cost.flops import backward_flops, flops, tap_flops
 from attention_service.cost.kernels import kernel_of

@@ -13,11 +13,11 @@ from attention_contract.positions import NoPosition
 from attention_service.core.blocks import REPEATED
 from attention_service.core.kernels.materialized import MATERIALIZED
 from attention_service.cost.approximate import plainly, sent_always
+from attention_service.cost.extrapolation import by_pieces
 from attention_service.cost.gradient_memory import names_of
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.operation_counter import OperationCounter, Traffic
 from attention_service.cost.passes import registered
-from attention_service.cost.pieces import by_pieces
 from attention_service.cost.rehearsal import counted_in
 from attention_service.cost.stand_ins import long_enough
 from attention_service.cost.workload import Workload

@@ -4,10 +4,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from attention_service.core.apart import separate_positions
-from attention_service.core.extent import Extent
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.masks.global_projections import separate_positions
 from attention_service.core.multihead import Sizes
-from attention_service.core.types import Widths
+from attention_service.core.problem import Widths
 
 DIMENSIONS = (
     "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model",
@@ -105,7 +105,7 @@ class Workload(Extent):
     @property
     def decode(self) -> "Workload":
         """Return the decode step that ends with the same keys: one query and one new key of each sequence."""
-        return replace(self, queries=1, past=self.told_keys - 1)
+        return replace(self, queries=1, past=self.sequence_keys - 1)
 
     def at(self, dimension: str, value: int) -> "Workload":
         """Return the same workload with one size of a sweep changed.
@@ -115,15 +115,15 @@ class Workload(Extent):
         """
         match dimension:
             case "length":
-                return replace(self, queries=value, keys=self.past + value + self.extra)
+                return replace(self, queries=value, keys=self.past + value + self.added_keys)
             case "batch":
                 return replace(self, batch=value)
             case "queries":
                 return replace(self, queries=value)._inputs_apart()
             case "keys":
-                return replace(self, keys=self.past + value + self.extra)._inputs_apart()
+                return replace(self, keys=self.past + value + self.added_keys)._inputs_apart()
             case "past":
-                return replace(self, past=value, keys=self.new_keys + value + self.extra)
+                return replace(self, past=value, keys=self.new_keys + value + self.added_keys)
             case _:
                 if dimension not in DIMENSIONS:
                     raise ValueError(f"dimension {dimension!r}: expected {', '.join(DIMENSIONS)}")

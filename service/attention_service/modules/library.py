@@ -16,8 +16,8 @@ import torch
 from attention_contract.errors import AttentionError, InternalError, ModuleExists, ModuleNotFound, VersionMismatch
 from attention_contract.schemas.modules import CreateModule, ImportModule, ModuleConfig
 from attention_contract.tensors import Array
-from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.checkpoints import import_plan as checkpoints
 from attention_service.modules.faults import reason
 from attention_service.modules.parameter_input import config_of, to_parameters

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, ParameterNotFound
 from attention_contract.schemas.modules import ParameterInfo, ParameterList, ParameterQuery
-from attention_service.core.arrays import torch_dtype_name
 from attention_service.core.multihead import Sizes
+from attention_service.core.tensors import torch_dtype_name
 from attention_service.modules.resident import Module
 
 _CHUNK: Final = 2**20

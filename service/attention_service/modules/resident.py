@@ -15,7 +15,6 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch, VersionMismatch
 from attention_contract.schemas.modules import Biases, ModuleConfig, ModuleInfo, Source
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
 from attention_service.core.multihead import (
     Joint,
     Sizes,
@@ -25,6 +24,7 @@ from attention_service.core.multihead import (
     side_by_side,
 )
 from attention_service.core.positions import check_position
+from attention_service.core.tensors import TORCH_DTYPES, to_numpy, torch_dtype_name
 
 VERSION_DIGITS = 32
 

@@ -68,50 +68,50 @@ from attention_contract.schemas.similarity import (
 )
 from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_contract.schemas.weights import WeightsReply, WeightsRequest
-from attention_service.core.arrays import to_numpy
 from attention_service.core.cancellation import Cancellation, cancellable
+from attention_service.core.tensors import to_numpy
 from attention_service.modules import parameters
 from attention_service.modules.checkpoints import catalogue, hub
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module, making_bytes
-from attention_service.runtime.accounts import note_run
-from attention_service.runtime.binding.bound import reads_shapes_only
+from attention_service.runtime.binding.bound_request import reads_shapes_only
 from attention_service.runtime.calibration import stored
 from attention_service.runtime.calibration.background import measured
 from attention_service.runtime.calibration.recalibration import Recalibration
 from attention_service.runtime.calibration.sharing import turn
 from attention_service.runtime.callers import caller
-from attention_service.runtime.device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
+from attention_service.runtime.device.torch_device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
 from attention_service.runtime.kept_passes import KeptPasses
 from attention_service.runtime.operations import (
-    attributing,
-    circuit_search,
+    attribution,
+    circuits,
     complexity,
     effects,
     forward,
     gradients,
     hopfield,
+    kept_backward,
     recorded_statistics,
-    rolling_out,
-    similarities,
-    two_passes,
+    rollout,
+    similarity,
 )
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
-from attention_service.runtime.operations.operation import Fields
 from attention_service.runtime.planning.drift import Drift
 from attention_service.runtime.planning.prediction_accuracy import Accuracy
 from attention_service.runtime.planning.quickness import quickly_planned
+from attention_service.runtime.request_timing import note_run
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joint_passes import Observation, ran
-from attention_service.runtime.scheduling.later import Later
+from attention_service.runtime.scheduling.observation_buffer import Later
+from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.scheduling.pass_execution import Observation, ran_of
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
 from attention_service.runtime.sessions.live_sessions import Sessions
-from attention_service.runtime.sessions.stepping import Host
+from attention_service.runtime.sessions.step import Host
 from attention_service.runtime.text_recording import TextRecorder, needed_bytes
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -447,18 +447,18 @@ class Engine:
     ) -> RecordingSimilarity:
         """The similarity of every pair of recorded heads or layers."""
         self.check_ready()
-        prepare = partial(similarities.prepare_recorded, self.recordings, recording, request, _owner(), self.device)
-        fields, said = await self._run(await self._in_thread(prepare), deadline)
-        return RecordingSimilarity(**fields, ran=said)
+        prepare = partial(similarity.prepare_recorded, self.recordings, recording, request, _owner(), self.device)
+        fields, ran = await self._run(await self._in_thread(prepare), deadline)
+        return RecordingSimilarity(**fields, ran=ran)
 
     async def recording_rollout(
         self, recording: str, request: RecordingRolloutRequest, deadline: float | None = None
     ) -> RecordingRollout:
         """Rollout or flow of the recorded weights."""
         self.check_ready()
-        prepare = partial(rolling_out.prepare_recorded, self.recordings, recording, request, _owner(), self.device)
-        fields, said = await self._run(await self._in_thread(prepare), deadline)
-        return RecordingRollout(**fields, ran=said)
+        prepare = partial(rollout.prepare_recorded, self.recordings, recording, request, _owner(), self.device)
+        fields, ran = await self._run(await self._in_thread(prepare), deadline)
+        return RecordingRollout(**fields, ran=ran)
 
     async def recording_path(self, recording: str) -> Path:
         """The file of a recording."""
@@ -480,8 +480,8 @@ class Engine:
     ) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
         job = await self._prepared(forward.prepare, self._target(name, request), request, outline)
-        fields, said = await self._run(job, deadline)
-        return valid(ForwardReply, fields | {"ran": said})
+        fields, ran = await self._run(job, deadline)
+        return valid(ForwardReply, fields | {"ran": ran})
 
     async def weights(
         self,
@@ -492,16 +492,16 @@ class Engine:
     ) -> WeightsReply:
         """Statistics of the weights of each head, top keys, and the weights themselves."""
         job = await self._prepared(inspection.prepare, self._target(name, request), request, outline)
-        fields, said = await self._run(job, deadline)
-        return WeightsReply(**fields, ran=said)
+        fields, ran = await self._run(job, deadline)
+        return WeightsReply(**fields, ran=ran)
 
     async def attribution(
         self, name: str | None, request: AttributionRequest, deadline: float | None = None
     ) -> AttributionReply:
         """The share of each weight and each head in a number that depends on the output."""
-        job = await self._planned(attributing.prepare, self._target(name, request), request)
-        fields, said = await self._run(job, deadline)
-        return AttributionReply(**fields, ran=said)
+        job = await self._planned(attribution.prepare, self._target(name, request), request)
+        fields, ran = await self._run(job, deadline)
+        return AttributionReply(**fields, ran=ran)
 
     async def gradients(
         self,
@@ -512,28 +512,28 @@ class Engine:
     ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
         job = await self._prepared(gradients.prepare, self._target(name, request), request, outline)
-        fields, said = await self._run(job, deadline)
-        return GradientsReply(**fields, ran=said)
+        fields, ran = await self._run(job, deadline)
+        return GradientsReply(**fields, ran=ran)
 
     async def effects(self, name: str | None, request: EffectsRequest, deadline: float | None = None) -> EffectsReply:
         """The change of the output by each edit of a sweep."""
         job = await self._planned(effects.prepare, self._target(name, request), request)
-        fields, said = await self._run(job, deadline)
-        return EffectsReply(**fields, ran=said)
+        fields, ran = await self._run(job, deadline)
+        return EffectsReply(**fields, ran=ran)
 
     async def create_pass(self, name: str | None, request: PassRequest, deadline: float | None = None) -> PassReply:
         """The output of a module or of raw attention, kept for its backward pass while there is room."""
-        job = await self._planned(two_passes.prepare, self._target(name, request), request)
-        fields, said = await self._run(job, deadline)
-        return PassReply(id=self.passes.keep(fields["kept"]), output=fields["output"], ran=said)
+        job = await self._planned(kept_backward.prepare, self._target(name, request), request)
+        fields, ran = await self._run(job, deadline)
+        return PassReply(id=self.passes.keep(fields["kept"]), output=fields["output"], ran=ran)
 
     async def backward(self, kept: str, request: BackwardRequest, deadline: float | None = None) -> GradientsReply:
         """Exact gradients of a kept pass, which is used up. Raises PassNotFound."""
         self.check_ready()
-        job = two_passes.prepare_backward(self.passes.get(kept), request, self.device)
+        job = kept_backward.prepare_backward(self.passes.get(kept), request, self.device)
         self.passes.drop(kept)  # the job takes its memory over
-        fields, said = await self._run(job, deadline)
-        return GradientsReply(**fields, ran=said)
+        fields, ran = await self._run(job, deadline)
+        return GradientsReply(**fields, ran=ran)
 
     async def complexity(
         self, name: str | None, request: ComplexityRequest, deadline: float | None = None
@@ -541,8 +541,8 @@ class Engine:
         """The cost of a shape, or of a sweep of shapes; before a deadline, as much of it as can be counted."""
         now = time.monotonic()
         until = math.inf if deadline is None else now + _COUNTING_SHARE * (deadline - now)
-        module, room = self._target(name, request), self.budget.room
-        free = min(self.budget.free, room)
+        module, room = self._target(name, request), self.budget.capacity
+        free = min(self.budget.available, room)
         place = Place(replace(self.device), room, free, min(free, self.sessions.free_bytes))
         reply = await self._in_thread(partial(complexity.report, module, request, place, until), self._counting)
         if not (request.measure and reply.crossovers):
@@ -566,8 +566,8 @@ class Engine:
     async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self.check_ready()
-        fields, said = await self._run(hopfield.prepare(request, self.device, self.budget.room), deadline)
-        return HopfieldReply(**fields, ran=said)
+        fields, ran = await self._run(hopfield.prepare(request, self.device, self.budget.capacity), deadline)
+        return HopfieldReply(**fields, ran=ran)
 
     async def circuits(self, name: str, request: CircuitsRequest, deadline: float | None = None) -> CircuitsReply:
         """The circuits of a module's heads, alone or composed with those of a later module."""
@@ -578,20 +578,20 @@ class Engine:
             except (ModuleNotFound, VersionMismatch) as fault:
                 fault.param = "with" if isinstance(fault, ModuleNotFound) else "with_version"
                 raise
-        fields, said = await self._run(circuit_search.prepare(module, later, request, self.device), deadline)
-        return CircuitsReply(**fields, ran=said)
+        fields, ran = await self._run(circuits.prepare(module, later, request, self.device), deadline)
+        return CircuitsReply(**fields, ran=ran)
 
     async def similarity(self, request: SimilarityRequest, deadline: float | None = None) -> SimilarityReply:
         """The similarity of every pair of heads whose weights or features are sent."""
         self.check_ready()
-        fields, said = await self._run(similarities.prepare(request, self.device), deadline)
-        return SimilarityReply(**fields, ran=said)
+        fields, ran = await self._run(similarity.prepare(request, self.device), deadline)
+        return SimilarityReply(**fields, ran=ran)
 
     async def rollout(self, request: RolloutRequest, deadline: float | None = None) -> RolloutReply:
         """Rollout or flow of the weights that are sent."""
         self.check_ready()
-        fields, said = await self._run(rolling_out.prepare(request, self.device), deadline)
-        return RolloutReply(**fields, ran=said)
+        fields, ran = await self._run(rollout.prepare(request, self.device), deadline)
+        return RolloutReply(**fields, ran=ran)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.check_ready()
@@ -610,19 +610,19 @@ class Engine:
         """
         if outline is None or not reads_shapes_only(outline):
             return await self._planned(prepare, module, request)
-        room, plans, clock = self.budget.room, self.device.plans, self.device.clock
+        room, plans, clock = self.budget.capacity, self.device.plans, self.device.clock
         key = prepare, None if module is None else module.config_json, outline, room.bit_length()
         job: Job | None = plans.find(clock, key)
         if job is None or job.plan.peak_bytes > room:
             job = await self._planned(prepare, module, outline.blank())
             plans.keep(clock, key, job.without_module())
-        return job.over(module, request, outline)
+        return job.with_arrays(module, request, outline)
 
     async def _planned(
         self, prepare: "Callable[[Module | None, RequestT, Device, int], Job]", module: Module | None, request: RequestT
     ) -> Job:
         """Bind and plan here if that is quick, otherwise beside the event loop."""
-        make = partial(prepare, module, request, self.device, self.budget.room)
+        make = partial(prepare, module, request, self.device, self.budget.capacity)
         if quickly_planned(module, request):
             return make()
         return await self._in_thread(make, self._planning, "planning")
@@ -639,9 +639,9 @@ class Engine:
             )
         came = time.monotonic()
         ended = await self.execution.run(job, deadline)
-        said = ran(job, ended, self.device)
-        note_run(came, said)
-        return ended.fields, said
+        ran = ran_of(job, ended, self.device)
+        note_run(came, ran)
+        return ended.fields, ran
 
     def settle(self) -> None:
         """See to what was noted of runs and waits to be counted."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from attention_contract.errors import PassNotFound
 from attention_service.runtime.callers import caller
-from attention_service.runtime.operations.two_passes import KeptPass
+from attention_service.runtime.operations.kept_backward import KeptPass
 from attention_service.runtime.scheduling.budget import Budget
 
 SHARE: Final = 0.25
@@ -36,7 +36,7 @@ class KeptPasses:
     def keep(self, kept: KeptPass) -> str | None:
         """Keep a pass and return its id; None where there is no room for it."""
         need = kept.plan.peak_bytes
-        if need > min(self._limit, self._budget.spare):
+        if need > min(self._limit, self._budget.unclaimed):
             return None
         while self.bytes + need > self._limit:
             self._drop_one()
@@ -71,7 +71,7 @@ class KeptPasses:
 
     def trim(self) -> None:
         """Give passes up until the others fit into what is free."""
-        while self._kept and self.bytes > self._budget.free:
+        while self._kept and self.bytes > self._budget.available:
             self._drop_one()
 
     def _drop_one(self) -> None:

@@ -18,7 +18,7 @@ from attention_service.api.access import api_keys
 from attention_service.api.access.api_keys import KeyRing, create_key, revoke_key
 from attention_service.api.access.audit import AUDITED
 from attention_service.api.access.layer import needs_keys, unsafe_start
-from attention_service.api.access.scopes import EVERY, OPEN_PATHS, SCOPES, guard
+from attention_service.api.access.scopes import EVERY, OPEN_PATHS, SCOPES, require_scopes
 from attention_service.settings import Settings
 from tests.api.test_robustness import exchange
 from tests.conftest import live_server
@@ -103,7 +103,7 @@ def test_every_operation_has_scopes_and_every_change_is_audited():
 
 def test_a_route_without_scopes_keeps_the_server_from_starting():
     with pytest.raises(KeyError, match="surprise: the route has no scopes"):
-        guard([Route("/surprise", lambda request: None, name="surprise")])
+        require_scopes([Route("/surprise", lambda request: None, name="surprise")])
 
 
 def test_the_api_document_names_the_scopes_of_each_operation(http):

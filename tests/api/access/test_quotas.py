@@ -20,8 +20,8 @@ from attention_service.api.access import quotas as module
 from attention_service.api.access.api_keys import create_key, read_keys
 from attention_service.api.access.key_commands import keys as keys_command
 from attention_service.api.access.quotas import Quotas
-from attention_service.runtime.accounts import Account
 from attention_service.runtime.callers import Caller
+from attention_service.runtime.request_timing import RequestTiming
 from tests.conftest import eventually, live_server
 
 FORWARD = "/v1/attention/forward"
@@ -57,7 +57,7 @@ def test_requests_are_refused_beyond_two_seconds_of_their_rate_until_it_has_give
     quotas, caller = Quotas(), limited(requests_per_s=5)
     for _ in range(10):
         quotas.enter(caller)
-        quotas.leave(caller, Account())
+        quotas.leave(caller, RequestTiming())
     with pytest.raises(CallerLimit, match="requests_per_s of 'a' is 5") as refusal:
         quotas.enter(caller)
     assert refusal.value.retry_after == 1
@@ -78,17 +78,17 @@ def test_a_slow_rate_lets_one_request_through_and_tells_when_the_next_one_may_co
 
 
 @pytest.mark.parametrize(
-    ("limits", "account"),
+    ("limits", "timing"),
     [
-        ({"bytes_per_s": 100}, Account(bytes=1000)),
-        ({"device_ms_per_s": 100}, Account(runs=[ran(1600.0, 2), ran(200.0, 1)])),
+        ({"bytes_per_s": 100}, RequestTiming(bytes=1000)),
+        ({"device_ms_per_s": 100}, RequestTiming(runs=[ran(1600.0, 2), ran(200.0, 1)])),
     ],
     ids=["bytes", "device"],
 )
-def test_who_used_too_much_waits_until_the_rate_has_given_it_back(clock, limits, account):
+def test_who_used_too_much_waits_until_the_rate_has_given_it_back(clock, limits, timing):
     quotas, caller = Quotas(), limited(**limits)
     quotas.enter(caller)
-    quotas.leave(caller, account)
+    quotas.leave(caller, timing)
     with pytest.raises(CallerLimit) as refusal:
         quotas.enter(caller)
     assert refusal.value.retry_after == 8
@@ -102,7 +102,7 @@ def test_each_caller_has_a_rate_of_its_own_and_few_are_remembered(clock):
         clock[0] += 0.1
         caller = Caller(str(number), limits=CallerLimits(requests_per_s=0.001))
         quotas.enter(caller)
-        quotas.leave(caller, Account())
+        quotas.leave(caller, RequestTiming())
     assert len(quotas._uses) < 5000
 
 

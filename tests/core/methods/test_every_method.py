@@ -13,7 +13,7 @@ from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
 from attention_service.core.methods import METHODS
 from attention_service.core.positions import POSITIONS
-from attention_service.core.types import Running
+from attention_service.core.problem import Running
 
 CAUSAL = {name: described for name, described in APPROXIMATIONS.items() if described.masks}
 
@@ -24,12 +24,12 @@ def with_tensors(problem, tensors):
     q, k, v = (tensors.pop(0) for _ in range(3))
     learned = {name: tensors.pop(0) for name in problem.learned}
     fields = ("log_gate", "beta", "state", "normalizer")
-    filled = {each: tensors.pop(0) for each in fields if getattr(problem.running, each) is not None}
-    return replace(problem, q=q, k=k, v=v, learned=learned, running=replace(problem.running, **filled))
+    filled = {each: tensors.pop(0) for each in fields if getattr(problem.recurrent, each) is not None}
+    return replace(problem, q=q, k=k, v=v, learned=learned, recurrent=replace(problem.recurrent, **filled))
 
 
 def tensors_of(problem):
-    given = problem.running
+    given = problem.recurrent
     running = [x for x in (given.log_gate, given.beta, given.state, given.normalizer) if x is not None]
     return [problem.q, problem.k, problem.v, *problem.learned.values(), *running]
 
@@ -42,12 +42,12 @@ def test_gradients_are_those_of_central_differences(every_approximation, make_pr
 
 def test_grouped_heads_are_repeated_heads(every_approximation, make_problem):
     problem = make_problem(spec=every_approximation, heads=4, kv_heads=2, queries=9, keys=9)
-    given = problem.running
+    given = problem.recurrent
     repeated = replace(
         problem,
         k=problem.k.repeat_interleave(2, 1),
         v=problem.v.repeat_interleave(2, 1),
-        running=Running(*(x if x is None else x.repeat_interleave(2, 1) for x in (given.log_gate, given.beta))),
+        recurrent=Running(*(x if x is None else x.repeat_interleave(2, 1) for x in (given.log_gate, given.beta))),
     )
     torch.testing.assert_close(attend(problem).context, attend(repeated).context, rtol=0, atol=1e-12)
 
@@ -57,13 +57,13 @@ def test_padding_is_as_if_it_were_not_there(every_approximation, make_problem):
     padded = replace(problem, key_lengths=torch.tensor([5, 8]))
     spoilt = replace(padded, k=padded.k.clone(), v=padded.v.clone())
     spoilt.k[0, :, 5:], spoilt.v[0, :, 5:] = torch.inf, torch.nan
-    given = problem.running
+    given = problem.recurrent
     short = replace(
         problem,
         q=problem.q[:1, :, :5],
         k=problem.k[:1, :, :5],
         v=problem.v[:1, :, :5],
-        running=Running(*(x if x is None else x[:1, :, :5] for x in (given.log_gate, given.beta))),
+        recurrent=Running(*(x if x is None else x[:1, :, :5] for x in (given.log_gate, given.beta))),
     )
     found = attend(spoilt).context
     torch.testing.assert_close(found[:1, :, :5], attend(short).context, rtol=0, atol=1e-11)
@@ -103,7 +103,7 @@ def test_future_tokens_do_not_matter(described, make_problem):
 @pytest.mark.parametrize("described", CAUSAL.values(), ids=CAUSAL)
 def test_what_is_not_finite_harms_nobody_before_it(described, spoilt, make_problem):
     problem = make_problem(spec=described, queries=9, keys=9)
-    problem = replace(problem, running=replace(problem.running, wanted=True))
+    problem = replace(problem, recurrent=replace(problem.recurrent, wanted=True))
     changed = replace(problem, k=problem.k.clone(), v=problem.v.clone())
     changed.k[0, :, 6], changed.v[1, :, 7] = spoilt, spoilt
     before, after = attend(problem), attend(changed, ("k", "context"))

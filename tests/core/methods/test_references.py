@@ -17,7 +17,7 @@ from attention_contract import spec
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.methods.features import orthogonal_directions
-from attention_service.core.types import Problem, Running
+from attention_service.core.problem import Problem, Running
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it asks for distutils and for an older autocast

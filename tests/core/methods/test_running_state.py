@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from attention_contract import spec
 from attention_service.core.attention import attend
-from attention_service.core.methods import running
-from attention_service.core.types import Problem, Running
+from attention_service.core.methods import recurrence
+from attention_service.core.problem import Problem, Running
 
 RULES = {
     "sum": spec.Linear(),
@@ -41,8 +41,8 @@ def small_chunks(monkeypatch):
 
 
 def chunked(monkeypatch, chunk, block, fine):
-    monkeypatch.setattr(running.Running.__init__, "__defaults__", (chunk, block))
-    monkeypatch.setattr(running, "FINE_CHUNK", fine)
+    monkeypatch.setattr(recurrence.Running.__init__, "__defaults__", (chunk, block))
+    monkeypatch.setattr(recurrence, "FINE_CHUNK", fine)
 
 
 def problem_of(name, queries=11, keys=11, seed=0, *, causal=True, state=True, wanted=True, **more) -> Problem:
@@ -69,7 +69,7 @@ def problem_of(name, queries=11, keys=11, seed=0, *, causal=True, state=True, wa
 
 def token_by_token(problem: Problem, reach: int, real=None):
     """The rule as it is written, one key after the other; query i reads the state after key i + reach."""
-    options, given = problem.spec.method, problem.running
+    options, given = problem.spec.method, problem.recurrent
     phi = FEATURES[options.map]
     context = torch.zeros(*problem.q.shape[:3], VALUE_WIDTH, dtype=torch.float64)
     states, sums = torch.zeros(2, 2, WIDTH, VALUE_WIDTH).double(), torch.zeros(2, 2, WIDTH).double()
@@ -148,7 +148,7 @@ def test_padding_neither_writes_nor_fades(name):
 
 def part(problem, start, stop, found=None):
     """The tokens from start to stop, begun at the state that was found before them."""
-    given = problem.running
+    given = problem.recurrent
 
     def cut(x):
         return x if x is None else x[:, :, start:stop]
@@ -178,14 +178,14 @@ def test_a_sequence_in_parts_is_the_whole(name, cuts, seed):
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_through_everything(name):
     problem = problem_of(name, 6, 7)
-    given = problem.running
+    given = problem.recurrent
     fields = ("log_gate", "beta", "state", "normalizer")
     extra = [getattr(given, field) for field in fields if getattr(given, field) is not None]
 
     def outputs(q, k, v, *rest):
         rest = list(rest)
         filled = {field: rest.pop(0) if getattr(given, field) is not None else None for field in fields}
-        found = attend(replace(problem, q=q, k=k, v=v, running=Running(**filled, wanted=True)))
+        found = attend(replace(problem, q=q, k=k, v=v, recurrent=Running(**filled, wanted=True)))
         return found.context, *found.state.values()
 
     leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, *extra)]
@@ -195,8 +195,8 @@ def test_gradients_through_everything(name):
 @pytest.mark.parametrize("name", ["gated", "gated by feature", "gated delta"])
 def test_gates_close_to_zero_overflow_nothing(name):
     problem = problem_of(name, 40, 40, state=False)
-    closed = torch.full_like(problem.running.log_gate, -500.0)
-    found = attend(replace(problem, running=replace(problem.running, log_gate=closed)))
+    closed = torch.full_like(problem.recurrent.log_gate, -500.0)
+    found = attend(replace(problem, recurrent=replace(problem.recurrent, log_gate=closed)))
     assert found.context.isfinite().all()
     if name == "gated":  # nothing is left but the token's own value
         torch.testing.assert_close(found.context, problem.v.repeat_interleave(2, 1), rtol=0, atol=1e-12)

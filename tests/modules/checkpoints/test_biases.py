@@ -24,8 +24,8 @@ def variants(tiny: Tiny):
     plain = {name: value for name, value in build.options.items() if "bias" not in name}
     config = vars(build.config_class(**plain))
     flags = [name for name, value in config.items() if "bias" in name and isinstance(value, bool)]
-    for turned in ({}, *({name: not config[name]} for name in flags)):
-        yield replace(tiny, build=replace(build, options=plain | turned))
+    for rotated in ({}, *({name: not config[name]} for name in flags)):
+        yield replace(tiny, build=replace(build, options=plain | rotated))
 
 
 def test_every_family_of_transformers_has_a_rule():

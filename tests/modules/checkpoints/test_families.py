@@ -20,7 +20,7 @@ from attention_contract.schemas.modules import ImportModule
 from attention_service.cost import Rates, Roofline
 from attention_service.modules.checkpoints.families import FAMILIES
 from attention_service.modules.checkpoints.import_plan import plan
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 
 TINY = [*OTHERS, *DECODERS, *ENCODERS]

@@ -16,11 +16,11 @@ from attention_service.cost import Calibrated, Curves, Rates, Roofline, Spread, 
 from attention_service.runtime.calibration import background, calibrating, stored
 from attention_service.runtime.calibration.calibrating import Calibration, TooBusyError
 from attention_service.runtime.calibration.measuring import Bench
-from attention_service.runtime.calibration.random_requests import draw, kinds
-from attention_service.runtime.calibration.recording import Recorder
-from attention_service.runtime.device import Device
+from attention_service.runtime.calibration.term_recorder import Recorder
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward
+from attention_service.runtime.operations.random_requests import draw, kinds
 from attention_service.runtime.scheduling.budget import Budget
 
 RATES = Rates(flops_per_s=1e10, bytes_per_s=1e10, overhead_s=1e-5)
@@ -41,7 +41,7 @@ def short(monkeypatch):
     monkeypatch.setattr(calibrating, "MOST_POINTS", 25)
     monkeypatch.setattr(calibrating, "FEWEST_POINTS", 5)
     monkeypatch.setattr("attention_service.runtime.calibration.measuring.RANGES_S", ((0, 5e-4),) * 3)
-    monkeypatch.setattr("attention_service.runtime.calibration.probing._DISTURBED", 1e9)
+    monkeypatch.setattr("attention_service.runtime.device.load_probe._DISTURBED", 1e9)
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ import torch
 
 from attention_service.cost import Calibrated, Curves, Estimate, Rates, Roofline
 from attention_service.cost.terms import forward_terms
+from attention_service.cost.typical_rates import typical
 from attention_service.runtime.calibration import calibrating, stored
 from attention_service.runtime.calibration.calibrating import Calibration, TooBusyError
 from attention_service.runtime.calibration.plausibility import _work as work
 from attention_service.runtime.calibration.plausibility import implausible_growth
-from attention_service.runtime.calibration.typical import typical
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 
 RATES = Rates(1e11, 1e10, 1e-5)
 

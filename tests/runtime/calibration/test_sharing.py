@@ -16,7 +16,7 @@ from attention_service.runtime import engine as engines
 from attention_service.runtime.calibration import sharing, stored
 from attention_service.runtime.calibration.calibrating import TooBusyError
 from attention_service.runtime.calibration.recalibration import Recalibration, growing_pauses
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 
 RATES = Rates(flops_per_s=1e10, bytes_per_s=1e10, overhead_s=1e-5)

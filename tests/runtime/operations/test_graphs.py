@@ -12,10 +12,10 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations import forward, graphed
-from attention_service.runtime.operations.graphs import MOST, OFTEN, Graphs
-from attention_service.runtime.operations.operation import execute
+from attention_service.runtime.device.cuda_graphs import MOST, OFTEN, Graphs
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import cuda_graph_forward, forward
+from attention_service.runtime.scheduling.operation import execute
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -133,8 +133,8 @@ X = np.random.default_rng(0).standard_normal((2, 5, 32)).astype(np.float32)
 def test_plain_passes_are_taken(more, taken):
     request = ForwardRequest.model_validate({"query": X} | {name.removesuffix("_"): x for name, x in more.items()})
     bound = bind(module(), request)
-    assert graphed.takes(bound, request, "fused") == taken
-    assert not graphed.takes(bound, request, "materialized")
+    assert cuda_graph_forward.takes(bound, request, "fused") == taken
+    assert not cuda_graph_forward.takes(bound, request, "materialized")
 
 
 @pytest.mark.parametrize("wrong", [None, np.nan], ids=str)
@@ -148,7 +148,7 @@ def test_the_numbers_of_the_pass_without_a_graph(wrong):
     expected = forward.prepare(of, request, device, 2**40).run()["output"]
     bound = bind(of, request)
     for _ in range(OFTEN + 2):
-        found = execute(graphed.Graphed(bound, "fused", 100, device), device.torch)["output"]
+        found = execute(cuda_graph_forward.Graphed(bound, "fused", 100, device), device.torch)["output"]
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import hopfield
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))

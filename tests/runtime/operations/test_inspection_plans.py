@@ -13,9 +13,9 @@ from attention_service.core.cancellation import Abandoned, Cancellation, cancell
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
 from attention_service.cost import Rates, Roofline, SimilarityWork
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations import similarities
-from attention_service.runtime.operations.circuit_search import prepare
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import similarity
+from attention_service.runtime.operations.circuits import prepare
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 3e-5)))
 
@@ -50,7 +50,7 @@ def test_the_plan_bounds_what_is_held():
         jobs[name] = prepare(of, of if composed else None, CircuitsRequest(**asked), DEVICE)
     for name, (shape, others, measure) in COMPARED.items():
         a, b = (None if each is None else np.ones(each, np.float32) for each in (shape, others))
-        jobs[name] = similarities.prepare(SimilarityRequest(a=a, b=b, measure=measure), DEVICE)
+        jobs[name] = similarity.prepare(SimilarityRequest(a=a, b=b, measure=measure), DEVICE)
     held = peaks([job.run for job in jobs.values()])
     for (name, job), most in zip(jobs.items(), held, strict=True):
         assert most <= job.plan.peak_bytes <= 5 * most, name
@@ -84,7 +84,7 @@ def test_work_that_nobody_waits_for_stops_at_the_next_head(asked):
     if asked == "circuits":
         job = prepare(module(), None, CircuitsRequest(), DEVICE)
     else:
-        job = similarities.prepare(SimilarityRequest(a=np.ones((2, 3, 4)), measure=asked), DEVICE)
+        job = similarity.prepare(SimilarityRequest(a=np.ones((2, 3, 4)), measure=asked), DEVICE)
     cancellation = Cancellation()
     cancellation.cancel()
     with cancellable(cancellation), pytest.raises(Abandoned):

@@ -12,12 +12,12 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core import multihead
 from attention_service.core.multihead import Sizes, initial_parameters
-from attention_service.core.types import Selection
+from attention_service.core.problem import Selection
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.operations.compute import TORCH_DTYPES
 from attention_service.runtime.operations.forward import Forward
-from attention_service.runtime.operations.operation import execute
+from attention_service.runtime.scheduling.operation import execute
 
 CPU = torch.device("cpu")
 CAUSAL = AttentionSpec(masks=[Causal()])

@@ -17,7 +17,7 @@ from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.runtime.calibration.recalibration import Recalibration
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.planning.drift import LONGEST_PAUSE_S, PAUSE_S, SPACING_S, Drift

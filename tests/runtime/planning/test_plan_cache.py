@@ -1,8 +1,8 @@
 """The cache of plans: which entries it keeps, and for which clock."""
 
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.planning import plan_cache
-from attention_service.runtime.planning.plan_cache import PlanCache
+from attention_service.runtime.device import plan_cache
+from attention_service.runtime.device.plan_cache import PlanCache
 
 RATES = Rates(1e11, 1e10, 1e-5)
 

@@ -16,7 +16,7 @@ from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Rates, Roofline, Workload
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients, weights
 from attention_service.runtime.planning import planner
 

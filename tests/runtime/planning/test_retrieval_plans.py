@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import hopfield
 
 CLOCK = Roofline(Rates(1e11, 1e10, 1e-5))

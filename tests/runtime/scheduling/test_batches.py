@@ -17,7 +17,7 @@ from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime import engine as engine_module
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.forward import Forward
@@ -219,7 +219,7 @@ def test_a_mask_that_would_say_something_else_keeps_lengths_apart(tmp_path, devi
 
 def job(engine, length, name="plain"):
     _, ask = of(length, name)
-    return engine_module.forward.prepare(engine.library.get(name), ask, engine.device, engine.budget.room)
+    return engine_module.forward.prepare(engine.library.get(name), ask, engine.device, engine.budget.capacity)
 
 
 @pytest.mark.parametrize("name", ["causal", "aligned", "window", "by-reach", "biased", "extra"])
@@ -441,7 +441,7 @@ def test_what_has_not_begun_at_its_deadline_is_not_computed(tmp_path, device, mo
 def test_a_deadline_ends_the_wait_for_memory_too(tmp_path, device):
     async def story(engine):
         await modules(engine)
-        await engine.budget.acquire(engine.budget.free)
+        await engine.budget.acquire(engine.budget.available)
         taken = engine.budget.in_flight
         with pytest.raises(DeadlineExceeded):
             await engine.forward(*of(8), time.monotonic() + 0.02)

@@ -162,7 +162,7 @@ class World:
 
     def nobody_waits_for_what_is_there(self):
         first = next((turn.need for turn in self.budget._waiting if not turn.done.done()), math.inf)
-        assert first > self.budget.free
+        assert first > self.budget.available
 
     async def play(self, requests):
         tasks = []
@@ -200,7 +200,7 @@ def test_bodies_are_held_together_and_may_have_half_of_the_room():
     with budget.body() as first:
         first.hold(30)
         first.hold(20)
-        assert (budget.bodies, budget.free, budget.in_flight) == (50, 80, 0)
+        assert (budget.bodies, budget.available, budget.in_flight) == (50, 80, 0)
         with budget.body() as second:
             with pytest.raises(Overloaded) as refusal:
                 second.hold(1)
@@ -227,7 +227,7 @@ def test_replies_take_half_of_the_room_together_or_one_takes_more():
     with budget.body() as first, budget.body() as second:
         first.hold(30)
         first.become_reply(60)
-        assert (budget.bodies, budget.replies, budget.free) == (0, 60, 20)
+        assert (budget.bodies, budget.replies, budget.available) == (0, 60, 20)
         with pytest.raises(NoRoom) as refusal:
             second.become_reply(1)
         assert refusal.value.facts == {"limit_bytes": 40, "needed_bytes": 61}
@@ -235,7 +235,7 @@ def test_replies_take_half_of_the_room_together_or_one_takes_more():
         first.become_reply(20)
         second.become_reply(20)
         assert budget.refused["no_room"] == 1
-    assert (budget.replies, budget.free) == (0, 80)
+    assert (budget.replies, budget.available) == (0, 80)
 
 
 def test_what_waits_for_memory_begins_when_a_reply_is_sent():

@@ -165,7 +165,7 @@ def test_beyond_the_line_the_newest_is_let_in_when_the_line_is_empty_and_the_oth
         for name in range(count):
             door.wait("a", lambda refusal, name=name: (answered if refusal is None else refused).append(name))
         with monkeypatch.context() as open_door:
-            open_door.setattr(Budget, "places", PLACES + 10)
+            open_door.setattr(Budget, "open_slots", PLACES + 10)
             await turns(10)
             assert answered[:PLACES] == [*range(PLACES)]
             assert answered[PLACES:] == [*range(count - 1, PLACES - 1, -1)]
@@ -206,4 +206,4 @@ def test_who_allows_less_time_is_told_so_when_it_is_over():
 def test_places_are_those_left_in_the_queue(waiting):
     budget, _ = make(waiting=2)
     fill(budget, min(waiting, 2))
-    assert (budget.places, budget.is_full) == (max(2 - waiting, 0), waiting >= 2)
+    assert (budget.open_slots, budget.is_full) == (max(2 - waiting, 0), waiting >= 2)

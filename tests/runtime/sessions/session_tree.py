@@ -32,9 +32,9 @@ from attention_contract.schemas.sessions import (
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
-from attention_service.core.arrays import to_numpy, to_torch
+from attention_service.core.tensors import to_numpy, to_torch
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.sessions.page_room import Totals
 

@@ -38,12 +38,13 @@ from attention_contract.schemas.sessions import (
 )
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
-from attention_service.core.arrays import to_numpy
+from attention_service.core.kv_cache.slab import PAGE_TOKENS
+from attention_service.core.tensors import to_numpy
 from attention_service.runtime.callers import ANYONE, Caller, caller
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.sessions import stepping, steps
+from attention_service.runtime.sessions import step as step_module
+from attention_service.runtime.sessions import step_operation
 from attention_service.runtime.sessions.decode_session import DecodeSession
-from attention_service.runtime.sessions.pages import PAGE_TOKENS
 
 ROPE = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
 PAGE_BYTES = PAGE_TOKENS * 2 * (4 + 4) * 8
@@ -576,10 +577,10 @@ def test_a_session_keeps_the_version_that_it_was_opened_with(play):
     async def test(engine: Engine) -> None:
         x, ident = tokens(6), await opened(engine)
         await step(engine, ident, x[:, :3])
-        held, old = engine.budget.room, engine.module("m")
+        held, old = engine.budget.capacity, engine.module("m")
         parameters = {name: to_numpy(2 * value) for name, value in old.parameters.items()}
         await engine.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
-        assert engine.budget.room == held - old.bytes
+        assert engine.budget.capacity == held - old.bytes
         close((await step(engine, ident, x[:, 3:5])).output, (await uncached(engine, "m", x[:, :5], 3)).output)
         with pytest.raises(VersionMismatch):
             await step(engine, ident, x[:, 5:], version=engine.module("m").version)
@@ -592,7 +593,7 @@ def test_a_session_keeps_the_version_that_it_was_opened_with(play):
         with pytest.raises(ModuleNotFound):
             await opened(engine)
         await engine.sessions.delete(fork)
-        assert engine.budget.room > held
+        assert engine.budget.capacity > held
 
     play(test)
 
@@ -702,8 +703,8 @@ def test_padding_is_hidden_whatever_steps_of_this_shape_came_before(play):
 
 def test_a_long_step_over_a_past_is_cut_and_gives_the_same(play, monkeypatch):
     x = tokens(150)
-    monkeypatch.setattr(stepping, "CUT_PAIRS", 100)
-    monkeypatch.setattr(stepping, "LEAST_PART", 50)
+    monkeypatch.setattr(step_module, "CUT_PAIRS", 100)
+    monkeypatch.setattr(step_module, "LEAST_PART", 50)
 
     async def test(engine: Engine) -> None:
         want = (await engine.forward("m", validate(ForwardRequest, {"query": x}))).output
@@ -729,7 +730,7 @@ def test_a_step_that_breaks_its_pass_fails_alone_and_appends_nothing(play, monke
         ids = [await opened(engine) for _ in whole]
         for ident, x in zip(ids, whole, strict=True):
             await step(engine, ident, x[:, :2])
-        real, passes = steps.Steps.launch, []
+        real, passes = step_operation.Steps.launch, []
 
         def fails(self: Any, uploaded: Any) -> Any:
             passes.append(sum(bound.batch for bound in self.bounds))
@@ -740,7 +741,7 @@ def test_a_step_that_breaks_its_pass_fails_alone_and_appends_nothing(play, monke
         asked = [{"session": ident, "query": x[:, 2:3]} for ident, x in zip(ids, whole, strict=True)]
         asked[3]["query"] = whole[3][:, 2:3] + 1000
         with monkeypatch.context() as patch:
-            patch.setattr(steps.Steps, "launch", fails)
+            patch.setattr(step_operation.Steps, "launch", fails)
             replies = (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
         assert max(passes) == len(ids)
         for number, (ident, x, reply) in enumerate(zip(ids, whole, replies, strict=True)):

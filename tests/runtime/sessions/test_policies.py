@@ -8,7 +8,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.sessions import HeavyHitters, SnapKV, WindowSinks
 from attention_contract.spec import AttentionSpec
 from attention_contract.validation import validate
-from attention_service.runtime.sessions.policies import keeper_of
+from attention_service.core.kv_cache.policies import keeper_of
 
 CAUSAL = AttentionSpec(masks=[{"name": "causal"}])
 BATCH, HEADS, GROUPS = 2, 4, 2

@@ -25,8 +25,8 @@ from attention_contract.schemas.sessions import (
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
+from attention_service.core.kv_cache.policies import Keeper, keeper_of
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.sessions.policies import Keeper, keeper_of
 
 CAUSAL = {"masks": [{"name": "causal"}]}
 POLICIES = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.runtime.sessions.session_tree import EXACT, Tree, create, engine_of
 
+from attention_service.core.kv_cache import slab
 from attention_service.core.registry import variants
 from attention_service.runtime.sessions import block_table, pages, shared_prefixes
 
@@ -53,7 +54,7 @@ TYPICAL = [
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of a few tokens, and slabs of a few pages, so that short walks cross many."""
-    for module in (pages, block_table, shared_prefixes):
+    for module in (slab, block_table, shared_prefixes):
         monkeypatch.setattr(module, "PAGE_TOKENS", 4)
     monkeypatch.setattr(pages, "SLAB_BYTES", 2**16)
 

@@ -1,7 +1,7 @@
 """The layer in front of everything: who asks, from where, and with which scopes.
 
 Each request passes, in this order: Host, the site of the page that sent it, the key. Routes then ask for their scopes
-(``scopes.guard``). Health checks pass without any of it.
+(``scopes.limits``). Health checks pass without any of it.
 """
 
 import base64
@@ -20,9 +20,9 @@ from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, r
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import EVERY, HELD, OPEN_PATHS, Scopes
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
-from attention_service.api.negotiation import Headers
-from attention_service.runtime.accounts import account
+from attention_service.api.bodies.negotiation import Headers
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
+from attention_service.runtime.request_timing import timing
 from attention_service.settings import Settings, listed
 
 PROTOCOL: Final = "attention.v1"
@@ -103,7 +103,7 @@ class Access:
         try:
             await self.app(scope, receive, send)
         finally:
-            self._quotas.leave(asks, account.get())
+            self._quotas.leave(asks, timing.get())
 
     def _while_held(self, held: HeldKey, receive: Receive, send: Send) -> Receive:
         """Receive the messages of a WebSocket, and close it at the first one after its key was revoked."""

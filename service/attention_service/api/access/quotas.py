@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from attention_contract.errors import CallerLimit
-from attention_service.runtime.accounts import Account
 from attention_service.runtime.callers import UNLIMITED, Caller
+from attention_service.runtime.request_timing import RequestTiming
 
 WINDOW_S: Final = 2.0
 """Seconds of a rate that a caller may use at once."""
@@ -71,14 +71,14 @@ class Quotas:
         if len(self._uses) > _REMEMBERED:
             self._uses = {name: each for name, each in self._uses.items() if each.running or now - each.seen < 60}
 
-    def leave(self, caller: Caller, account: Account | None) -> None:
+    def leave(self, caller: Caller, timing: RequestTiming | None) -> None:
         """Count the bytes and the device's time of a request that entered, and has ended."""
         if caller.limits is UNLIMITED or (use := self._uses.get(caller.name)) is None:
             return
         use.running -= 1
-        if account is not None:
-            use.bytes.level += account.bytes
-            use.device.level += sum(run.compute_ms / run.batch for run in account.runs)
+        if timing is not None:
+            use.bytes.level += timing.bytes
+            use.device.level += sum(run.compute_ms / run.batch for run in timing.runs)
 
 
 def _check(caller: Caller, name: str, rate: float, level: float) -> None:

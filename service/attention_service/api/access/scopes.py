@@ -61,7 +61,7 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType({
 OPEN_PATHS: Final = frozenset(operation.path for operation in OPERATIONS if not SCOPES[operation.name])
 
 
-def guard(routes: Iterable[BaseRoute]) -> None:
+def require_scopes(routes: Iterable[BaseRoute]) -> None:
     """Let each route answer only callers who hold one of its scopes. Raises KeyError for a route without scopes."""
     for route in routes:
         each: Any = route

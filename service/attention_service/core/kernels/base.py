@@ -10,9 +10,9 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
-from attention_service.core.extent import Extent
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.problem import Problem
 from attention_service.core.registry import Registry
-from attention_service.core.types import Problem
 
 PAIR_TAPS = frozenset({"scores", "capped_scores", "masked_scores", "weights", "lse"})
 """Taps that a kernel may or may not keep."""

@@ -12,10 +12,11 @@ from torch.autograd.function import once_differentiable
 from attention_contract.spec import AttentionSpec
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
-from attention_service.core.extent import Extent
-from attention_service.core.kernels import fused_blocks, tiling
+from attention_service.core.kernels import tiling
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.blocked_rehearsal import LargestTile
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.kernels.fused import cpu_blocks
 from attention_service.core.kernels.tile_kinds import OneOfEach
 from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
 from attention_service.core.kernels.tiling import Block
@@ -23,7 +24,7 @@ from attention_service.core.kernels.totals import Totals
 from attention_service.core.kernels.touched import by_fused, touched
 from attention_service.core.kernels.ways import Streamed, upstreams, way
 from attention_service.core.normalizers import NORMALIZERS, Exponential
-from attention_service.core.types import Problem
+from attention_service.core.problem import Problem
 
 
 @KERNELS.register(
@@ -54,15 +55,15 @@ class Blocked(Kernel):
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context, and return q, k, v and the log-sum-exp if they are asked for."""
         q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
-        if fused_blocks.takes(problem) if self._in_blocks is None else self._in_blocks:
-            context, lse = fused_blocks.attend_in_blocks(problem, with_lse="lse" in taps, through=self._through)
+        if cpu_blocks.takes(problem) if self._in_blocks is None else self._in_blocks:
+            context, lse = cpu_blocks.attend_in_blocks(problem, with_lse="lse" in taps, through=self._through)
             known = {"q": q, "k": k, "v": v, "lse": lse}
             return {"context": context} | {tap: x for tap, x in known.items() if tap in taps and x is not None}
         added = mask if mask is not None and mask.is_floating_point() else None
         nothing = q.new_empty(0)
         # What is differentiated goes beside the problem, and nothing is held twice.
         told = None if added is not None else mask
-        frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=told, learned={}, apart=None)
+        frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=told, learned={}, global_qkv=None)
         context, lse = _Blocked.apply(  # type: ignore[no-untyped-call]
             frame, self._through or _blocks, tuple(problem.learned), q, k, v, added, *problem.learned.values()
         )

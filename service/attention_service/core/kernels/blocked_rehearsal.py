@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from attention_service.core.combinations import AnyOf
-from attention_service.core.extent import Extent
+from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.hiding import KEPT, Limits
 from attention_service.core.kernels.tiles import Group, scored_in
 from attention_service.core.kernels.tiling import Block, Piece, Strip, Tiling
 from attention_service.core.kernels.touched import Touched, sequences, tiling_of, touched_at, whole_rows
-from attention_service.core.masks import FAR, pattern_of
-from attention_service.core.patterns import Pattern
-from attention_service.core.types import Problem
+from attention_service.core.masks.combinations import AnyOf
+from attention_service.core.masks.pattern import Pattern
+from attention_service.core.masks.rules import MAX_POSITION, pattern_of
+from attention_service.core.problem import Problem
 
 
 class LargestTile:
@@ -43,7 +43,7 @@ def largest_tile(sizes: Extent) -> tuple[Block, int]:
     """Return a block whose last tile is as large as any, and the pairs whose limits earlier tiles left."""
     fitted, masked = tiling_of(sizes), bool(sizes.spec.masks)
     seen = _widest(sizes)
-    all_keys = seen.widest if masked else sizes.met_keys + sizes.extra
+    all_keys = seen.widest if masked else sizes.unpadded_keys + sizes.added_keys
     queries, keys = _extent(sizes, fitted, all_keys)
     follows = seen.strips > seen.blocks if masked else keys < all_keys
     dense = Strip((Piece(0, keys, masked=False),))
@@ -52,7 +52,7 @@ def largest_tile(sizes: Extent) -> tuple[Block, int]:
     if not masked:
         rest = min(keys, all_keys - keys)
         return Block(0, queries, (dense, Strip((Piece(keys, keys + rest, masked=False),)))[: 1 + follows]), 0
-    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
+    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.sequence_keys, sizes.past)
     edge, remembered = _hidden(sizes, pattern, seen, queries, keys)
     gap = int(bool(pattern.bounds.strips) or isinstance(pattern, AnyOf))  # then keys are put together
     if gap and edge == keys:
@@ -69,7 +69,7 @@ def _widest(sizes: Extent) -> Touched:
     places = [sizes.past]
     if sizes.batched_offsets and sizes.spec.masks:
         told = sorted(sizes.offsets or range(sizes.past, sizes.past + sizes.batch))
-        places = [max(-FAR, min(told[index], FAR)) for index in (0, len(told) // 2, -1)]
+        places = [max(-MAX_POSITION, min(told[index], MAX_POSITION)) for index in (0, len(told) // 2, -1)]
     return max((touched_at(sizes, place) for place in places), key=lambda each: each.widest)
 
 

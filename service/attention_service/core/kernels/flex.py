@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.bands import Keys, Queries
-from attention_service.core.drawn import Drawn
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.kernels.blocked import Blocked
 from attention_service.core.kernels.tiling import Layout, Tiling
-from attention_service.core.masks import FAR, pattern_of
+from attention_service.core.masks.bands import Keys, Queries
+from attention_service.core.masks.random_blocks import Drawn
+from attention_service.core.masks.rules import MAX_POSITION, pattern_of
+from attention_service.core.masks.tilings import Segments
+from attention_service.core.masks.visibility import fit, real_keys, without_padding
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
+from attention_service.core.problem import Problem
 from attention_service.core.scores import SCORES, Product
-from attention_service.core.tilings import Segments
-from attention_service.core.types import Problem
-from attention_service.core.visibility import fit, real_keys, without_padding
 
 BLOCK = 128
 _LOOKED_UP = (Queries, Keys, Segments, Drawn)
@@ -131,7 +131,7 @@ def _block_mask(problem: Problem, mask: Tensor | None) -> BlockMask | None:
     pattern = pattern_of(problem.spec.masks, queries, keys, problem.past)
     first = torch.full((batch,), problem.past, device=device)
     if problem.offsets is not None:
-        first = problem.offsets.long().clamp(-FAR, FAR).expand(batch).contiguous()
+        first = problem.offsets.long().clamp(-MAX_POSITION, MAX_POSITION).expand(batch).contiguous()
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = pattern.allows(i + first[b], j)

@@ -6,7 +6,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from attention_service.core.patterns import Pattern
+from attention_service.core.masks.pattern import Pattern
 
 KEPT = 2
 """Number of tiles of the largest size that are remembered."""

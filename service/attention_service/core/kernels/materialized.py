@@ -8,8 +8,8 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, PAIR_TAPS, Kernel, Needs
+from attention_service.core.problem import Problem
 from attention_service.core.stages import stages
-from attention_service.core.types import Problem
 
 MATERIALIZED = "materialized"
 """The name of the kernel that can do everything, by which the others are judged."""

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attention_service.core.blocks import REPEATED
-from attention_service.core.extent import Extent
+from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.hiding import Likeness, Limits
 from attention_service.core.kernels.tiles import Group, places, scored_in
 from attention_service.core.kernels.tiling import Block, Layout, Strip, Tiling
 from attention_service.core.kernels.touched import tiling_of
-from attention_service.core.masks import pattern_of
-from attention_service.core.patterns import Pattern
-from attention_service.core.types import Problem
+from attention_service.core.masks.pattern import Pattern
+from attention_service.core.masks.rules import pattern_of
+from attention_service.core.problem import Problem
 
 _PASSES = 2
 """Groups of sequences that are told apart; the second finds the limits that the first one left."""
@@ -145,9 +145,11 @@ class _KnownLimits(Limits):
 
 
 def _layout(sizes: Extent) -> Layout:
-    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
-    real = None if sizes.met_keys == sizes.told_keys else torch.arange(sizes.told_keys) < sizes.met_keys
-    return Layout(pattern, sizes.past, sizes.queries, sizes.told_keys, sizes.extra, real)
+    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.sequence_keys, sizes.past)
+    real = (
+        None if sizes.unpadded_keys == sizes.sequence_keys else torch.arange(sizes.sequence_keys) < sizes.unpadded_keys
+    )
+    return Layout(pattern, sizes.past, sizes.queries, sizes.sequence_keys, sizes.added_keys, real)
 
 
 @lru_cache(maxsize=64)

@@ -11,13 +11,13 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.core.dropout import kept
 from attention_service.core.kernels.hiding import Limits
 from attention_service.core.kernels.tiling import Block, Layout, Strip, Tiling
-from attention_service.core.masks import FAR, pattern_of
+from attention_service.core.masks.pattern import Pattern
+from attention_service.core.masks.rules import MAX_POSITION, pattern_of
+from attention_service.core.masks.visibility import real_keys
 from attention_service.core.normalizers import NORMALIZERS
-from attention_service.core.pair_bias import pair_bias
-from attention_service.core.patterns import Pattern
+from attention_service.core.positions.pair_bias import pair_bias
+from attention_service.core.problem import Problem
 from attention_service.core.scores import SCORES
-from attention_service.core.types import Problem
-from attention_service.core.visibility import real_keys
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Group:
         real = self.met()
         real = None if real is None else real.cpu()
         queries, keys = self.problem.q.shape[2], self.problem.keys
-        layout = Layout(self._pattern, self.first, queries, keys, self.problem.extra, real)
+        layout = Layout(self._pattern, self.first, queries, keys, self.problem.added_keys, real)
         return layout.blocks(tiling, whole_rows=whole_rows)
 
     def leaves(self, block: Block, strip: Strip) -> Leaves:
@@ -201,7 +201,7 @@ def places(problem: Problem, tiling: Tiling) -> tuple[list[int], int]:
     """Return the position of the first query of each sequence, and the number of sequences in a group."""
     batch = problem.q.shape[0]
     if problem.offsets is not None and problem.spec.masks:
-        return problem.offsets.long().clamp(-FAR, FAR).expand(batch).tolist(), 1
+        return problem.offsets.long().clamp(-MAX_POSITION, MAX_POSITION).expand(batch).tolist(), 1
     return [problem.past] * batch, tiling.sequences(problem.k.shape[2])
 
 

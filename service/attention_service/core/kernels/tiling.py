@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_service.core.patterns import Pattern, Tiles
+from attention_service.core.masks.pattern import Pattern, Tiles
 
 _CELLS_AT_ONCE = 2**18
 _NONE, _SOME = 0, 1  # and 2 for every

@@ -10,8 +10,8 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.core.kernels.tiles import Group, Leaves, scatter_add
 from attention_service.core.kernels.tiling import Block, Strip
 from attention_service.core.kernels.ways import Upstream, Way
+from attention_service.core.problem import Problem
 from attention_service.core.pullback import pullback_where_used
-from attention_service.core.types import Problem
 
 
 class Totals:

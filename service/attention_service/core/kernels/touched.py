@@ -6,11 +6,12 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from attention_service.core import counting
-from attention_service.core.extent import Extent
-from attention_service.core.kernels import fused_blocks, tiling
+from attention_service.core.kernels import tiling
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.kernels.fused import cpu_blocks
 from attention_service.core.kernels.tiling import Layout, Tiling
-from attention_service.core.masks import pattern_of
+from attention_service.core.masks import pair_count
+from attention_service.core.masks.rules import pattern_of
 from attention_service.core.normalizers import NORMALIZERS, has_lse
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -36,11 +37,11 @@ class Touched:
 
 @lru_cache(maxsize=1024)
 def by_fused(sizes: Extent) -> bool:
-    """Return True if the blocked kernel gives its blocks to the fused one (``kernels.fused_blocks``)."""
+    """Return True if the blocked kernel gives its blocks to the fused one (``kernels.fused.cpu_blocks``)."""
     own = sizes.request_mask_elements or sizes.padded or sizes.dropped
     if sizes.threads == 0 or own:
         return False
-    return fused_blocks.takes_spec(sizes.spec, _DTYPES[sizes.itemsize], sizes.queries, sizes.told_keys, sizes.past)
+    return cpu_blocks.takes_spec(sizes.spec, _DTYPES[sizes.itemsize], sizes.queries, sizes.sequence_keys, sizes.past)
 
 
 @lru_cache(maxsize=1024)
@@ -75,9 +76,9 @@ def touched_at(sizes: Extent, first: int) -> Touched:
     """Count the same where the first query of every sequence is at this position."""
     fitted = tiling_of(sizes)
     groups = -(-sizes.batch // sequences(sizes, fitted))
-    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.told_keys, sizes.past)
-    layout = Layout(pattern, first, sizes.queries, sizes.met_keys, sizes.extra)
-    cells = -(-sizes.queries // fitted.queries) * (-(-sizes.met_keys // fitted.cell) if sizes.spec.masks else 1)
+    pattern = pattern_of(sizes.spec.masks, sizes.queries, sizes.sequence_keys, sizes.past)
+    layout = Layout(pattern, first, sizes.queries, sizes.unpadded_keys, sizes.added_keys)
+    cells = -(-sizes.queries // fitted.queries) * (-(-sizes.unpadded_keys // fitted.cell) if sizes.spec.masks else 1)
     count = _counted if cells <= _MOST_CELLS else _estimated
     one = count(layout, fitted, whole_rows(sizes))
     return Touched(sizes.batch * one.pairs, groups * one.blocks, groups * one.strips, one.widest)
@@ -102,8 +103,8 @@ def _counted(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
 def _estimated(layout: Layout, fitted: Tiling, rows_whole: bool) -> Touched:
     """Estimate one sequence: the allowed pairs with the rest of their tiles, or an extrapolation of a few blocks."""
     blocks, keys = -(-layout.queries // fitted.queries), layout.keys + layout.extra
-    if counting.countable(layout.pattern):
-        allowed = counting.count(layout.pattern, layout.first, layout.queries, layout.keys)
+    if pair_count.countable(layout.pattern):
+        allowed = pair_count.count(layout.pattern, layout.first, layout.queries, layout.keys)
         width = allowed / layout.queries + fitted.queries + fitted.cell + layout.extra
     else:
         width = _sampled_width(layout, fitted)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from attention_service.core.dropout import dropped
-from attention_service.core.groups import product, product_backward
 from attention_service.core.kernels.tiles import Group, Leaves
 from attention_service.core.kernels.tiling import Block, Strip
 from attention_service.core.normalizers import NORMALIZERS, Exponential, Normalizer
+from attention_service.core.problem import Problem
 from attention_service.core.pullback import pullback
-from attention_service.core.types import Problem
+from attention_service.core.tensors import product, product_backward
 
 _LOG2_E = 1 / log(2)
 

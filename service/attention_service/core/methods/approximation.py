@@ -10,14 +10,14 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec, Exact, Softmax
 from attention_service.core import edits as interventions
 from attention_service.core.edits import BoundEdit
-from attention_service.core.extent import Extent
 from attention_service.core.kernels.base import Kernel
-from attention_service.core.masks import reach_of
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.masks.rules import causal_offset
+from attention_service.core.masks.visibility import without_padding
 from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.positions import POSITIONS
+from attention_service.core.problem import Learned, Problem, Widths
 from attention_service.core.scores import SCORES, Product
-from attention_service.core.types import Learned, Problem, Widths
-from attention_service.core.visibility import without_padding
 
 
 class Approximation(ABC):
@@ -135,7 +135,7 @@ def no_masks(spec: AttentionSpec) -> Iterator[Refusal]:
 
 def no_order(spec: AttentionSpec) -> Iterator[Refusal]:
     """Yield the refusals of a running state, which supports causal masks alone."""
-    if spec.masks and reach_of(spec.masks, 1, 1) is None:
+    if spec.masks and causal_offset(spec.masks, 1, 1) is None:
         names = ", ".join(mask.name for mask in spec.masks)
         yield (
             "spec.masks",
@@ -148,7 +148,7 @@ def reach_in(problem: Problem) -> int:
     queries, keys = problem.q.shape[2], problem.k.shape[2]
     if not problem.spec.masks:
         return queries + keys
-    reach = reach_of(problem.spec.masks, queries, keys, problem.past)
+    reach = causal_offset(problem.spec.masks, queries, keys, problem.past)
     if reach is None:
         raise ValueError("the masks are not those of a running state; ask `refuses` first")
     if problem.offsets is None:

@@ -9,8 +9,8 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
+from attention_service.core.problem import Learned, Problem, Widths
 from attention_service.core.registry import Registry
-from attention_service.core.types import Learned, Problem, Widths
 
 Refusal = tuple[str, str]
 """The invalid field, and the reason."""

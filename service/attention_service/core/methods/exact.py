@@ -9,8 +9,8 @@ from attention_contract import spec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.methods.base import METHODS, Refusal
+from attention_service.core.problem import Learned, Problem, Widths
 from attention_service.core.stages import taps_of
-from attention_service.core.types import Learned, Problem, Widths
 
 
 @METHODS.register(

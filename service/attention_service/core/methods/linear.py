@@ -8,16 +8,16 @@ from torch import Tensor
 from torch.nn.functional import linear, logsigmoid
 
 from attention_contract import spec
-from attention_service.core.extent import Extent
-from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.masks.visibility import real_keys
 from attention_service.core.methods.approximation import Approximation, no_order, nothing_between, reach_in
 from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.features import Elementwise
-from attention_service.core.methods.running import Features, Running, Tokens
-from attention_service.core.methods.running_cost import FeatureCost, running_cost
-from attention_service.core.types import Learned, Problem, Widths
-from attention_service.core.types import Running as GivenRunning
-from attention_service.core.visibility import real_keys
+from attention_service.core.methods.recurrence import Features, Running, Tokens
+from attention_service.core.methods.recurrence_cost import FeatureCost, running_cost
+from attention_service.core.problem import Learned, Problem, Widths
+from attention_service.core.problem import Running as GivenRunning
+from attention_service.core.tensors import one_for_each_query_head
 
 _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
 """exp, subtract, compare and add as one of 3 an element, half of which take each branch; square, sum and multiply."""
@@ -76,7 +76,7 @@ class Linear(Approximation):
 
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
         """Return φ(q)·φ(k) over its sum, for a normalized rule ``sum`` without an initial state."""
-        if not self.implied_width(1) or problem.running.state is not None:
+        if not self.implied_width(1) or problem.recurrent.state is not None:
             return None
         return implied_by(self._features(), problem, rows)
 
@@ -102,7 +102,7 @@ class Linear(Approximation):
         return Elementwise(self.options.map, 1.0 if self.options.scale is None else self.options.scale)
 
     def _context(self, problem: Problem) -> dict[str, Tensor]:
-        given = problem.running
+        given = problem.recurrent
         real = real_keys(problem)
         kept = None if real is None else real[:, None, :, None]  # [B, 1, K, 1]
         log_gate, beta = (

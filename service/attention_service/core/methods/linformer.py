@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.extent import Extent
-from attention_service.core.groups import product
+from attention_service.core.kernels.extent import Extent
 from attention_service.core.methods.approximation import (
     Approximation,
     no_masks,
@@ -17,7 +16,8 @@ from attention_service.core.methods.approximation import (
     scored,
 )
 from attention_service.core.methods.base import METHODS, MethodCost, PassCost, Refusal
-from attention_service.core.types import Learned, Problem, Widths
+from attention_service.core.problem import Learned, Problem, Widths
+from attention_service.core.tensors import product
 
 
 @METHODS.register(

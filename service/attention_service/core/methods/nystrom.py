@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.extent import Extent
-from attention_service.core.groups import product
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.masks.visibility import real_keys
 from attention_service.core.methods.approximation import Approximation, no_masks, no_softmax, nothing_between, scored
 from attention_service.core.methods.base import METHODS, MethodCost, Refusal
 from attention_service.core.methods.nystrom_cost import nystrom_cost
-from attention_service.core.types import Problem
-from attention_service.core.visibility import real_keys
+from attention_service.core.problem import Problem
+from attention_service.core.tensors import product
 
 
 @METHODS.register(

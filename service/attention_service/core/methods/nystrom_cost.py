@@ -1,7 +1,7 @@
 """Cost of Nyström attention."""
 
 from attention_contract import spec
-from attention_service.core.extent import Extent
+from attention_service.core.kernels.extent import Extent
 from attention_service.core.methods.base import MethodCost, PassCost
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.extent import Extent
+from attention_service.core.kernels.extent import Extent
+from attention_service.core.masks.visibility import real_keys
 from attention_service.core.methods.approximation import (
     Approximation,
     no_order,
@@ -23,10 +24,9 @@ from attention_service.core.methods.features import (
     orthogonal_directions,
 )
 from attention_service.core.methods.linear import implied_by
-from attention_service.core.methods.running import Running, Tokens
-from attention_service.core.methods.running_cost import FeatureCost, running_cost
-from attention_service.core.types import Problem
-from attention_service.core.visibility import real_keys
+from attention_service.core.methods.recurrence import Running, Tokens
+from attention_service.core.methods.recurrence_cost import FeatureCost, running_cost
+from attention_service.core.problem import Problem
 
 
 @METHODS.register(

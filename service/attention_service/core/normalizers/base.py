@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.problem import Learned, Widths
 from attention_service.core.registry import Registry
-from attention_service.core.types import Learned, Widths
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 

@@ -16,7 +16,7 @@ from attention_service.core.normalizers.base import (
     tempered_scores,
     widened,
 )
-from attention_service.core.types import Learned, Widths
+from attention_service.core.problem import Learned, Widths
 
 
 @NORMALIZERS.register(

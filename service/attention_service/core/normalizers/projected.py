@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_contract import spec
 from attention_service.core.normalizers.base import NORMALIZERS, NOTHING, PairCost, Plain, widened
-from attention_service.core.projections import entmax15_roots, sparsemax
+from attention_service.core.normalizers.simplex import entmax15_roots, sparsemax
 
 
 @NORMALIZERS.register(

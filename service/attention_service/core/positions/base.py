@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core.places import Places
+from attention_service.core.positions.token_positions import TokenPositions
+from attention_service.core.problem import Learned, Widths
 from attention_service.core.registry import Registry
-from attention_service.core.types import Learned, Widths
 
 Tensors = Mapping[str, Tensor]
 
@@ -33,7 +33,7 @@ class PositionCost:
     """FLOPs to encode one place, for all heads together."""
     added: int = 0
     """FLOPs per vector to which the encoding is added."""
-    turned: int = 0
+    rotated: int = 0
     """FLOPs to rotate a query or new key of one head; the backward pass costs the same."""
     pair: int = 0
     """FLOPs per query-key pair and head."""
@@ -67,7 +67,7 @@ class Position(Protocol):
         places ``[1 or B, L]``.
         """
 
-    def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def rotated(self, q: Tensor, k: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate queries ``[B, H, Q, D]`` and new keys ``[B, Hkv, K − P, D]`` by their places."""
 
     def bias(self, queries: Tensor, keys: Tensor, heads: Heads, learned: Tensors, dtype: torch.dtype) -> Tensor | None:
@@ -103,7 +103,7 @@ class Inert:
         """Return x unchanged."""
         return x
 
-    def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def rotated(self, q: Tensor, k: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor]:
         """Return q and k unchanged."""
         return q, k
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.positions.base import POSITIONS
-from attention_service.core.types import Widths
+from attention_service.core.problem import Widths
 
 
 def check_position(spec: AttentionSpec, widths: Widths, inputs: Sequence[int] = (), at: str = "spec") -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_contract import positions as options
 from attention_service.core.positions.base import POSITIONS, Inert, PositionCost, Tensors
-from attention_service.core.types import Learned, Widths
+from attention_service.core.problem import Learned, Widths
 
 TABLE = "position.weight"
 

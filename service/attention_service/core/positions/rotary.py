@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core.places import Places
 from attention_service.core.positions.base import POSITIONS, Inert, PositionCost
 from attention_service.core.positions.frequencies import frequencies
-from attention_service.core.types import Widths
+from attention_service.core.positions.token_positions import TokenPositions
+from attention_service.core.problem import Widths
 
 
 @POSITIONS.register(
@@ -40,7 +40,7 @@ class Rope(Inert):
             return "scaling", f"its lists have {len(scaling.long_factor)} numbers, and {pairs} pairs turn; give as many"
         return None
 
-    def turned(self, q: Tensor, k: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+    def rotated(self, q: Tensor, k: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys. Angles are float64, and the rotation is float32 or wider."""
         dim = self.options.dim or q.shape[-1]
         speed, factor = frequencies(self.options, dim, places.reach)
@@ -63,7 +63,7 @@ class Rope(Inert):
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """Count, per pair of dimensions, an angle, its cosine and sine, four products and two sums."""
         pairs = (self.options.dim or head_dim) // 2
-        return PositionCost(place=3 * pairs, turned=6 * pairs)
+        return PositionCost(place=3 * pairs, rotated=6 * pairs)
 
 
 def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from attention_service.core.groups import product
+from attention_service.core.problem import Learned, Widths
 from attention_service.core.registry import Registry
-from attention_service.core.types import Learned, Widths
+from attention_service.core.tensors import product
 
 Tensors = Mapping[str, Tensor]
 

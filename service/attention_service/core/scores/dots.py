@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attention_contract import spec
+from attention_service.core.problem import Learned, Widths
 from attention_service.core.scores.base import SCORES, Product, ScoreCost, Tensors
-from attention_service.core.types import Learned, Widths
 
 
 @SCORES.register(

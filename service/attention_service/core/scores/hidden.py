@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.additive import additive_scores
-from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.problem import Learned, Widths
+from attention_service.core.scores.additive_sums import additive_scores
 from attention_service.core.scores.base import SCORES, ScoreCost, Tensors
-from attention_service.core.types import Learned, Widths
+from attention_service.core.tensors import one_for_each_query_head
 
 
 @SCORES.register(

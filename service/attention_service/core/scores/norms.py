@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.groups import one_for_each_query_head
+from attention_service.core.problem import Learned, Widths
 from attention_service.core.scores.base import SCORES, Product, ScoreCost, Tensors
-from attention_service.core.types import Learned, Widths
+from attention_service.core.tensors import one_for_each_query_head
 
 SMALLEST_SIGMA = 1e-6
 """Lower bound of a learned bandwidth; the spec accepts no smaller one."""

@@ -109,7 +109,7 @@ def _forward(work: Workload, kernel: str) -> Iterator[Term]:
 
 def _is_direct(work: Workload, kernel: str) -> bool:
     """True if a pass takes the direct path, with the fewest calls."""
-    bare = work.taps == {"output"} and not (work.past or work.padded or work.extra or work.edits or work.dropped)
+    bare = work.taps == {"output"} and not (work.past or work.padded or work.added_keys or work.edits or work.dropped)
     alone = bare and not (work.request_mask_elements or work.batched_places or work.reported)
     here = kernel_of(work, kernel).single_call and work.threads > 0 and work.itemsize >= 4
     return alone and here and work.head_dim == work.value_dim and is_plain(work.spec)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attention_contract.positions import NoPosition
-from attention_service.core.learned import learned_of
-from attention_service.core.mask_cost import leaves, relative_cost
+from attention_service.core.learned_tensors import learned_of
+from attention_service.core.masks.operation_count import leaves, relative_cost
 from attention_service.core.positions.embeddings import TABLE
-from attention_service.cost.encoding import tabled_places, token_traffic
 from attention_service.cost.pairs import score_cost
+from attention_service.cost.position_cost import tabled_places, token_traffic
 from attention_service.cost.tensor_bytes import (
     input_bytes,
     kv_cache_bytes_per_token,

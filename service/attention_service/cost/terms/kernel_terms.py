@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attention_service.core.kernels.fused_call import FUSED_KEYS, FusedCall
+from attention_service.core.kernels.fused.call_memory import FUSED_KEYS, FusedCall
 from attention_service.core.kernels.touched import by_fused, sequences, tiling_of, touched
 from attention_service.core.positions import POSITIONS
 from attention_service.cost.kernels import kernel_of
@@ -189,7 +189,7 @@ def blocked(work: Workload) -> Iterator[Term]:
         if there:
             yield start(f"{name} of a tile", tiles)
             yield elements(f"{name} in tiles", pairs, at_once=each)
-    if work.extra:
+    if work.added_keys:
         yield start("added keys of a tile", tiles)
     if work.heads != work.kv_heads:
         yield start("groups of a tile", tiles)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.weights import StatisticName, StatisticOptions
 from attention_contract.tensors import Array
-from attention_service.core.head_statistics import (
+from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
     DEFAULT_STATISTICS,
     TOKEN_STATISTICS,

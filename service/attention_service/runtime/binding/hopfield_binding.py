@@ -8,14 +8,14 @@ from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.hopfield import DEFAULT_MAX_STEPS, HopfieldRequest, Projections
 from attention_contract.tensors import Array
 from attention_service.core import hopfield
-from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Retrieval
-from attention_service.runtime.binding.bound import Layout, check_empty, common_dtype, wrong_shape
-from attention_service.runtime.device import Device
+from attention_service.runtime.binding.bound_request import Layout, check_empty, common_dtype, wrong_shape
+from attention_service.runtime.device.torch_device import Device
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundRetrieval:
     """One retrieval with its sizes and its layout."""
 
     request: HopfieldRequest
@@ -29,7 +29,7 @@ class Bound:
     """Dtype of the states and the association in the reply: the request's."""
 
 
-def bind(request: HopfieldRequest, device: Device) -> Bound:
+def bind(request: HopfieldRequest, device: Device) -> BoundRetrieval:
     """Find the sizes of a request. Raises InvalidRequest, ShapeMismatch or InvalidTensor, which name the field."""
     projections = request.projections or Projections()
     layout, heads = _layout(request, projections)
@@ -75,7 +75,7 @@ def bind(request: HopfieldRequest, device: Device) -> Bound:
         threads=device.threads,
         reply=reply_dtype,
     )
-    return Bound(request, layout, size, _beta(request.beta, heads, width, dtype), dtype, reply_dtype)
+    return BoundRetrieval(request, layout, size, _beta(request.beta, heads, width, dtype), dtype, reply_dtype)
 
 
 def _limit(request: HopfieldRequest) -> int:

@@ -11,12 +11,19 @@ from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawInputs
 from attention_contract.spec import MAX_POSITIONS, AttentionSpec, Mask
 from attention_contract.tensors import Array, Untyped, dtype_name
-from attention_service.core.global_tokens import with_global_tokens
+from attention_service.core.masks.global_tokens import with_global_tokens
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.positions import check_position
-from attention_service.core.types import Dropout, Widths, added_keys
+from attention_service.core.problem import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import Bound, Layout, check_empty, common_dtype, widened, wrong_shape
+from attention_service.runtime.binding.bound_request import (
+    BoundRequest,
+    Layout,
+    check_empty,
+    common_dtype,
+    widened,
+    wrong_shape,
+)
 from attention_service.runtime.binding.position_checks import check_as_many, check_reads_positions, check_within
 from attention_service.runtime.binding.raw_binding import (
     check_agreement,
@@ -25,13 +32,13 @@ from attention_service.runtime.binding.raw_binding import (
     layout_of,
     split_shape,
 )
-from attention_service.runtime.operations.recurrent import bind_tensors, check_request
+from attention_service.runtime.binding.recurrence_binding import bind_tensors, check_request
 
 _OF_ONE_DTYPE = ("query", "key", "value", "past_key", "past_value")
 """The tensors of raw attention that must agree in dtype."""
 
 
-def bind(module: Module | None, request: AttentionInputs) -> Bound:
+def bind(module: Module | None, request: AttentionInputs) -> BoundRequest:
     """Check a request against its module, or a raw one against itself, and find its sizes.
 
     Raises InvalidRequest, ShapeMismatch or InvalidTensor, which name the field.
@@ -57,7 +64,7 @@ class _Binder:
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def module(self) -> Bound:
+    def module(self) -> BoundRequest:
         module, request = self.target, self.request
         assert module is not None  # noqa: S101 - bind() comes here with a module only
         sizes = module.sizes
@@ -105,7 +112,7 @@ class _Binder:
 
     # ── raw attention ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def raw(self, request: RawInputs) -> Bound:
+    def raw(self, request: RawInputs) -> BoundRequest:
         check_raw_spec(self.spec)
         if self.request.version is not None:
             raise InvalidRequest(
@@ -181,7 +188,7 @@ class _Binder:
         reply_dtype: str,
         value_is: str,
         own_key_dim: int | None = None,
-    ) -> Bound:
+    ) -> BoundRequest:
         batch, heads, kv_heads, queries, keys, past, head_dim, value_dim = sizes
         check_empty(self.arrays)
         self._mask(batch, heads, queries, keys)
@@ -215,7 +222,7 @@ class _Binder:
             dropout = Dropout(asked.p, asked.seed)
         wanted = isinstance(self.request, ForwardRequest)
         wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
-        return Bound(
+        return BoundRequest(
             self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
             sequence_masks, own_key_dim, wanted,
         )  # fmt: skip

@@ -6,12 +6,12 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
-from attention_service.core.apart import has_separate
-from attention_service.core.learned import learned_of
+from attention_service.core.learned_tensors import learned_of
+from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.positions import POSITIONS
+from attention_service.core.problem import Widths
 from attention_service.core.scores import SCORES
-from attention_service.core.types import Widths
-from attention_service.runtime.binding.bound import Layout, wrong_shape
+from attention_service.runtime.binding.bound_request import Layout, wrong_shape
 
 Split = tuple[int, int, int, int]
 """Batch, heads, length and width."""

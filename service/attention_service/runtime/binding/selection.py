@@ -8,12 +8,12 @@ import torch
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attention import Edit, Select, Tap, TokenLabels
 from attention_contract.spec import AttentionSpec
-from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import taps_of
 from attention_service.core.edits import AXES
 from attention_service.core.methods import approximation_of
-from attention_service.core.types import Selection
-from attention_service.runtime.binding.bound import Bound, wrong_shape
+from attention_service.core.problem import Selection
+from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.runtime.binding.bound_request import BoundRequest, wrong_shape
 
 
 def check_taps(taps: Sequence[Tap], spec: AttentionSpec) -> None:
@@ -39,7 +39,7 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
     )
 
 
-def bind_selection(select: Select | None, bound: Bound) -> Selection:
+def bind_selection(select: Select | None, bound: BoundRequest) -> Selection:
     """Return the selected heads and queries. Raises InvalidRequest for an index that is out of range."""
     if select is None:
         return Selection()
@@ -61,9 +61,9 @@ def as_tuple(indices: list[int] | None) -> tuple[int, ...] | None:
     return None if indices is None else tuple(indices)
 
 
-def check_labels(labelled: TokenLabels, bound: Bound) -> None:
+def check_labels(labelled: TokenLabels, bound: BoundRequest) -> None:
     """Raise ShapeMismatch if there are labels, but not one for each token."""
-    check_label_count("labels", labelled.labels, bound.keys - bound.extra, "key")
+    check_label_count("labels", labelled.labels, bound.keys - bound.added_keys, "key")
     check_label_count("query_labels", labelled.query_labels, bound.queries, "query")
 
 
@@ -78,13 +78,13 @@ def check_label_count(param: str, labels: Sequence[str] | None, expected: int, o
         )
 
 
-def check_edits(edits: Sequence[Edit], bound: Bound) -> None:
+def check_edits(edits: Sequence[Edit], bound: BoundRequest) -> None:
     """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit."""
     for index, edit in enumerate(edits):
         check_edit(edit, bound, f"edits.{index}")
 
 
-def check_edit(edit: Edit, bound: Bound, param: str) -> None:
+def check_edit(edit: Edit, bound: BoundRequest, param: str) -> None:
     """Check one edit, the field ``param``, as ``check_edits`` does."""
     dtype = TORCH_DTYPES[bound.dtype]
     check_tap(edit.tap, bound.spec, f"{param}.tap")

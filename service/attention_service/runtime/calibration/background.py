@@ -2,26 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol, TypeVar
 
 from attention_service.runtime.calibration.calibrating import Calibration
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling.budget import Budget
-
-ResultT = TypeVar("ResultT")
+from attention_service.runtime.scheduling.execution import Run
 
 _PAUSE_S, _PATIENCE_S = 0.02, 5.0
 """Seconds between two checks for an idle device, and seconds after which a measurement runs anyway."""
 _SHARE_OF_BUDGET = 4
-
-
-class Run(Protocol):
-    """Runs something on the device's thread."""
-
-    def __call__(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
-        """Return its result."""
 
 
 async def measured(device: Device, budget: Budget, run: Run) -> Calibration:
@@ -30,12 +20,12 @@ async def measured(device: Device, budget: Budget, run: Run) -> Calibration:
     Its memory is admitted like a request's, and it delays a request by one measurement at most: a fraction of a second.
     If others run without a pause, it measures every few seconds; while any wait, it does not.
     """
-    calibration = await run(partial(Calibration, device, budget.room // _SHARE_OF_BUDGET, seed=time.time_ns()))
+    calibration = await run(partial(Calibration, device, budget.capacity // _SHARE_OF_BUDGET, seed=time.time_ns()))
     need = 2 * calibration.room  # a request's tensors, and what it needs at its peak
     more = True
     while more:
         await _quiet(budget)
-        if budget.waiting or need > budget.free:  # others come first, however long
+        if budget.waiting or need > budget.available:  # others come first, however long
             await asyncio.sleep(_PATIENCE_S)
             continue
         await budget.acquire(need)

@@ -3,11 +3,11 @@
 import time
 
 from attention_service.cost import Calibrated, Rates
+from attention_service.cost.typical_rates import typical
 from attention_service.runtime.calibration.fitting import Point, fit
 from attention_service.runtime.calibration.measuring import Bench
 from attention_service.runtime.calibration.plausibility import implausible_growth
-from attention_service.runtime.calibration.typical import typical
-from attention_service.runtime.device import Device, measure_rates
+from attention_service.runtime.device.torch_device import Device, measure_rates
 
 SECONDS = 60.0
 """Maximum duration of a calibration."""

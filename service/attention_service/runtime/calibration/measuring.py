@@ -19,13 +19,13 @@ from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.cost import Rates, Roofline, Term, Workload
 from attention_service.cost.terms import FORMS, Form, reading_terms, transfer_terms, writing_terms
 from attention_service.runtime.calibration.fitting import Point
-from attention_service.runtime.calibration.probing import Probe
-from attention_service.runtime.calibration.random_requests import Drawn, Kind, draw, kinds
-from attention_service.runtime.calibration.recording import Recorder
-from attention_service.runtime.calibration.specs import approximations, between
-from attention_service.runtime.device import Device
+from attention_service.runtime.calibration.term_recorder import Recorder
+from attention_service.runtime.device.load_probe import Probe
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
+from attention_service.runtime.operations.random_requests import Drawn, Kind, draw, kinds
+from attention_service.runtime.operations.random_specs import approximations, between
 from attention_service.runtime.scheduling.jobs import Job
 
 RUNS, ENOUGH_S = 3, 0.003

@@ -6,8 +6,8 @@ from typing import Final
 
 from attention_contract.spec import AttentionSpec
 from attention_service.cost import Clock, Workload, executed_flops
-from attention_service.runtime.calibration.random_requests import kinds
-from attention_service.runtime.calibration.specs import approximations
+from attention_service.runtime.operations.random_requests import kinds
+from attention_service.runtime.operations.random_specs import approximations
 
 _LENGTHS: Final = (512, 1024, 2048, 4096)
 _OCTAVE: Final = 0.75

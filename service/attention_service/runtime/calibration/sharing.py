@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from attention_service.runtime.calibration import stored
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 
 LOOK_S = 2.0
 """Seconds between two attempts to take the lock."""

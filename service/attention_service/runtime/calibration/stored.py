@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from attention_service.cost import Calibrated, Curves, Rates, Spread
 from attention_service.modules.store_files import read_regular, sync
 from attention_service.runtime.calibration.plausibility import implausible_growth
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 
 FORMAT: Final = 4
 """Raised where the same names come to mean other work."""

@@ -13,25 +13,24 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.spec import Linear
 from attention_contract.tensors import Array
 from attention_service.core import multihead
-from attention_service.core.apart import separate_positions
-from attention_service.core.arrays import TORCH_DTYPES, to_torch, torch_dtype_name
 from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.inputs import make_problem
+from attention_service.core.kv_cache.past import gathered
+from attention_service.core.masks.global_projections import separate_positions
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import Parameters
-from attention_service.core.preparing import prepare
-from attention_service.core.transfer import to_device
-from attention_service.core.types import Problem
-from attention_service.runtime.binding.bound import Bound, strip
+from attention_service.core.problem import Problem
+from attention_service.core.tensors import TORCH_DTYPES, to_device, to_torch, torch_dtype_name
+from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.selection import as_tuple
-from attention_service.runtime.operations.operation import Uploaded
-from attention_service.runtime.sessions.cached_past import gathered
+from attention_service.runtime.scheduling.operation import Uploaded
 
 Three = tuple[Tensor, Tensor, Tensor]
 _COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
 _ACCUMULATED = ("initial_state", "initial_normalizer")
 
 
-def load(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def load(bound: BoundRequest, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The request's tensors on the device: the floating-point ones in the dtype that is computed in.
 
     Raises InvalidTensor where a finite number would become infinite in that dtype.
@@ -84,7 +83,7 @@ def _largest(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).max) if dtype.is_floating_point else float(torch.iinfo(dtype).max)
 
 
-def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | None = None) -> Parameters:
+def load_parameters(bound: BoundRequest, device: torch.device, dtype: torch.dtype | None = None) -> Parameters:
     """The module's parameters with the request's in their places, or the learned tensors of a raw request.
 
     All are in the dtype that is computed in.
@@ -102,7 +101,7 @@ def load_parameters(bound: Bound, device: torch.device, dtype: torch.dtype | Non
 
 
 def problem(
-    bound: Bound,
+    bound: BoundRequest,
     tensors: dict[str, Tensor],
     parameters: Parameters,
     *,
@@ -136,17 +135,19 @@ def problem(
     if bound.module is not None and spec.masks and any(separate_positions(masks) for masks in own or (spec.masks,)):
         apart = partial(multihead.project, parameters, bound.module.sizes, by="global")
     finite = simple and _surely_finite(bound, tensors)
-    prepared = prepare(spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite)
+    prepared = make_problem(
+        spec, tensors, learned, by_head, projected=bound.module is not None, apart=apart, finite=finite
+    )
     if own is not None:
         prepared = replace(prepared, sequence_masks=own)
     if bound.dropout is None and not isinstance(spec.method, Linear):
         return prepared
     tokens = tensors.get("key", tensors["query"])
     given = running(bound.spec, tensors, parameters, tokens, wanted=bound.state_wanted)
-    return replace(prepared, dropout=bound.dropout, running=given)
+    return replace(prepared, dropout=bound.dropout, recurrent=given)
 
 
-def projected(bound: Bound, tokens: Tensor, parameters: Parameters) -> Three:
+def projected(bound: BoundRequest, tokens: Tensor, parameters: Parameters) -> Three:
     """Queries, keys and values by head of tokens ``[B, L, d_model]`` that have all three roles."""
     if bound.module is None:
         raise TypeError("raw attention has no projections")
@@ -156,7 +157,7 @@ def projected(bound: Bound, tokens: Tensor, parameters: Parameters) -> Three:
     return multihead.project(parameters, bound.module.sizes, tokens, tokens, tokens)
 
 
-def _is_simple(bound: Bound, parameters: Parameters) -> bool:
+def _is_simple(bound: BoundRequest, parameters: Parameters) -> bool:
     """True for a module on the CPU if nothing replaces q, k or v after its own projections."""
     module, spec = bound.module, bound.spec
     replaced = bound.past or spec.qk_norm is not None or spec.position.name != "none"
@@ -166,7 +167,7 @@ def _is_simple(bound: Bound, parameters: Parameters) -> bool:
     return module.device.type == "cpu"
 
 
-def _surely_finite(bound: Bound, tensors: dict[str, Tensor]) -> bool:
+def _surely_finite(bound: BoundRequest, tensors: dict[str, Tensor]) -> bool:
     """True if the query alone came and its norm bounds all keys and values; one short product tells."""
     if bound.module is None or len(tensors) > 1:
         return False
@@ -174,12 +175,12 @@ def _surely_finite(bound: Bound, tensors: dict[str, Tensor]) -> bool:
     return float(numbers.dot(numbers)) <= bound.module.largest_finite
 
 
-def learned_names(bound: Bound) -> Iterable[str]:
+def learned_names(bound: BoundRequest) -> Iterable[str]:
     """The names of the spec's learned tensors."""
     return bound.learned if bound.module is None else bound.module.sizes.learned
 
 
-def output(bound: Bound, parameters: Parameters, context: Tensor, edits: Sequence[BoundEdit] = ()) -> Tensor:
+def output(bound: BoundRequest, parameters: Parameters, context: Tensor, edits: Sequence[BoundEdit] = ()) -> Tensor:
     """The output from context ``[B, H, Q, V]``, in the query's (batched) layout, edited where the request says so."""
     if bound.module is None and not bound.layout.merged:  # the output is the context
         return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
@@ -204,13 +205,13 @@ def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) 
     ]
 
 
-def upload(bound: Bound, device: torch.device, edits: Sequence[Edit] = ()) -> Uploaded:
+def upload(bound: BoundRequest, device: torch.device, edits: Sequence[Edit] = ()) -> Uploaded:
     """Copy a request's tensors and its edits to the device. Raises InvalidTensor as ``load`` does."""
     bound_edits = bind_edits(edits, device, TORCH_DTYPES[bound.dtype]) if edits else ()
     return Uploaded(load(bound, device), load_parameters(bound, device), bound_edits)
 
 
-def in_reply(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | None = None) -> Tensor:
+def in_reply(tensor: Tensor, bound: BoundRequest, tap: str | None = None, dtype: str | None = None) -> Tensor:
     """A batched result in the reply's dtype (or in ``dtype``) and in the query's layout.
 
     tap: the name of the tap, which tells if heads are its second dimension; None has none.
@@ -221,6 +222,6 @@ def in_reply(tensor: Tensor, bound: Bound, tap: str | None = None, dtype: str | 
     return value.to(into) if value.dtype != into and value.is_floating_point() else value
 
 
-def has_heads(tap: str, bound: Bound) -> bool:
+def has_heads(tap: str, bound: BoundRequest) -> bool:
     """True if the second dimension of a tap is its heads."""
     return tap != "output" or (bound.module is None and not bound.layout.merged)

@@ -9,12 +9,12 @@ from torch import Tensor
 from attention_contract.tensors import Array
 from attention_service.core.attention import attend, trace
 from attention_service.core.kernels import Kernel
+from attention_service.core.problem import Problem, Selection
 from attention_service.core.pullback import pullback
-from attention_service.core.types import Problem, Selection
-from attention_service.runtime.binding.bound import Bound
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.recurrence_binding import NAMES
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.operation import Uploaded
-from attention_service.runtime.operations.recurrent import NAMES
+from attention_service.runtime.scheduling.operation import Uploaded
 
 INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", *NAMES)
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
@@ -54,7 +54,7 @@ class Graph:
         return self.output if upstream == UPSTREAM else self.taps[tap_of(upstream) or upstream]
 
 
-def upstream_of(upstream: Array | None, bound: Bound, dtype: torch.dtype, device: torch.device) -> Tensor:
+def upstream_of(upstream: Array | None, bound: BoundRequest, dtype: torch.dtype, device: torch.device) -> Tensor:
     """∂L/∂output as it was sent, batched, on the device; ones where it was not."""
     if upstream is None:
         return torch.ones(bound.output_shape, dtype=dtype, device=device)
@@ -72,7 +72,7 @@ def tap_of(name: str) -> str | None:
 
 
 def graph_of(
-    bound: Bound, targets: Targets, uploaded: Uploaded, kernel: str | Kernel, given: Collection[str] = ()
+    bound: BoundRequest, targets: Targets, uploaded: Uploaded, kernel: str | Kernel, given: Collection[str] = ()
 ) -> Graph:
     """One pass from fresh leaves: through the trace if a tap is a target or given, through the kernel otherwise.
 

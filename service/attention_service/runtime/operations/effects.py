@@ -12,26 +12,25 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.effects import MAX_EFFECTS, EffectsRequest, SweptEdit
 from attention_service import cost
 from attention_service.core import multihead
-from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.blocks import largest_tile
-from attention_service.core.edit_effects import context_after, context_changes, each_of, reach
 from attention_service.core.edits import AXES, BoundEdit
-from attention_service.core.indices import pick
+from attention_service.core.inspection.effects import context_after, context_changes, each_of, reach
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
-from attention_service.core.phases import phase
-from attention_service.core.types import Problem, Selection
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.rehearsal_marks import phase
+from attention_service.core.tensors import TORCH_DTYPES, pick
 from attention_service.cost import Estimate, Workload
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import Bound, strip
+from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import broadcasts, check_edit, check_edits, check_indices
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, edit_actions, plan_request, workload
+from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request, workload
 from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 _EVERYTHING = Selection()
 _DIRECTION = "direction"
@@ -63,22 +62,22 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     swept = _swept(request.sweep, bound)
     _check_direction(request, bound)
     edits = [*request.edits, request.sweep]
-    question = Question(kernel=request.kernel, edits=edit_actions(edits))
+    question = PlanKey(kernel=request.kernel, edits=edit_actions(edits))
     plan = plan_request(bound, question, device, room, edits=edits)
     work = workload(bound, question, _EVERYTHING, device)
     if approximation_of(bound.spec) is None:  # the scores are computed in tiles
-        held = plan_request(bound, Question(), device, room).peak_bytes
+        held = plan_request(bound, PlanKey(), device, room).peak_bytes
         tile = largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)
         plan = replace(plan, peak_bytes=held + _TILES * work.itemsize * tile)
     plan = _whole_plan(plan, work, bound, request, swept)
 
-    def operation(bound: Bound) -> Sweeping:
+    def operation(bound: BoundRequest) -> Sweeping:
         return Sweeping(bound, request, swept)
 
     return Job(Prepared("effects", plan, bound.dtype, device.torch, operation), bound, module)
 
 
-def _swept(sweep: SweptEdit, bound: Bound) -> dict[str, list[int]]:
+def _swept(sweep: SweptEdit, bound: BoundRequest) -> dict[str, list[int]]:
     """The indices along each swept axis. Raises InvalidRequest for an axis that the tap lacks, and for too many."""
     heads = bound.kv_heads if sweep.tap in {"k", "v"} else bound.heads
     sizes = {"heads": heads, "queries": bound.queries, "keys": bound.keys}
@@ -102,7 +101,7 @@ def _swept(sweep: SweptEdit, bound: Bound) -> dict[str, list[int]]:
     return found
 
 
-def _check_direction(request: EffectsRequest, bound: Bound) -> None:
+def _check_direction(request: EffectsRequest, bound: BoundRequest) -> None:
     if request.direction is None:
         return
     shape, given = _compared_shape(bound, request), request.direction.shape
@@ -117,18 +116,20 @@ def _check_direction(request: EffectsRequest, bound: Bound) -> None:
         )
 
 
-def _by_head(bound: Bound) -> bool:
+def _by_head(bound: BoundRequest) -> bool:
     """True for outputs with a dimension of heads."""
     return compute.has_heads("output", bound)
 
 
-def _compared_shape(bound: Bound, request: EffectsRequest) -> tuple[int, ...]:
+def _compared_shape(bound: BoundRequest, request: EffectsRequest) -> tuple[int, ...]:
     """The batched shape of the outputs that are compared."""
     *before, _, width = bound.output_shape
     return (*before, bound.queries if request.queries is None else len(request.queries), width)
 
 
-def _whole_plan(plan: Plan, work: Workload, bound: Bound, request: EffectsRequest, swept: dict[str, list[int]]) -> Plan:
+def _whole_plan(
+    plan: Plan, work: Workload, bound: BoundRequest, request: EffectsRequest, swept: dict[str, list[int]]
+) -> Plan:
     """The plan of the pass without the edit, with all edits of the sweep added."""
     count, sweep = prod(map(len, swept.values())), request.sweep
     heads = 1 / len(swept["heads"]) if "heads" in swept and sweep.heads is None else 1.0
@@ -162,7 +163,7 @@ def _whole_plan(plan: Plan, work: Workload, bound: Bound, request: EffectsReques
 class Sweeping:
     """One request's sweep of edits."""
 
-    bound: Bound
+    bound: BoundRequest
     request: EffectsRequest
     swept: dict[str, list[int]]
 

@@ -11,30 +11,30 @@ from torch import Tensor
 from attention_contract.base import valid
 from attention_contract.schemas.attention import ApproximationError, ForwardRequest, Taps, TapsRequest
 from attention_service.core import multihead
-from attention_service.core.apart import separate_positions
 from attention_service.core.attention import attend
-from attention_service.core.comparison import Compared, compare
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.kernels import KERNELS, Kernel, is_compiled
+from attention_service.core.kv_cache.past import write
+from attention_service.core.masks.global_projections import separate_positions
 from attention_service.core.methods import approximation_of
+from attention_service.core.methods.comparison import Compared, compare
 from attention_service.core.multihead import Parameters
-from attention_service.core.phases import phase
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Inert
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.rehearsal_marks import phase
 from attention_service.core.stages import kept_weights
-from attention_service.core.types import Problem, Selection
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import Bound
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_taps
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations import compute, graphed
-from attention_service.runtime.operations.operation import Fields, Operation, Results, Uploaded, on_host
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import compute, cuda_graph_forward
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, edit_actions, family_of, plan_pass, plan_request
+from attention_service.runtime.planning.planner import PlanKey, edit_actions, family_of, plan_pass, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
 from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, is_short
-from attention_service.runtime.sessions.cached_past import write
+from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
 
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
 """The tensors of requests of different lengths that run together."""
@@ -52,7 +52,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    question = Question(
+    question = PlanKey(
         compared=request.compare is not None,
         kernel=request.kernel,
         taps=frozenset(request.return_),
@@ -63,9 +63,9 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
 
-    def operation(bound: Bound) -> Operation:
-        if may_be_graphed and graphed.takes(bound, request, plan.kernel):
-            return graphed.Graphed(bound, plan.kernel, plan.peak_bytes, device)
+    def operation(bound: BoundRequest) -> Operation:
+        if may_be_graphed and cuda_graph_forward.takes(bound, request, plan.kernel):
+            return cuda_graph_forward.Graphed(bound, plan.kernel, plan.peak_bytes, device)
         return Forward(bound, request, selection, kernel)
 
     kernel = KERNELS[plan.kernel].make() if plan.kernel in KERNELS else plan.kernel  # else a method that approximates
@@ -82,16 +82,16 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
 
 
 def joining_of(
-    bound: Bound,
-    question: Question,
+    bound: BoundRequest,
+    question: PlanKey,
     selection: Selection,
     kernel: str,
     device: Device,
-    mixed: Callable[[Sequence[Bound]], Operation] | None = None,
+    mixed: Callable[[Sequence[BoundRequest]], Operation] | None = None,
 ) -> Joining:
     """The means to join requests like this one: with others of equal lengths, or of any if ``mixed`` is given."""
 
-    def plan(bound: Bound, batch: int) -> Plan:
+    def plan(bound: BoundRequest, batch: int) -> Plan:
         return plan_pass(bound, question, selection, kernel, device, batch)
 
     family = family_of(bound, question, device) if bound.module is None else None
@@ -104,7 +104,7 @@ def joining_of(
 class Forward:
     """One forward pass, or several stacked along the batch."""
 
-    bound: Bound
+    bound: BoundRequest
     request: ForwardRequest
     selection: Selection
     kernel: str | Kernel
@@ -176,7 +176,7 @@ def _minus(edited: Tensor, unedited: Tensor) -> Tensor:
     return (edited - unedited).masked_fill_(edited == unedited, 0)
 
 
-def mixes(bound: Bound, request: ForwardRequest) -> bool:
+def mixes(bound: BoundRequest, request: ForwardRequest) -> bool:
     """True if requests of different lengths share one product for all tokens, and gain by it."""
     if bound.module is None or bound.module.bytes < MIXED_BYTES or bound.arrays.keys() - _MIXED or bound.state_wanted:
         return False
@@ -189,7 +189,7 @@ def mixes(bound: Bound, request: ForwardRequest) -> bool:
 class Mixed:
     """Self-attention of one module over sequences of different lengths: one product projects all tokens."""
 
-    bounds: Sequence[Bound]
+    bounds: Sequence[BoundRequest]
     request: ForwardRequest
     selection: Selection
     kernel: str
@@ -197,10 +197,10 @@ class Mixed:
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the tokens of all sequences to the device, one behind the other, and the past of each."""
         tokens = np.concatenate([x.reshape(-1, x.shape[-1]) for x in (each.arrays["query"] for each in self.bounds)])
-        uploaded = compute.upload(self.bounds[0].of(batch=1, arrays={"query": tokens[None]}), device)
+        uploaded = compute.upload(self.bounds[0].replaced(batch=1, arrays={"query": tokens[None]}), device)
         for index, bound in enumerate(self.bounds):
             others = {name: x for name, x in bound.arrays.items() if name != "query"}
-            past = compute.load(bound.of(arrays=others), device)
+            past = compute.load(bound.replaced(arrays=others), device)
             uploaded.tensors |= {f"{index}.{name}": x for name, x in past.items()}
         return uploaded
 
@@ -231,7 +231,7 @@ class Mixed:
         return on_host(results)
 
 
-def present(bound: Bound, problem: Problem, edits: Sequence[BoundEdit] = ()) -> Results:
+def present(bound: BoundRequest, problem: Problem, edits: Sequence[BoundEdit] = ()) -> Results:
     """Keys and values of the past and of this request, if a past was sent.
 
     New ones of a session go into its pages, as ``edits`` make them.
@@ -254,7 +254,7 @@ def _unfolded(x: Tensor, batch: int) -> Tensor:
     return x if batch == 1 else x[0].view(x.shape[1], batch, -1, x.shape[3]).transpose(0, 1)
 
 
-def _compared(bound: Bound, problem: Problem) -> Compared:
+def _compared(bound: BoundRequest, problem: Problem) -> Compared:
     """Exact attention over the same inputs."""
     method = approximation_of(bound.spec)
     if method is None:
@@ -262,7 +262,7 @@ def _compared(bound: Bound, problem: Problem) -> Compared:
     return compare(problem, method)
 
 
-def _error(bound: Bound, parameters: Parameters, compared: Compared, context: Tensor) -> Results:
+def _error(bound: BoundRequest, parameters: Parameters, compared: Compared, context: Tensor) -> Results:
     """The difference between the output and that of exact attention."""
     exact, output = (compute.output(bound, parameters, each) for each in (compared.context, context))
     difference = (output - exact).double()
@@ -271,7 +271,7 @@ def _error(bound: Bound, parameters: Parameters, compared: Compared, context: Te
     return {"max": difference.abs().amax(), "rms": difference.square().mean().sqrt(), "mean_kl": compared.mean_kl}
 
 
-def accumulated(bound: Bound) -> str:
+def accumulated(bound: BoundRequest) -> str:
     """The dtype in which a state is answered."""
     return "float64" if bound.dtype == "float64" else "float32"
 
@@ -281,14 +281,14 @@ def returns_mask(request: TapsRequest) -> bool:
     return request.dropout is not None and request.dropout.return_mask
 
 
-def dropout_results(bound: Bound, request: TapsRequest, problem: Problem, selection: Selection) -> Results:
+def dropout_results(bound: BoundRequest, request: TapsRequest, problem: Problem, selection: Selection) -> Results:
     """The mask of the weights that dropout keeps, if the request returns it."""
     if not returns_mask(request):
         return {}
     return {"dropout_mask": compute.in_reply(kept_weights(problem, selection), bound, "weights")}
 
 
-def tap_results(bound: Bound, taps: dict[str, Tensor], *, average_heads: bool) -> Results:
+def tap_results(bound: BoundRequest, taps: dict[str, Tensor], *, average_heads: bool) -> Results:
     """Taps, without the output, as the reply has them."""
     results: Results = {}
     for tap, value in taps.items():

@@ -11,8 +11,8 @@ from attention_contract.schemas.gradients import GradientCheck, GradientsRequest
 from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import MATERIALIZED
-from attention_service.core.types import Selection
-from attention_service.runtime.binding.bound import Bound
+from attention_service.core.problem import Selection
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
     INPUTS,
@@ -23,7 +23,7 @@ from attention_service.runtime.operations.differentiation import (
     graph_of,
     upstream_of,
 )
-from attention_service.runtime.operations.operation import Uploaded
+from attention_service.runtime.scheduling.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
@@ -40,7 +40,7 @@ _ROUNDING = 1e-13
 
 
 def check(
-    bound: Bound, request: GradientsRequest, targets: Targets, device: torch.device, most: int = CHECKED_ELEMENTS
+    bound: BoundRequest, request: GradientsRequest, targets: Targets, device: torch.device, most: int = CHECKED_ELEMENTS
 ) -> dict[str, GradientCheck]:
     """Compare every gradient with extrapolated central differences, both in float64. ``most``: elements of each."""
     double, targets = torch.float64, replace(targets, upstreams=())
@@ -69,7 +69,7 @@ class _Probe:
 
 
 def _probe(
-    bound: Bound,
+    bound: BoundRequest,
     name: str,
     at: Tensor,
     edits: Sequence[BoundEdit],

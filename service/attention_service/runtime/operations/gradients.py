@@ -9,16 +9,16 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
-from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.attention import attend
 from attention_service.core.kernels import Kernel, is_compiled
-from attention_service.core.phases import phase
-from attention_service.core.types import Selection
+from attention_service.core.problem import Selection
+from attention_service.core.rehearsal_marks import phase
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import Bound, strip
+from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, broadcasts, check_edits, check_tap, check_taps
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
     GIVEN,
@@ -34,10 +34,10 @@ from attention_service.runtime.operations.differentiation import (
 )
 from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
 from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
-from attention_service.runtime.planning.kernel_choice import Purpose
-from attention_service.runtime.planning.planner import Question, edit_actions, plan_request
+from attention_service.runtime.planning.kernel_choice import Computation
+from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 
 def prepare(module: Module | None, request: GradientsRequest, device: Device, room: int) -> Job:
@@ -58,8 +58,8 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     names = (*targets.names, *(f"{GIVEN}{name}" for name in given))
     twice = request.directions is not None
     checks = CHECK_PASSES * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
-    question = Question(
-        purpose=Purpose("gradients", taps, names, twice, checks),
+    question = PlanKey(
+        purpose=Computation("gradients", taps, names, twice, checks),
         kernel=request.kernel,
         taps=frozenset(request.return_),
         returns_dropout_mask=returns_mask(request),
@@ -68,14 +68,14 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
     )
     plan = plan_request(bound, question, device, room, selection, request.edits)
 
-    def operation(bound: Bound) -> Gradients:
+    def operation(bound: BoundRequest) -> Gradients:
         return Gradients(bound, request, selection, targets, plan.kernel)
 
     watched = not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request))
     return Job(Prepared("gradients", plan, bound.dtype, device.torch, operation, watched), bound, module)
 
 
-def targets_of(names: Sequence[str], given: Sequence[str], bound: Bound) -> Targets:
+def targets_of(names: Sequence[str], given: Sequence[str], bound: BoundRequest) -> Targets:
     """Sort the names asked for by kind. Raises InvalidRequest for one that has no gradient here.
 
     given: the taps that L depends on beside the output.
@@ -120,7 +120,7 @@ def kinds_of(targets: Targets) -> frozenset[str]:
     return frozenset(inputs | ({"parameters"} if targets.parameters else set()))
 
 
-def check_upstream(upstream: Array | None, bound: Bound) -> None:
+def check_upstream(upstream: Array | None, bound: BoundRequest) -> None:
     """Raise ShapeMismatch unless ∂L/∂output has the output's shape."""
     if upstream is None:
         return
@@ -134,12 +134,12 @@ def check_upstream(upstream: Array | None, bound: Bound) -> None:
         )
 
 
-def _output_shape(bound: Bound) -> tuple[int, ...]:
+def _output_shape(bound: BoundRequest) -> tuple[int, ...]:
     whole = torch.empty(bound.output_shape, device="meta")
     return tuple(strip(whole, bound.layout, heads_axis=compute.has_heads("output", bound)).shape)
 
 
-def _check_tap_upstream(request: GradientsRequest, bound: Bound) -> None:
+def _check_tap_upstream(request: GradientsRequest, bound: BoundRequest) -> None:
     """Raise InvalidRequest for something that is no tap with gradients, ShapeMismatch for one of another shape."""
     for tap, upstream in (request.tap_upstream or {}).items():
         param = f"tap_upstream.{tap[:80]}"
@@ -162,7 +162,7 @@ def _check_tap_upstream(request: GradientsRequest, bound: Bound) -> None:
         )
 
 
-def _check_directions(request: GradientsRequest, targets: Targets, bound: Bound) -> None:
+def _check_directions(request: GradientsRequest, targets: Targets, bound: BoundRequest) -> None:
     """Raise InvalidRequest for a direction of something else than wrt, ShapeMismatch for one of another shape."""
     for name, direction in (request.directions or {}).items():
         param = f"directions.{name[:80]}"
@@ -181,7 +181,7 @@ def _check_directions(request: GradientsRequest, targets: Targets, bound: Bound)
             )
 
 
-def subject_shape(name: str, bound: Bound) -> tuple[int, ...]:
+def subject_shape(name: str, bound: BoundRequest) -> tuple[int, ...]:
     """The shape of a parameter, of a tap as it would be returned, or of an upstream gradient of a tap or the output."""
     if name == UPSTREAM:
         return _output_shape(bound)
@@ -199,7 +199,7 @@ def subject_shape(name: str, bound: Bound) -> tuple[int, ...]:
 class Gradients:
     """A forward and a backward pass of one request."""
 
-    bound: Bound
+    bound: BoundRequest
     request: GradientsRequest
     selection: Selection
     targets: Targets
@@ -286,6 +286,6 @@ class Gradients:
         return gradient.detach()  # a parameter's gradient has the computing dtype
 
 
-def as_sent(gradient: Tensor, bound: Bound, shape: Sequence[int]) -> Tensor:
+def as_sent(gradient: Tensor, bound: BoundRequest, shape: Sequence[int]) -> Tensor:
     """The gradient of an input in the reply's dtype, and in the shape that it was sent in."""
     return gradient.detach().to(TORCH_DTYPES[bound.reply_dtype]).reshape(shape)

@@ -10,18 +10,18 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_service import cost
 from attention_service.core import hopfield, multihead
-from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.hopfield import Memory, Retrieved
 from attention_service.core.kernels import MATERIALIZED
+from attention_service.core.tensors import TORCH_DTYPES, to_torch
 from attention_service.cost import Estimate
-from attention_service.runtime.binding.bound import strip, widened
-from attention_service.runtime.binding.hopfield_binding import Bound, bind
-from attention_service.runtime.device import Device
+from attention_service.runtime.binding.bound_request import strip, widened
+from attention_service.runtime.binding.hopfield_binding import BoundRetrieval, bind
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.compute import converted
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
 from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket
 from attention_service.runtime.planning.request_sizes import RetrievalSizes
 from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 _ROUNDED = RetrievalSizes._fields
 _FAMILY = [each.name for each in fields(cost.Retrieval) if each.name not in {*_ROUNDED, "spec"}]
@@ -35,7 +35,7 @@ class RetrievalCosts:
     retrieval: cost.Retrieval
     """One of them."""
     device: Device
-    laborious: bool = False
+    slow_masks: bool = False
 
     def kernel(self, sizes: RetrievalSizes, room: int) -> str:
         """The only kernel that there is."""
@@ -75,7 +75,7 @@ def prepare(request: HopfieldRequest, device: Device, room: int = ANY_ROOM) -> J
 class Retrieval:
     """Modern Hopfield retrieval of one request."""
 
-    bound: Bound
+    bound: BoundRetrieval
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy states, patterns, their mask, β and the projections to the device, in the computing dtype."""
@@ -118,7 +118,7 @@ class Retrieval:
         return on_host(results)
 
 
-def _inputs(bound: Bound, tensors: dict[str, Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _inputs(bound: BoundRetrieval, tensors: dict[str, Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """States and patterns ``[B, H, L, D]``, projected. Raises InvalidTensor if a number is not finite."""
     states, patterns = tensors["states"], tensors["stored"]
     if mask is not None:
@@ -153,7 +153,7 @@ def _finite(tensor: Tensor) -> bool:
     return bool(least.isfinite() & most.isfinite())
 
 
-def _results(bound: Bound, found: Retrieved, projection: Tensor | None) -> Results:
+def _results(bound: BoundRetrieval, found: Retrieved, projection: Tensor | None) -> Results:
     """The reply's fields on the device; ``projection``: the weight of the output projection."""
     layout, dtype = bound.layout, TORCH_DTYPES[bound.reply_dtype]
 

@@ -16,13 +16,13 @@ from attention_contract.schemas.recording_statistics import (
 )
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.weights import HeadStatistics
-from attention_service.core.arrays import to_numpy
 from attention_service.core.blocks import SCORES_AT_ONCE, rows_at_once
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.head_reader import row_tiles
-from attention_service.core.head_statistics import CLASS_SHARES, DEFAULT_STATISTICS, StatisticInputs
-from attention_service.core.inspection import Totals
-from attention_service.core.types import Selection
+from attention_service.core.inspection.head_reader import row_tiles
+from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS, StatisticInputs
+from attention_service.core.inspection.weights import Totals
+from attention_service.core.problem import Selection
+from attention_service.core.tensors import to_numpy
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.operations.analysis.heads import Recorded, check_recorded
 

@@ -17,26 +17,26 @@ from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Array
-from attention_service.core.arrays import TORCH_DTYPES, to_numpy, torch_dtype_name
 from attention_service.core.attention import taps_of
 from attention_service.core.kernels import Kernel
-from attention_service.core.learned import learned_of
-from attention_service.core.types import Dropout
+from attention_service.core.learned_tensors import learned_of
+from attention_service.core.problem import Dropout
+from attention_service.core.tensors import TORCH_DTYPES, to_numpy, torch_dtype_name
 from attention_service.cost.passes import rehearse_with
 from attention_service.cost.retrieval import Retrieval as RetrievalSizes
 from attention_service.cost.stand_ins import dtype_of, inputs_of, parameters_of, selection_of
 from attention_service.cost.workload import Workload
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import Bound, Layout
-from attention_service.runtime.binding.hopfield_binding import Bound as BoundRetrieval
+from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.binding.hopfield_binding import BoundRetrieval
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.attributing import READOUT, Attributing
+from attention_service.runtime.operations.attribution import READOUT, Attributing
 from attention_service.runtime.operations.differentiation import GIVEN, INPUTS, TAPS, UPSTREAM, Targets, tap_of
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.operations.gradients import Gradients, subject_shape
 from attention_service.runtime.operations.hopfield import Retrieval
-from attention_service.runtime.operations.operation import Results, Uploaded
 from attention_service.runtime.operations.weights import Inspection
+from attention_service.runtime.scheduling.operation import Results, Uploaded
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 _DTYPES = {4: torch.float32, 8: torch.float64}
@@ -170,7 +170,7 @@ class SizedOperations:
         bound = BoundRetrieval(request, layout, sizes, (), torch_dtype_name(dtype), sizes.reply)
         return Retrieval(bound).launch(Uploaded(tensors))
 
-    def _bound(self, work: Workload, parameters: Mapping[str, Tensor]) -> Bound:
+    def _bound(self, work: Workload, parameters: Mapping[str, Tensor]) -> BoundRequest:
         """A request of these sizes, whose arrays repeat one number."""
         dtype, module, learned = torch_dtype_name(dtype_of(work)), None, {}
         if work.sizes is not None:
@@ -180,7 +180,7 @@ class SizedOperations:
         else:
             shapes = {name: x.shape for name, x in learned_of(work.spec, work.widths).items()}
             learned = {name: _repeated(shape, dtype_of(work)) for name, shape in shapes.items()}
-        return Bound(
+        return BoundRequest(
             module=module,
             spec=work.spec,
             layout=Layout(),
@@ -201,7 +201,7 @@ class SizedOperations:
             state_wanted="return_state" in work.sent,
         )
 
-    def _uploaded(self, work: Workload, bound: Bound, edits: Sequence[Edit] = ()) -> Uploaded:
+    def _uploaded(self, work: Workload, bound: BoundRequest, edits: Sequence[Edit] = ()) -> Uploaded:
         """The request on the device."""
         dtype = TORCH_DTYPES[bound.dtype]
         bound_edits = compute.bind_edits(edits, self._device, dtype)

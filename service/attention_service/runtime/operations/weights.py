@@ -10,25 +10,25 @@ from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
-from attention_service.core.arrays import TORCH_DTYPES, to_torch
 from attention_service.core.blocks import largest_tile, tiles
-from attention_service.core.inspection import positions_of, real_queries, top, totals, weights_of
-from attention_service.core.phases import phase
-from attention_service.core.pooled_weights import pooled_differences, pooled_weights
-from attention_service.core.types import Selection
+from attention_service.core.inspection.pooled_weights import pooled_differences, pooled_weights
+from attention_service.core.inspection.weights import positions_of, real_queries, top, totals, weights_of
+from attention_service.core.problem import Selection
+from attention_service.core.rehearsal_marks import phase
+from attention_service.core.tensors import TORCH_DTYPES, to_torch
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import Bound
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.forward import joining_of, tap_results
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
-from attention_service.runtime.planning.kernel_choice import Purpose
-from attention_service.runtime.planning.planner import Question, edit_actions, plan_request
+from attention_service.runtime.planning.kernel_choice import Computation
+from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
 from attention_service.runtime.scheduling.batches import joinable
 from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
@@ -53,11 +53,11 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     check_edits(request.edits, bound)
     statistics = bind_statistics(
         request.statistics, request.statistic_options,
-        batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.extra,
+        batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.added_keys,
     )  # fmt: skip
-    question = Question(
+    question = PlanKey(
         # Pooling reads the tiles once more, as naming one key of each query does.
-        purpose=Purpose("weights", keeps_weights=True, top_k=max(request.top_k, int(request.pool is not None))),
+        purpose=Computation("weights", keeps_weights=True, top_k=max(request.top_k, int(request.pool is not None))),
         kernel=request.kernel,
         taps=frozenset({"weights"} if request.return_weights else ()),
         averaged=request.average_heads,
@@ -68,7 +68,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     if not plain:
         plan = replace(plan, peak_bytes=plan.peak_bytes + _more_bytes(bound, request, selection))
 
-    def operation(bound: Bound) -> Inspection:
+    def operation(bound: BoundRequest) -> Inspection:
         return Inspection(bound, request, selection, statistics)
 
     joining = None
@@ -81,7 +81,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
 class Inspection:
     """Statistics of the weights, the top keys and the weights themselves, of one request or of several stacked."""
 
-    bound: Bound
+    bound: BoundRequest
     request: WeightsRequest
     selection: Selection
     statistics: BoundStatistics = field(default_factory=BoundStatistics)
@@ -160,7 +160,7 @@ def _minus(edited: Mapping[str, Any], unedited: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _more_bytes(bound: Bound, request: WeightsRequest, selection: Selection) -> int:
+def _more_bytes(bound: BoundRequest, request: WeightsRequest, selection: Selection) -> int:
     """Bytes of chosen statistics and of a comparison, beyond those of a plain request."""
     more = 4 * 8 * largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)
     heads = bound.heads if selection.heads is None else len(selection.heads)

@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import Final, Generic, Protocol, Self, TypeVar
 
 from attention_service.cost import Clock, Estimate
+from attention_service.runtime.device.plan_cache import PlanCache
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.plan_cache import PlanCache
 from attention_service.runtime.planning.request_sizes import COARSE, FINE
 
 SMALL: Final = 2**25
@@ -38,7 +38,7 @@ class Costs(Protocol[SizesT_contra]):
     """The costs of requests that differ in their sizes alone, each counted for exact sizes."""
 
     @property
-    def laborious(self) -> bool:
+    def slow_masks(self) -> bool:
         """True for masks of so many small operations that sizes do not determine the time."""
 
     def kernel(self, sizes: SizesT_contra, room: int) -> str:
@@ -80,7 +80,7 @@ class Bucket(Generic[SizesT]):
         plan = self._plans.get(sizes)
         if plan is None:
             flops = self._costs.flops(sizes, self.kernel)
-            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._costs.laborious)
+            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._costs.slow_masks)
             if len(self._plans) >= _MOST:
                 self._plans.clear()
             self._plans[sizes] = plan

@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas import accuracy
 from attention_service import cost
-from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.kernels import KERNELS, unsuitable
 from attention_service.core.methods import approximation_of
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Workload
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 
 
 class Attributed(NamedTuple):
@@ -25,10 +25,10 @@ class Attributed(NamedTuple):
     """Classes of the readout; 0 without one."""
 
 
-class Purpose(NamedTuple):
+class Computation(NamedTuple):
     """The computation that a kernel is chosen for."""
 
-    operation: accuracy.Purpose = "forward"
+    operation: accuracy.Computation = "forward"
     keeps_weights: bool = False
     """True if the weights must be in memory, as for inspections and for gradients with respect to taps."""
     names: tuple[str, ...] | None = None
@@ -50,11 +50,11 @@ class Purpose(NamedTuple):
         return self.operation == "gradients"
 
 
-FORWARD = Purpose()
+FORWARD = Computation()
 
 
 def able_kernels(
-    work: Workload, dtype: str, device: Device, wanted: str | None, purpose: Purpose = FORWARD
+    work: Workload, dtype: str, device: Device, wanted: str | None, purpose: Computation = FORWARD
 ) -> list[str]:
     """Return the kernel that is wanted, or those that may be chosen and can do it; for an approximation, its name.
 
@@ -103,7 +103,7 @@ def able_kernels(
 
 
 def choose_kernel(
-    work: Workload, dtype: str, device: Device, wanted: str | None, room: int, purpose: Purpose = FORWARD
+    work: Workload, dtype: str, device: Device, wanted: str | None, room: int, purpose: Computation = FORWARD
 ) -> str:
     """The wanted kernel, or the one of least predicted time among those that can compute a workload.
 
@@ -124,7 +124,7 @@ def choose_kernel(
     return next((kernel for kernel in ranked if peak(kernel) <= room), None) or min(ranked, key=peak)
 
 
-def bare_peak(work: Workload, kernel: str, purpose: Purpose, room: int) -> int:
+def bare_peak(work: Workload, kernel: str, purpose: Computation, room: int) -> int:
     """The peak by which kernels are passed over: of one pass without taps. Far above ``room`` it is a lower bound."""
     if purpose.gradient:
         return cost.gradient_peak_bytes(work, kernel, purpose.names, room=room)

@@ -15,5 +15,5 @@ class Plan:
     peak_bytes: int
     """An upper bound: the request is admitted for as many bytes."""
     predicted: Estimate
-    laborious: bool = False
+    slow_masks: bool = False
     """True for masks of so many small operations that sizes do not determine the time."""

@@ -10,18 +10,18 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service import cost
-from attention_service.core.arrays import TORCH_DTYPES
-from attention_service.core.global_tokens import with_global_tokens
 from attention_service.core.kernels.tiling import WHOLE
-from attention_service.core.mask_cost import CHEAP, mask_cost
-from attention_service.core.places import FAR
-from attention_service.core.types import Selection
+from attention_service.core.masks.global_tokens import with_global_tokens
+from attention_service.core.masks.operation_count import CHEAP, mask_cost
+from attention_service.core.positions.token_positions import MAX_POSITION
+from attention_service.core.problem import Selection
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Clock, Estimate, Workload
-from attention_service.runtime.binding.bound import Bound
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations.recurrent import NAMES
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.recurrence_binding import NAMES
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket
-from attention_service.runtime.planning.kernel_choice import FORWARD, Purpose, choose_kernel
+from attention_service.runtime.planning.kernel_choice import FORWARD, Computation, choose_kernel
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.request_sizes import COARSE, RequestSizes, bucket_upper
 
@@ -29,10 +29,10 @@ _EVERYTHING = Selection()
 _CARRIED = frozenset(NAMES)
 
 
-class Question(NamedTuple):
+class PlanKey(NamedTuple):
     """Everything in a request that determines its plan, beside its tensors."""
 
-    purpose: Purpose = FORWARD
+    purpose: Computation = FORWARD
     kernel: str | None = None
     """The kernel that the request forces."""
     taps: frozenset[str] = frozenset({"output"})
@@ -46,8 +46,8 @@ class Question(NamedTuple):
 
 
 def plan_request(
-    bound: Bound,
-    question: Question,
+    bound: BoundRequest,
+    question: PlanKey,
     device: Device,
     room: int,
     select: Selection = _EVERYTHING,
@@ -75,14 +75,14 @@ class RequestCosts:
 
     work: Workload
     """Workload of one of them."""
-    question: Question
+    question: PlanKey
     dtype: str
     device: Device
     brought_bytes: int = 0
     """Bytes of the parameters that the request brings to a module."""
 
     @property
-    def laborious(self) -> bool:
+    def slow_masks(self) -> bool:
         """True for masks of so many small operations that sizes do not determine the time."""
         return mask_cost(self.work.spec.masks) > CHEAP
 
@@ -107,7 +107,9 @@ class RequestCosts:
         return _predicted(sizes.of(self.work), kernel, self.question.purpose, self.device.clock)
 
 
-def plan_pass(bound: Bound, question: Question, select: Selection, kernel: str, device: Device, batch: int) -> Plan:
+def plan_pass(
+    bound: BoundRequest, question: PlanKey, select: Selection, kernel: str, device: Device, batch: int
+) -> Plan:
     """The plan of a pass of ``batch`` sequences that joins several requests like this one, by one kernel."""
     question, one = question._replace(kernel=kernel), _sizes(bound, select, ())
     sizes = one._replace(batch=batch, mask=())
@@ -120,12 +122,12 @@ def plan_pass(bound: Bound, question: Question, select: Selection, kernel: str, 
     )
 
 
-def workload(bound: Bound, question: Question, select: Selection, device: Device) -> Workload:
+def workload(bound: BoundRequest, question: PlanKey, select: Selection, device: Device) -> Workload:
     """Return the workload of a bound request without its edits."""
     return _workload(bound, question, _sizes(bound, select, ()), device.threads)
 
 
-def _workload(bound: Bound, question: Question, sizes: RequestSizes, threads: int) -> Workload:
+def _workload(bound: BoundRequest, question: PlanKey, sizes: RequestSizes, threads: int) -> Workload:
     arrays = bound.arrays
     mask, gate = arrays.get("mask"), arrays.get("gate")
     return Workload(
@@ -178,7 +180,7 @@ def _action(edit: Edit) -> str:
     return "value" if edit.value is not None else "scale" if edit.scale is not None else "set"
 
 
-def family_of(bound: Bound, question: Question, device: Device) -> Hashable:
+def family_of(bound: BoundRequest, question: PlanKey, device: Device) -> Hashable:
     """Equal for requests that differ in their sizes and numbers alone."""
     module, arrays = bound.module, bound.arrays
     mask, gate = arrays.get("mask"), arrays.get("gate")
@@ -199,7 +201,7 @@ def family_of(bound: Bound, question: Question, device: Device) -> Hashable:
     )
 
 
-def _planned_spec(bound: Bound) -> AttentionSpec:
+def _planned_spec(bound: BoundRequest) -> AttentionSpec:
     """Return the spec that costs are counted for.
 
     If sequences have global tokens of their own, that is a spec with as many as any sequence has, spread over the keys:
@@ -211,20 +213,20 @@ def _planned_spec(bound: Bound) -> AttentionSpec:
     return bound.spec.model_copy(update={"masks": masks})
 
 
-def _differ(bound: Bound) -> bool:
+def _differ(bound: BoundRequest) -> bool:
     """True if sequences have different masks."""
     return bound.sequence_masks is not None and len(bound.sequence_masks) > 1
 
 
-def _global_positions(bound: Bound) -> list[int]:
+def _global_positions(bound: BoundRequest) -> list[int]:
     """Positions below the largest power of two within the keys, about as many as a sequence has global tokens."""
     count = int(bound.arrays["global_mask"].sum(1).max(initial=0))
-    keys = 1 << (max(bound.keys - bound.extra, 1).bit_length() - 1)
+    keys = 1 << (max(bound.keys - bound.added_keys, 1).bit_length() - 1)
     count = min(bucket_upper(count, COARSE), keys) if count else 0
     return [index * keys // count for index in range(count)]
 
 
-def _brought_bytes(bound: Bound) -> int:
+def _brought_bytes(bound: BoundRequest) -> int:
     """Bytes on the device of the parameters that a request brings to a module."""
     if bound.module is None:
         return 0
@@ -234,7 +236,7 @@ def _brought_bytes(bound: Bound) -> int:
 _PLAIN = frozenset({"query", "key", "value", "past_key", "past_value"})
 
 
-def _sizes(bound: Bound, select: Selection, edits: Sequence[Edit]) -> RequestSizes:
+def _sizes(bound: BoundRequest, select: Selection, edits: Sequence[Edit]) -> RequestSizes:
     arrays = bound.arrays
     batch, queries, new_keys, past = bound.batch, bound.queries, bound.new_keys, bound.past
     if arrays.keys() <= _PLAIN and not edits and select == _EVERYTHING:
@@ -256,10 +258,10 @@ def _sizes(bound: Bound, select: Selection, edits: Sequence[Edit]) -> RequestSiz
 
 def _clamped(offsets: Array) -> tuple[int, ...]:
     """Return the offsets of the sequences as the computation clamps them; a bucket of larger ones would leave int64."""
-    return tuple(max(-FAR, min(offset, FAR)) for offset in offsets.tolist())
+    return tuple(max(-MAX_POSITION, min(offset, MAX_POSITION)) for offset in offsets.tolist())
 
 
-def _real_keys(bound: Bound) -> int:
+def _real_keys(bound: BoundRequest) -> int:
     """Keys up to the last that is real in any sequence, in whole cells of the blocked kernel; 0 for no padding."""
     lengths, mask = (bound.arrays.get(name) for name in ("key_lengths", "key_mask"))
     if (lengths is None and mask is None) or not bound.batch:
@@ -271,7 +273,7 @@ def _real_keys(bound: Bound) -> int:
     return -(-max(last, 1) // WHOLE.cell) * WHOLE.cell
 
 
-def _flops(work: Workload, kernel: str, purpose: Purpose) -> int:
+def _flops(work: Workload, kernel: str, purpose: Computation) -> int:
     if purpose.attributed is not None:
         return cost.attribution_flops(work, *purpose.attributed)
     forward = cost.executed_flops(work, kernel)
@@ -286,7 +288,7 @@ def _flops(work: Workload, kernel: str, purpose: Purpose) -> int:
     return forward + (cost.flops(cost.exactly(work), masked=False).total if work.reported else 0)
 
 
-def _peak_bytes(work: Workload, kernel: str, purpose: Purpose, room: int) -> int:
+def _peak_bytes(work: Workload, kernel: str, purpose: Computation, room: int) -> int:
     match purpose.operation:
         case "gradients":
             twice, checked = purpose.double_backward, purpose.checks > 0
@@ -298,7 +300,7 @@ def _peak_bytes(work: Workload, kernel: str, purpose: Purpose, room: int) -> int
     return cost.peak_bytes(work, kernel)
 
 
-def _predicted(work: Workload, kernel: str, purpose: Purpose, clock: Clock) -> Estimate:
+def _predicted(work: Workload, kernel: str, purpose: Computation, clock: Clock) -> Estimate:
     match purpose.operation:
         case "gradients":
             both = clock.gradients(work, kernel, twice=purpose.double_backward, checks=purpose.checks)

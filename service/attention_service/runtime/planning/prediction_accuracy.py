@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from attention_contract.schemas.accuracy import MemoryErrors, PredictionErrors, Purpose, RatioHistogram
+from attention_contract.schemas.accuracy import Computation, MemoryErrors, PredictionErrors, RatioHistogram
 from attention_service.cost import Estimate
 
 HISTORY = 1000
@@ -28,7 +28,7 @@ class Run:
     """One successful run, of one request or of several at once."""
 
     kernel: str
-    purpose: Purpose
+    purpose: Computation
     predicted: Estimate
     seconds: float
     estimated_bytes: int
@@ -62,7 +62,7 @@ class Accuracy:
     def __init__(self) -> None:
         self.watchers: list[Callable[[Run], None]] = []
         """Called with every run."""
-        self._runs: dict[tuple[str, Purpose], deque[Run]] = {}
+        self._runs: dict[tuple[str, Computation], deque[Run]] = {}
 
     def restart(self) -> None:
         """Forget all runs: a new clock predicts."""
@@ -77,7 +77,7 @@ class Accuracy:
         for watcher in self.watchers:
             watcher(run)
 
-    def coverage(self) -> Iterator[tuple[str, Purpose, float]]:
+    def coverage(self) -> Iterator[tuple[str, Computation, float]]:
         """Yield the share of runs within their predicted interval, for each kernel and purpose."""
         for (kernel, purpose), runs in self._runs.items():
             yield kernel, purpose, fmean(run.covered for run in runs)
@@ -87,7 +87,7 @@ class Accuracy:
         return [_errors(*pair, list(runs)) for pair, runs in sorted(self._runs.items())]
 
 
-def _errors(kernel: str, purpose: Purpose, runs: list[Run]) -> PredictionErrors:
+def _errors(kernel: str, purpose: Computation, runs: list[Run]) -> PredictionErrors:
     errors = np.array([run.ratio for run in runs]) - 1
     distances = np.abs(errors)
     return PredictionErrors(

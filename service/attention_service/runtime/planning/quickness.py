@@ -7,7 +7,7 @@ from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import Mask
 from attention_service.core.kernels.tiling import WHOLE
-from attention_service.core.mask_cost import CHEAP, mask_cost
+from attention_service.core.masks.operation_count import CHEAP, mask_cost
 from attention_service.modules.resident import Module
 
 _CELLS: Final = 2**12

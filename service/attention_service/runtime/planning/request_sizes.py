@@ -82,7 +82,7 @@ class RequestSizes(NamedTuple):
             work,
             batch=self.batch,
             queries=self.queries,
-            keys=self.past + self.new_keys + work.extra,
+            keys=self.past + self.new_keys + work.added_keys,
             past=self.past,
             request_mask_elements=prod(self.mask) if self.mask else 0,
             real_keys=self.real_keys,

@@ -14,11 +14,11 @@ import torch
 
 from attention_service.core.methods import approximation_of
 from attention_service.cost import Estimate
-from attention_service.runtime.binding.bound import Bound
-from attention_service.runtime.operations.operation import Fields, execute
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.quickness import is_quick
 from attention_service.runtime.scheduling.jobs import Job, Joining
+from attention_service.runtime.scheduling.operation import Fields, execute
 
 BATCH_S = 5e-3
 """Seconds that the requests of one batch would take one after the other, by the upper bounds of their predictions."""
@@ -31,7 +31,7 @@ _STACKED = frozenset(
 """Tensors with one entry for each sequence. A mask may be one for all of them."""
 
 
-def joinable(bound: Bound) -> bool:
+def joinable(bound: BoundRequest) -> bool:
     """True if every tensor has one entry for each sequence, and the request is quickly planned."""
     return (
         bound.arrays.keys() <= _STACKED
@@ -42,7 +42,7 @@ def joinable(bound: Bound) -> bool:
     )
 
 
-def in_common(bound: Bound) -> tuple[object, ...]:
+def in_common(bound: BoundRequest) -> tuple[object, ...]:
     """The properties that tensors must share to be stacked, beside their sizes."""
     layout = bound.layout
     dtypes = tuple((name, array.dtype.str, type(array)) for name, array in bound.arrays.items())
@@ -117,7 +117,7 @@ def _batch(jobs: Sequence[Job]) -> Batch:
         flops, peak = sum(each.flops for each in plans), sum(each.peak_bytes for each in plans)
         plan = replace(plan, flops=flops, peak_bytes=peak, predicted=predicted)
     copied = sum(job.bound.arrays[name].nbytes for job in jobs for name in _sent(job.bound))
-    whole = Plan(plan.kernel, plan.flops, plan.peak_bytes + copied, plan.predicted, plan.laborious)
+    whole = Plan(plan.kernel, plan.flops, plan.peak_bytes + copied, plan.predicted, plan.slow_masks)
     return Batch(tuple(jobs), tuple(map(tuple, groups.values())), whole)
 
 
@@ -138,21 +138,21 @@ def _lengths(job: Job) -> tuple[int, int]:
     return job.bound.queries, job.bound.keys
 
 
-def stacked(bounds: Sequence[Bound]) -> Bound:
+def stacked(bounds: Sequence[BoundRequest]) -> BoundRequest:
     """Requests of equal lengths as one, in their order."""
     first = bounds[0]
     layout = first.layout if first.layout.batched else replace(first.layout, batched=True)
     if len(bounds) == 1:
-        return first.of(layout=layout)
+        return first.replaced(layout=layout)
     batch = sum(bound.batch for bound in bounds)
     arrays = {name: np.concatenate([bound.arrays[name] for bound in bounds]) for name in _sent(first)}
     if first.cached is None:
-        return first.of(layout=layout, batch=batch, arrays=arrays)
+        return first.replaced(layout=layout, batch=batch, arrays=arrays)
     rows = tuple(row for bound in bounds for row in bound.cached or ())
-    return first.of(layout=layout, batch=batch, arrays=arrays, cached=rows)
+    return first.replaced(layout=layout, batch=batch, arrays=arrays, cached=rows)
 
 
-def _sent(bound: Bound) -> list[str]:
+def _sent(bound: BoundRequest) -> list[str]:
     """The names of the tensors that a request brought: all but the past of a session."""
     return [name for name in bound.arrays if bound.cached is None or name not in {"past_key", "past_value"}]
 

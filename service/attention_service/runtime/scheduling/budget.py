@@ -62,7 +62,7 @@ class Budget:
         return len(self._waiting) + max(self._admitted - 1, 0)
 
     @property
-    def places(self) -> int:
+    def open_slots(self) -> int:
         """Requests that may come to wait beside those that do."""
         return 0 if self.exceeded else max(self._max_waiting - self.waiting, 0)
 
@@ -72,19 +72,19 @@ class Budget:
         return bool(self.exceeded) or self.waiting >= self._max_waiting
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Bytes that are free with nothing else in flight."""
         return min(max(self.total - self._resident_bytes(), 0), self.device_bytes)
 
     @property
-    def free(self) -> int:
+    def available(self) -> int:
         """Bytes that could be admitted now."""
         return max(self.total - self._resident_bytes() - self.in_flight - self.replies, 0)
 
     @property
-    def spare(self) -> int:
+    def unclaimed(self) -> int:
         """Bytes that could be admitted now, and for which nobody waits."""
-        return 0 if self._waiting else self.free
+        return 0 if self._waiting else self.available
 
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
         """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight."""
@@ -169,7 +169,7 @@ class Budget:
             self.release(need)
 
     def take_more(self, more: int) -> None:
-        """Take what is ``spare``, for requests that were admitted, to be given back by ``release_more``."""
+        """Take what is ``unclaimed``, for requests that were admitted, to be given back by ``release_more``."""
         self.in_flight += more
         self.trim()
 
@@ -192,7 +192,7 @@ class Budget:
         than half of the room together.
         """
         self.check(held + more, "the body needs at least {need} bytes", "Send less at a time")
-        limit = self.room // 2
+        limit = self.capacity // 2
         if self.bodies > held and self.bodies + self.replies + more > limit:
             raise self._refusal(
                 Overloaded(
@@ -209,7 +209,7 @@ class Budget:
         Callers who read slowly keep memory from computations, so their replies may take half of the room, or one
         reply more than that.
         """
-        limit = self.room // 2
+        limit = self.capacity // 2
         if self.replies and self.replies + size > limit:
             raise self._refusal(
                 NoRoom(

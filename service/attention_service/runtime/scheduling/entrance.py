@@ -17,7 +17,7 @@ from typing import Final
 from attention_contract.errors import AttentionError
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.fair_queue import FairQueue
-from attention_service.runtime.scheduling.joint_passes import late
+from attention_service.runtime.scheduling.pass_execution import late
 
 PATIENCE_S: Final = 2.0
 """Seconds that a request waits at the entrance, at most."""
@@ -97,7 +97,7 @@ class Entrance:
     def _end_turn(self) -> None:
         self._turn = None
         self._entered = 0
-        room = min(self._budget.places, AT_ONCE)
+        room = min(self._budget.open_slots, AT_ONCE)
         while self._waiting and self._entered < room:
             self._entered += 1
             self._let_in()

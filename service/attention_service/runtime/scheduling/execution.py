@@ -10,29 +10,29 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.batches import choose
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.joint_passes import (
-    Ended,
+from attention_service.runtime.scheduling.lane import Lane
+from attention_service.runtime.scheduling.pass_execution import (
+    JobResult,
     Observation,
-    Outcome,
     Pass,
+    PassResult,
     Waiting,
     draining,
     late,
     run_alone,
 )
-from attention_service.runtime.scheduling.lane import Lane
 from attention_service.runtime.scheduling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,13 @@ _HAND_OFFS, _PAUSE_S = 25, 1e-3
 """Hand-offs that are timed, and seconds before each: a thread that has just run wakes faster than usual."""
 _SIDE = 128
 """Side of the matrices that are multiplied, since a hand-off also slows down the work that is handed over."""
+
+
+class Run(Protocol):
+    """Runs something on the device's thread."""
+
+    def __call__(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
+        """Return its result."""
 
 
 class Execution:
@@ -95,7 +102,7 @@ class Execution:
             there.append(time.perf_counter() - started)
         self.hold_s = min(max(median(there) - median(here), 0.0) / HAND_OFF_SHARE, LONGEST_HOLD_S)
 
-    async def run(self, job: Job, deadline: float | None = None) -> Ended:
+    async def run(self, job: Job, deadline: float | None = None) -> JobResult:
         """Admit a job and run it, if it can begin before a deadline (``time.monotonic`` seconds).
 
         If the caller is cancelled, a job that waits leaves the queue, and a running one stops at its next checkpoint;
@@ -122,7 +129,7 @@ class Execution:
             self._observe(observation)
             return ended
         waiting = Waiting(asyncio.get_running_loop().create_future(), job.run, job, clock, deadline, came, group)
-        answer: Ended = await self._through(waiting, lane, now=now)
+        answer: JobResult = await self._through(waiting, lane, now=now)
         return answer
 
     async def call(self, work: Callable[[], ResultT]) -> ResultT:
@@ -234,7 +241,7 @@ class Execution:
         try:
             lane.submit(following, self._finish)
         except RuntimeError:  # the thread was stopped
-            self._finish(following, Outcome([draining() for _ in following.taken]))
+            self._finish(following, PassResult([draining() for _ in following.taken]))
 
     def _drops(self, waiting: Waiting, lane: Lane) -> bool:
         """Drop a job that was given up in this turn, or whose deadline passed before its timer had a turn."""
@@ -254,7 +261,7 @@ class Execution:
         batch = None
         if len(mates) > 1:
             try:
-                batch = choose([job for job in mates if job is not None], self._budget.spare)
+                batch = choose([job for job in mates if job is not None], self._budget.unclaimed)
             except Exception:  # jobs that cannot be planned together run alone
                 log.exception("requests could not be joined")
         taken = [first] if batch is None else [mates[job] for job in batch.jobs]
@@ -263,11 +270,11 @@ class Execution:
 
     def _stays(self, plan: Plan | None) -> bool:
         """True if a pass with this plan runs on the event loop."""
-        if plan is None or plan.laborious:
+        if plan is None or plan.slow_masks:
             return False
         return plan.predicted.median <= self.hold_s and plan.predicted.high <= max(LONGEST_HOLD_S, self.hold_s)
 
-    def _finish(self, following: Pass, outcome: Outcome) -> None:
+    def _finish(self, following: Pass, outcome: PassResult) -> None:
         """Give back the memory, answer everyone, and look at the queues at the end of this turn."""
         if following.more:
             self._budget.release_more(following.more)

@@ -7,7 +7,7 @@ _REMEMBERED: Final = 1024
 """Callers beyond which those are forgotten who are owed nothing and owe nothing."""
 
 
-class Asked(Protocol):
+class Waiter(Protocol):
     """A request that waits. It has a caller, and is equal to itself alone."""
 
     @property
@@ -15,7 +15,7 @@ class Asked(Protocol):
         """The name of the caller."""
 
 
-ItemT = TypeVar("ItemT", bound=Asked)
+ItemT = TypeVar("ItemT", bound=Waiter)
 
 
 class FairQueue(Generic[ItemT]):

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from attention_contract.request_options import Outline
-from attention_contract.schemas.accuracy import Purpose
+from attention_contract.schemas.accuracy import Computation
 from attention_contract.schemas.attention import AttentionInputs
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound import Bound
-from attention_service.runtime.operations.operation import Fields, Operation, execute
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.scheduling.operation import Fields, Operation, execute
 
 SHORT_S = 0.05
 """A job that is predicted to take no longer, by its upper bound, is short: it does not wait behind long ones."""
@@ -20,7 +20,7 @@ SHORT_S = 0.05
 
 def is_short(plan: Plan) -> bool:
     """True if a job with this plan is predicted to take no longer than ``SHORT_S``."""
-    return not plan.laborious and plan.predicted.high <= SHORT_S
+    return not plan.slow_masks and plan.predicted.high <= SHORT_S
 
 
 @dataclass(eq=False, slots=True)
@@ -29,9 +29,9 @@ class Joining:
 
     group: object
     """The same object for jobs of one module that can run in one pass."""
-    plan: Callable[[Bound, int], Plan]
+    plan: Callable[[BoundRequest, int], Plan]
     """Plans a pass of so many sequences with the lengths of one request."""
-    mixed: Callable[[Sequence[Bound]], Operation] | None = None
+    mixed: Callable[[Sequence[BoundRequest]], Operation] | None = None
     """Makes the operation over different lengths; None if only equal ones can be joined."""
     longest_s: float | None = None
     """Seconds that the jobs of one pass would take one after the other, by the upper bounds of their predictions, at
@@ -42,7 +42,7 @@ class Joining:
 class Prepared:
     """Everything about a planned request but its numbers and its module."""
 
-    purpose: Purpose
+    purpose: Computation
     plan: Plan
     dtype: str
     device: torch.device
@@ -53,7 +53,7 @@ class Prepared:
     joining: Joining | None = None
     """None for a job that always runs alone."""
 
-    def by(self, plan: Plan) -> "Prepared":
+    def with_plan(self, plan: Plan) -> "Prepared":
         """The same by another plan."""
         return Prepared(
             self.purpose, plan, self.dtype, self.device, self.operation, watched=self.watched, joining=self.joining
@@ -66,7 +66,7 @@ class Prepared:
 
 
 @dataclass(eq=False, slots=True)
-class Ending:
+class JobEnd:
     """The end of a job: from then on nothing of it runs, whether or not its caller still waits."""
 
     over: bool = False
@@ -86,9 +86,9 @@ class Job:
 
     prepared: Prepared
     bound: Any
-    """The request, bound: a ``Bound``, or the bound retrieval of a Hopfield request."""
+    """The request, bound: a ``BoundRequest``, or the bound retrieval of a Hopfield request."""
     module: Module | None = None
-    ending: Ending | None = None
+    ending: JobEnd | None = None
     """Hears of the end of the job; None if nobody needs to."""
 
     def run(self) -> Fields:
@@ -109,13 +109,13 @@ class Job:
 
     def without_module(self) -> "Job":
         """The job to be remembered: it keeps no parameters in memory."""
-        return Job(self.prepared, self.bound.of(module=None))
+        return Job(self.prepared, self.bound.replaced(module=None))
 
-    def over(self, module: Module | None, request: AttentionInputs, outline: Outline) -> "Job":
+    def with_arrays(self, module: Module | None, request: AttentionInputs, outline: Outline) -> "Job":
         """The same job over the tensors of another request of the same outline."""
         arrays = dict(self.bound.arrays)
         for name, _, shape in outline.tensors:
             if name in arrays:
                 array, like = getattr(request, name), arrays[name]
                 arrays[name] = array if like.shape == shape else array.reshape(like.shape)
-        return Job(self.prepared, self.bound.of(module=module, arrays=arrays), module)
+        return Job(self.prepared, self.bound.replaced(module=module, arrays=arrays), module)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling.fair_queue import FairQueue
-from attention_service.runtime.scheduling.joint_passes import Outcome, Pass, Waiting
+from attention_service.runtime.scheduling.pass_execution import Pass, PassResult, Waiting
 from attention_service.runtime.scheduling.watchdog import Watchdog
 
 _PATIENCE = 5
@@ -60,24 +60,24 @@ class Lane:
         if not self._groups[waiting.group]:
             del self._groups[waiting.group]
 
-    def submit(self, following: Pass, ended: Callable[[Pass, Outcome], None]) -> None:
+    def submit(self, following: Pass, ended: Callable[[Pass, PassResult], None]) -> None:
         """Run a pass on the thread; ``ended`` hears of it on the event loop. Raises RuntimeError after ``stop``."""
         future = self._thread.submit(self._run, following)
         self.running = following
         loop = asyncio.get_running_loop()
 
-        def after_pass(done: "Future[Outcome]") -> None:
+        def after_pass(done: "Future[PassResult]") -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(hand_back, done)
 
-        def hand_back(done: "Future[Outcome]") -> None:
+        def hand_back(done: "Future[PassResult]") -> None:
             self.running = None
             fault = done.exception()
-            ended(following, done.result() if fault is None else Outcome([fault] * len(following.taken)))
+            ended(following, done.result() if fault is None else PassResult([fault] * len(following.taken)))
 
         future.add_done_callback(after_pass)
 
-    def _run(self, following: Pass) -> Outcome:
+    def _run(self, following: Pass) -> PassResult:
         """In the thread: run a pass under the eyes of the watchdog."""
         plan = following.plan
         expected = 0.0 if plan is None else plan.predicted.high

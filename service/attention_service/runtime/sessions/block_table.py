@@ -4,67 +4,10 @@ A block table names spans of slots rather than single pages, since adjacent page
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from attention_service.core.cached_partials import Run
-from attention_service.runtime.sessions.pages import PAGE_TOKENS, PageKind, PagePool, Pages, Slab
-
-Span = Run[Slab]
-"""Adjacent slots of one slab."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cached:
-    """The past of one sequence, and the slots for its new tokens: all that a pass needs to know of it."""
-
-    past: tuple[Span, ...]
-    new: tuple[Span, ...]
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of the past."""
-        return sum(span.tokens for span in self.past)
-
-    def part(self, start: int, stop: int) -> "Cached":
-        """The new tokens from ``start`` to before ``stop``; those before them are part of the past."""
-        past, spans = self.tokens, merged((*self.past, *self.new))
-        return Cached(tuple(_first(spans, past + start)), tuple(_after(_first(spans, past + stop), past + start)))
-
-    def runs(self, hidden: int = 0) -> list[Span]:
-        """The past, but for its first ``hidden`` tokens, and the new tokens, in runs as long as possible."""
-        found = merged((*self.past, *self.new))
-        return _after(found, hidden) if hidden else found
-
-    def gathered(self) -> tuple[Tensor, Tensor] | None:
-        """Keys ``[Hkv, P, D]`` and values ``[Hkv, P, Dv]`` of the past; copied unless they lie in one run."""
-        if not self.past:
-            return None
-        if len(self.past) == 1:
-            return self.past[0].keys, self.past[0].values
-        return torch.cat([span.keys for span in self.past], 1), torch.cat([span.values for span in self.past], 1)
-
-    def write(self, keys: Tensor, values: Tensor) -> None:
-        """Put the new tokens' keys ``[Hkv, tokens, D]`` and values into their slots."""
-        sizes = [span.tokens for span in self.new]
-        parts = zip(self.new, keys.split_with_sizes(sizes, 1), values.split_with_sizes(sizes, 1), strict=True)
-        for span, key, value in parts:
-            span.keys.copy_(key)
-            span.values.copy_(value)
-
-
-def merged(spans: Sequence[Span]) -> list[Span]:
-    """The same slots in the same order, with adjacent spans as one."""
-    found: list[Span] = []
-    for span in spans:
-        last = found[-1] if found else None
-        if last is not None and last.slab is span.slab and last.stop == span.start:
-            found[-1] = Span(last.slab, last.start, last.tokens + span.tokens)
-        else:
-            found.append(span)
-    return found
+from attention_service.core.kv_cache.past import Span, after, first_of, merged
+from attention_service.core.kv_cache.slab import PAGE_TOKENS, PageKind
+from attention_service.runtime.sessions.pages import PagePool, Pages
 
 
 class BlockTable:
@@ -162,22 +105,22 @@ class BlockTable:
 
     def truncate(self, tokens: int) -> None:
         """Forget all but the first tokens."""
-        self._replace(_first(self._spans, tokens))
+        self._replace(first_of(self._spans, tokens))
 
     def drop(self, start: int, stop: int) -> None:
         """Forget the tokens from ``start`` to before ``stop``, and give back the pages that hold no others."""
-        self._replace(_first(self._spans, start) + _after(self._spans, stop))
+        self._replace(first_of(self._spans, start) + after(self._spans, stop))
 
     def page(self, index: int) -> Pages:
         """The page of the tokens from ``index * PAGE_TOKENS`` on."""
-        span = _after(self._spans, index * PAGE_TOKENS)[0]
+        span = after(self._spans, index * PAGE_TOKENS)[0]
         return Pages(span.slab, span.start // PAGE_TOKENS, 1)
 
     def replace_page(self, index: int, page: Pages) -> None:
         """Use another page of the same content in the place of a full one."""
         start = index * PAGE_TOKENS
         span = Span(page.slab, page.first * PAGE_TOKENS, PAGE_TOKENS)
-        self._replace([*_first(self._spans, start), span, *_after(self._spans, start + PAGE_TOKENS)])
+        self._replace([*first_of(self._spans, start), span, *after(self._spans, start + PAGE_TOKENS)])
 
     def clear(self) -> None:
         """Give back all pages."""
@@ -229,26 +172,3 @@ def pages_of(span: Span) -> Pages:
     """The pages that hold these slots."""
     first = span.start // PAGE_TOKENS
     return Pages(span.slab, first, -(-span.stop // PAGE_TOKENS) - first)
-
-
-def _first(spans: Sequence[Span], tokens: int) -> list[Span]:
-    """The slots of the first tokens."""
-    found = []
-    for span in spans:
-        here = min(span.tokens, tokens)
-        if not here:
-            break
-        found.append(Span(span.slab, span.start, here))
-        tokens -= here
-    return found
-
-
-def _after(spans: Sequence[Span], tokens: int) -> list[Span]:
-    """The slots of all tokens but the first."""
-    found = []
-    for span in spans:
-        skipped = min(span.tokens, tokens)
-        if skipped < span.tokens:
-            found.append(Span(span.slab, span.start + skipped, span.tokens - skipped))
-        tokens -= skipped
-    return found

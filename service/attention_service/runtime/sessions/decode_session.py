@@ -11,13 +11,14 @@ import numpy as np
 
 from attention_contract.base import WireModel
 from attention_contract.schemas.sessions import Policy, SessionInfo, StepReply
-from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.kv_cache.policies import Keeper
+from attention_service.core.kv_cache.slab import PageKind
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
-from attention_service.runtime.scheduling.jobs import Ending
+from attention_service.runtime.scheduling.jobs import JobEnd
 from attention_service.runtime.sessions.block_table import BlockTable
-from attention_service.runtime.sessions.pages import PageKind, Pages
-from attention_service.runtime.sessions.policies import Keeper
+from attention_service.runtime.sessions.pages import Pages
 from attention_service.runtime.sessions.shared_prefixes import Prefix
 
 
@@ -68,7 +69,7 @@ class DecodeSession:
     """Bytes of this session in the sums of ``PageRoom``."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one request that may read or change the session."""
-    running: Ending | None = None
+    running: JobEnd | None = None
     """The end of the last job, which may run on after its caller left."""
     gone: str | None = None
     """The reason why the session is gone; None while it is there."""

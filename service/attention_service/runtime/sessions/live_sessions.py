@@ -1,4 +1,4 @@
-"""The operations of decode sessions: opening, steps, forks, truncation, and questions over the past."""
+"""The operations of decode sessions: opening, step_operation, forks, truncation, and questions over the past."""
 
 import asyncio
 import logging
@@ -45,22 +45,23 @@ from attention_contract.schemas.sessions import (
     TruncateSession,
 )
 from attention_contract.schemas.weights import WeightsReply
-from attention_service.core import decoding
+from attention_service.core.kv_cache import cpu_steps
+from attention_service.core.kv_cache.policies import keeper_of
+from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.recurrence_binding import check_past
 from attention_service.runtime.callers import caller
-from attention_service.runtime.operations import attributing, effects, gradients, weights
-from attention_service.runtime.operations.operation import Fields
-from attention_service.runtime.operations.recurrent import check_past
+from attention_service.runtime.operations import attribution, effects, gradients, weights
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.sessions import stepping, steps
+from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.sessions import step, step_operation
 from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.decode_session import DecodeSession, bytes_of, page_kind
 from attention_service.runtime.sessions.page_room import PageRoom
-from attention_service.runtime.sessions.pages import PAGE_TOKENS, PagePool
-from attention_service.runtime.sessions.policies import keeper_of
+from attention_service.runtime.sessions.pages import PagePool
 from attention_service.runtime.sessions.session_registry import SessionRegistry
 from attention_service.runtime.sessions.shared_prefixes import Prefix, is_shareable, share
-from attention_service.runtime.sessions.stepping import Host
+from attention_service.runtime.sessions.step import Host
 
 _KEPT_BYTES = 2**16
 """Bytes of a reply that is kept, at most; the step of a larger one is computed again. 64 tokens of 256 numbers."""
@@ -103,8 +104,8 @@ class Sessions:
                 return self._forked(source, request.from_.length, request, "from.length").info()
         past = None
         if request.past_key is not None and request.past_value is not None:
-            past = stepping.bind_past(module, request.sequences, request.past_key, request.past_value)
-            stepping.check_capacity(request.capacity, 0, past[0].shape[2], "capacity")
+            past = step.bind_past(module, request.sequences, request.past_key, request.past_value)
+            step.check_capacity(request.capacity, 0, past[0].shape[2], "capacity")
         sequences = request.sequences or (1 if past is None else past[0].shape[0])
         session = self._new(module, sequences, request)
         if request.share and past is None and session.keeper is None:
@@ -148,7 +149,7 @@ class Sessions:
     async def truncate(self, id: str, request: TruncateSession) -> SessionInfo:  # noqa: A002
         """Forget the last tokens."""
         async with self.registry.turn(id) as session:
-            stepping.check_at(session.length, request.at)
+            step.check_at(session.length, request.at)
             self._cut(session, request.length, "length")
             self._remember(session, None, None)
             with suppress(Overloaded, OverBudget):  # where others share the pages that it gave back
@@ -158,7 +159,7 @@ class Sessions:
     async def reorder(self, id: str, request: ReorderSession) -> SessionInfo:  # noqa: A002
         """Let each sequence continue another one's past."""
         async with self.registry.turn(id) as session:
-            stepping.check_at(session.length, request.at)
+            step.check_at(session.length, request.at)
             count = len(session.tables)
             if (largest := max(request.rows)) >= count:
                 raise InvalidRequest(
@@ -184,14 +185,14 @@ class Sessions:
                 if session.reply is not None:
                     return session.reply
                 began = session.began
-            stepping.check_at(began, request.at)
+            step.check_at(began, request.at)
             session.module.check_version(request.version)
-            new = stepping.new_tokens(session, request)
-            stepping.check_capacity(session.capacity, session.held - (session.length - began), new, "query")
+            new = step.new_tokens(session, request)
+            step.check_capacity(session.capacity, session.held - (session.length - began), new, "query")
             if began != session.length:
                 self._take_back(session)
             self._room.reserve(session, new)
-            reply = await stepping.step(self._host, session, request, new, deadline)
+            reply = await step.step(self._host, session, request, new, deadline)
             if session.prefixes is not None and not is_shareable(request):
                 session.prefixes = None
             if session.prefixes is not None:
@@ -222,7 +223,7 @@ class Sessions:
         self, id: str, request: SessionAttributionRequest, deadline: float | None = None  # noqa: A002
     ) -> AttributionReply:  # fmt: skip
         """Return the share of each weight of new tokens over the past. Append nothing."""
-        return AttributionReply(**await self._read(id, attributing.prepare, request, request.at, deadline))
+        return AttributionReply(**await self._read(id, attribution.prepare, request, request.at, deadline))
 
     async def effects(
         self, id: str, request: SessionEffectsRequest, deadline: float | None = None  # noqa: A002
@@ -242,7 +243,7 @@ class Sessions:
             need = 2 * len(session.tables) * session.held * page_kind(session.module).token_bytes
             await self._host.budget.acquire(need)
             try:
-                past = await self._host.in_thread(partial(stepping.past_of, session))
+                past = await self._host.in_thread(partial(step.past_of, session))
             finally:
                 self._host.budget.release(need)
             return SessionCache(session=session.id, version=session.module.version, length=session.length, **past)
@@ -257,9 +258,9 @@ class Sessions:
                     "a session of policy full",
                     param="past_key",
                 )
-            past = stepping.bind_past(session.module, len(session.tables), request.past_key, request.past_value)
+            past = step.bind_past(session.module, len(session.tables), request.past_key, request.past_value)
             tokens = past[0].shape[2]
-            stepping.check_capacity(session.capacity, 0, tokens, "past_key")
+            step.check_capacity(session.capacity, 0, tokens, "past_key")
             fresh = self._new(session.module, len(session.tables), OpenSession())
             try:
                 self._room.reserve(fresh, max(session.capacity or 0, tokens), session)
@@ -284,23 +285,23 @@ class Sessions:
     ) -> Fields:
         """The reply's fields of an operation that reads the past."""
         async with self.registry.turn(id) as session:
-            stepping.check_at(session.length, at)
+            step.check_at(session.length, at)
             session.module.check_version(request.version)
-            stepping.new_tokens(session, request)
-            over, rows = partial(steps.over_past, prepare), stepping.readable(session.tables)
-            fields, said = await stepping.run_over_past(self._host, session, over, request, deadline, rows)
-            return fields | {"ran": said}
+            step.new_tokens(session, request)
+            over, rows = partial(step_operation.over_past, prepare), step.readable(session.tables)
+            fields, ran = await step.run_over_past(self._host, session, over, request, deadline, rows)
+            return fields | {"ran": ran}
 
     async def _prepare(self, module: Module) -> None:
         """Compile what steps of a module need, beside the event loop, when its dtype first comes."""
         dtype = page_kind(module).dtype
         if dtype not in self._compiled and module.device.type == "cpu":
-            await self._host.in_thread(partial(decoding.prepare, dtype))
+            await self._host.in_thread(partial(cpu_steps.prepare, dtype))
             self._compiled.add(dtype)
 
     async def _written(self, session: DecodeSession, past: tuple[Tensor, Tensor]) -> None:
         """Let an empty session hold a past. If the caller leaves, wait for the thread that writes to its pages."""
-        work = asyncio.ensure_future(self._host.in_thread(partial(stepping.begin_with, session, *past)))
+        work = asyncio.ensure_future(self._host.in_thread(partial(step.begin_with, session, *past)))
         try:
             await asyncio.shield(work)
         finally:
@@ -363,7 +364,7 @@ class Sessions:
         try:
             if length is not None:
                 self._cut(session, length, param)
-            stepping.check_capacity(session.capacity, 0, session.held, "capacity")
+            step.check_capacity(session.capacity, 0, session.held, "capacity")
             self._room.reserve(session, (session.capacity or 0) - session.held, source)
             # A page that both use now is copied by the first who writes to it.
             self._room.reserve(source, (source.capacity or 0) - source.held, session)
@@ -443,7 +444,7 @@ def _check_source(source: DecodeSession, module: Module, request: OpenSession) -
 
 
 def _problem(session: str, fault: BaseException) -> StepProblem:
-    """The problem document of one of many steps. Raises what is no answer, such as a cancellation."""
+    """The problem document of one of many step_operation. Raises what is no answer, such as a cancellation."""
     if not isinstance(fault, Exception):
         raise fault
     if isinstance(fault, AttentionError):

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_contract.errors import OverBudget, Overloaded
+from attention_service.core.kv_cache.slab import Slab
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
-from attention_service.runtime.sessions.pages import PagePool, Slab
+from attention_service.runtime.sessions.pages import PagePool
 
 
 @dataclass
@@ -92,7 +93,7 @@ class PageRoom:
     def _short(self, need: int, leaving: "_Leaving | None" = None) -> bool:
         """True if bytes of pages lack room, even if some sessions leave."""
         pages, memory = (leaving.pages, leaving.memory) if leaving is not None else (0, 0)
-        return self.pool.bytes - pages + need > self.limit or need > self.budget.free + memory
+        return self.pool.bytes - pages + need > self.limit or need > self.budget.available + memory
 
     def _evict(self, session: DecodeSession, source: DecodeSession | None, need: int) -> None:
         """Evict as few idle sessions as give enough room, the least recently used first.

@@ -13,8 +13,9 @@ import numpy as np
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.tensors import Array, dtype_name
+from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.runtime.sessions.block_table import BlockTable
-from attention_service.runtime.sessions.pages import PAGE_TOKENS, PagePool
+from attention_service.runtime.sessions.pages import PagePool
 
 
 @dataclass

@@ -6,12 +6,12 @@ import numpy as np
 
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import DTYPES, Array
-from attention_service.core.arrays import TORCH_DTYPES
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Estimate
-from attention_service.runtime.binding.bound import Bound, Layout
-from attention_service.runtime.device import Device
+from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, plan_request
+from attention_service.runtime.planning.planner import PlanKey, plan_request
 
 IN_PLACE = "in_place"
 """The name of attention over the pages, where a reply names its kernel."""
@@ -49,25 +49,25 @@ class StepPlan:
     """The time of a pass without a past, by its number of sequences."""
 
     @classmethod
-    def of(cls, bound: Bound, device: Device, room: int, fewest: Bound) -> "StepPlan":
+    def of(cls, bound: BoundRequest, device: Device, room: int, fewest: BoundRequest) -> "StepPlan":
         """Plan a bound step, and all with a shorter past down to that of ``fewest``."""
         attention = _attention(bound, device, room)
         predicted = _projections(bound, device, room) + attention
-        whole = plan_request(bound, Question(), device, room)
+        whole = plan_request(bound, PlanKey(), device, room)
         plan = replace(whole, kernel=IN_PLACE, predicted=predicted, peak_bytes=_peak_bytes(bound))
         tokens = bound.past - fewest.past
-        less = whole.flops - plan_request(fewest, Question(), device, room).flops if tokens else 0
+        less = whole.flops - plan_request(fewest, PlanKey(), device, room).flops if tokens else 0
         return cls(plan, attention, bound.past, less / max(tokens, 1), bound.batch, device, room)
 
     def at(self, past: int) -> Plan:
         """The plan of a step with this past. Where a window fills up, its operations are an estimate."""
         plan = self.plan
         flops = plan.flops - round((self.past - past) * self.token_flops)
-        return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.laborious)
+        return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.slow_masks)
 
-    def joint(self, bound: Bound, batch: int) -> Plan:
+    def joint(self, bound: BoundRequest, batch: int) -> Plan:
         """The plan of a pass of so many sequences with the new tokens and the keys of one step."""
-        together, times, one = bound.of(batch=batch), batch / self.sequences, self.attention
+        together, times, one = bound.replaced(batch=batch), batch / self.sequences, self.attention
         projections = self.projections.get(batch)
         if projections is None:
             projections = self.projections[batch] = _projections(together, self.device, self.room)
@@ -75,13 +75,13 @@ class StepPlan:
         return Plan(IN_PLACE, round(self.plan.flops * times), _peak_bytes(together), predicted)
 
 
-def _projections(bound: Bound, device: Device, room: int) -> Estimate:
+def _projections(bound: BoundRequest, device: Device, room: int) -> Estimate:
     """The time of a step without a past."""
-    tokens = bound.of(past=0, keys=bound.queries, cached=None, arrays={"query": _blank(bound, bound.queries)})
-    return plan_request(tokens, Question(), device, room).predicted
+    tokens = bound.replaced(past=0, keys=bound.queries, cached=None, arrays={"query": _blank(bound, bound.queries)})
+    return plan_request(tokens, PlanKey(), device, room).predicted
 
 
-def _attention(bound: Bound, device: Device, room: int) -> Estimate:
+def _attention(bound: BoundRequest, device: Device, room: int) -> Estimate:
     """The time of raw attention over as many keys, all of which every new token sees."""
     heads, kv_heads = (bound.batch, bound.heads), (bound.batch, bound.kv_heads)
     arrays = {
@@ -89,16 +89,16 @@ def _attention(bound: Bound, device: Device, room: int) -> Estimate:
         "key": _blank(bound, *kv_heads[1:], bound.keys, bound.head_dim),
         "value": _blank(bound, *kv_heads[1:], bound.keys, bound.value_dim),
     }
-    raw = bound.of(module=None, layout=Layout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
-    return plan_request(raw, Question(), device, room).predicted
+    raw = bound.replaced(module=None, layout=Layout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
+    return plan_request(raw, PlanKey(), device, room).predicted
 
 
-def _blank(bound: Bound, *shape: int) -> Array:
+def _blank(bound: BoundRequest, *shape: int) -> Array:
     """A tensor of a request that takes no memory."""
     return np.broadcast_to(np.zeros((), DTYPES[bound.dtype]), (bound.batch, *shape))
 
 
-def _peak_bytes(bound: Bound) -> int:
+def _peak_bytes(bound: BoundRequest) -> int:
     """Bytes of the tokens, their projections and contexts, and of the scores in float32 or wider."""
     widths = (2 * bound.heads + bound.kv_heads) * (bound.head_dim + bound.value_dim) + 3 * bound.output_shape[-1]
     elements = bound.batch * bound.queries * (widths + 2 * bound.heads * bound.keys)

@@ -6,7 +6,7 @@ import torch
 
 from attention_contract.errors import InternalError, InvalidRequest, InvalidTensor, RecordingNotFound
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery
-from attention_service.core.head_reader import UnfitNumbers
+from attention_service.core.inspection.head_reader import UnfitNumbers
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.operations.analysis.heads import RecordedHeads, SentHeads
 

@@ -15,11 +15,11 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
 from attention_service.cost import Rates, Roofline, executed_flops, flops
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients
 from attention_service.runtime.operations.complexity import report
-from attention_service.runtime.operations.complexity.crossing import lattice
-from attention_service.runtime.operations.complexity.subjects import GRADIENTS, Asked, Place
+from attention_service.runtime.operations.complexity.crossovers import lattice
+from attention_service.runtime.operations.complexity.subjects import GRADIENTS, Place, RequestedSubjects
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 WINDOW = {"masks": [{"name": "sliding_window", "left": 32, "right": 32}]}
@@ -148,7 +148,10 @@ def test_flops_cross_where_the_formula_says():
     """A window leaves out tiles from the length on at which there are tiles to leave out."""
     reply = ask(compare=[{"label": "window", "spec": WINDOW, "kernel": "blocked"}], kernel="blocked")
     by = {found.of: found for found in reply.crossovers}
-    subjects = Asked(None, raw(), place()).subject, Asked(None, raw(spec=WINDOW), place()).subject
+    subjects = (
+        RequestedSubjects(None, raw(), place()).subject,
+        RequestedSubjects(None, raw(spec=WINDOW), place()).subject,
+    )
 
     def counts(length):
         return [executed_flops(subject.at("length", length), "blocked") for subject in subjects]
@@ -167,7 +170,9 @@ def test_attention_and_projections_cross_at_twice_the_width():
         of = module(d_model=width, num_heads=8)
         found = ask(module=of).projections_crossover
         assert found == 2 * width
-        work = Asked(of, ComplexityRequest.model_validate({"shape": {"queries": found}}), place()).subject.base
+        work = RequestedSubjects(
+            of, ComplexityRequest.model_validate({"shape": {"queries": found}}), place()
+        ).subject.base
         stages = flops(work, masked=False)
         assert stages.scores + stages.values == stages.projections + stages.output_projection
     assert ask().projections_crossover is None
@@ -185,7 +190,10 @@ def test_time_has_an_interval_around_its_crossover():
     assert exact.cheaper == wide.cheaper == "window"
     assert exact.at == wide.at == exact.low == exact.high
     assert (wide.low or 1) < wide.at < wide.high
-    subjects = Asked(None, raw(), place()).subject, Asked(None, raw(spec=WINDOW), place()).subject
+    subjects = (
+        RequestedSubjects(None, raw(), place()).subject,
+        RequestedSubjects(None, raw(spec=WINDOW), place()).subject,
+    )
 
     def faster(length):
         dense, narrow = (
@@ -229,7 +237,7 @@ def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
 
 
 def test_predicted_times_are_the_clocks():
-    asked = Asked(None, raw(shape={"queries": 64, "past": 3}), place())
+    asked = RequestedSubjects(None, raw(shape={"queries": 64, "past": 3}), place())
     work, cost = asked.subject.base, asked.subject.cost(asked.subject.base)
     forward, gradients = (asked.subject.kernel_of(work), asked.subject.kernel_of(work, GRADIENTS))
     for told, estimate in (

@@ -12,7 +12,7 @@ from attention_contract.tensors import DTYPES
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.complexity import report
 from attention_service.runtime.operations.complexity.subjects import Place

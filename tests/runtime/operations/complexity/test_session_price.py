@@ -11,13 +11,13 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.session_costs import SessionCost
+from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity import report, session_price
-from attention_service.runtime.operations.complexity.subjects import Asked, Place
-from attention_service.runtime.sessions.pages import PAGE_TOKENS
+from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 TOKEN_BYTES = 2 * 2 * 16 * 4
@@ -34,7 +34,9 @@ def price(session, free=2**26, spec=None, session_free=None) -> SessionCost:
     module = Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float32))
     request = ComplexityRequest.model_validate({"shape": {"queries": 8}, "session": session})
     assert request.session is not None
-    return session_price.price(Asked(module, request, Place(DEVICE, free, free, session_free)).subject, request.session)
+    return session_price.price(
+        RequestedSubjects(module, request, Place(DEVICE, free, free, session_free)).subject, request.session
+    )
 
 
 def times(found: SessionCost) -> list[float]:

@@ -13,10 +13,10 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.calibration.random_requests import plainest
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations.complexity import report, tried, trying
-from attention_service.runtime.operations.complexity.subjects import Asked, Place
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations.complexity import measured_crossover, report, tried
+from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects
+from attention_service.runtime.operations.random_requests import plainest
 from attention_service.runtime.scheduling.budget import Budget
 
 ROOM = 2**30
@@ -50,7 +50,7 @@ def search(ratio, near, searched=(1, 2**20)):
     async def known(size):
         return ratio(size)
 
-    return asyncio.run(trying.crossing(known, near, searched))
+    return asyncio.run(measured_crossover.crossing(known, near, searched))
 
 
 def answered(request, module=None, budget=None, place=PLACE):
@@ -113,8 +113,8 @@ def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
         seconds = 1e-5 * (request.query.shape[-2] if request.kernel == "fused" else 400)
         return SimpleNamespace(run=lambda: now.append(now.pop() + seconds))
 
-    monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(trying.forward, "prepare", prepare)
+    monkeypatch.setattr(measured_crossover, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(measured_crossover.forward, "prepare", prepare)
     reply, _ = answered(raw())
     (found,) = (found for found in reply.crossovers if found.of == "time")
     assert found.at == pytest.approx(500, rel=0.02)
@@ -125,15 +125,15 @@ def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
 def test_everything_is_run_as_it_would_be_asked_for_and_its_memory_is_admitted(monkeypatch):
     """Both are run, at sizes around the predicted one, with kernel, taps, dtype and projections as they are told."""
     ran = []
-    real = trying.forward.prepare
+    real = measured_crossover.forward.prepare
 
     def prepare(module, request, device, room):
         job = real(module, request, device, room)
         ran.append((module, request, job))
         return job
 
-    monkeypatch.setattr(trying.forward, "prepare", prepare)
-    monkeypatch.setattr(trying, "_ENOUGH_S", 0.0)
+    monkeypatch.setattr(measured_crossover.forward, "prepare", prepare)
+    monkeypatch.setattr(measured_crossover, "_ENOUGH_S", 0.0)
     config = complete(ModuleConfig(d_model=16, num_heads=2, key_width=12, value_width=10, dtype="float64"))
     module = Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float64))
     given = {"shape": {"batch": 2, "queries": 64, "past": 3}, "kernel": "fused", "return": ["output", "context"]}
@@ -158,7 +158,7 @@ def test_everything_is_run_as_it_would_be_asked_for_and_its_memory_is_admitted(m
 
 def test_what_cannot_be_tried_is_left_untried(monkeypatch):
     """Another device, more memory than there is, sizes other than tokens, and what takes too long."""
-    monkeypatch.setattr(trying.forward, "prepare", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(measured_crossover.forward, "prepare", lambda *_: pytest.fail("it was run"))
     elsewhere = raw(hardware="H100 SXM", compare=[{"label": "here"}, {"kernel": "blocked"}], dtype="bfloat16")
     widths = raw(sweep={"dimension": "head_dim", "values": [8, 500, 1000]})
     for request in (elsewhere, widths):
@@ -177,8 +177,8 @@ def test_a_drawn_module_runs_by_its_own_spec():
         config = complete(ModuleConfig(d_model=16, num_heads=2, spec=spec))
         module = Module.of("m", config, initial_parameters(Sizes.of(config), 0, torch.float32))
         asked = ComplexityRequest.model_validate({"shape": {"queries": 64}})
-        work = Asked(module, asked, Place(device, ROOM, ROOM)).subject.at("length", 8)
+        work = RequestedSubjects(module, asked, Place(device, ROOM, ROOM)).subject.at("length", 8)
         made, request = plainest("materialized", work, "float32")
-        found = trying.forward.prepare(made, request, device, ROOM).run()["output"]
-        alone = trying.forward.prepare(made, request, replace(DEVICE), ROOM).run()["output"]
+        found = measured_crossover.forward.prepare(made, request, device, ROOM).run()["output"]
+        alone = measured_crossover.forward.prepare(made, request, replace(DEVICE), ROOM).run()["output"]
         np.testing.assert_array_equal(found, alone)

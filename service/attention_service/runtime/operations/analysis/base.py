@@ -6,12 +6,12 @@ from typing import Protocol
 
 import torch
 
-from attention_contract.schemas.accuracy import Purpose
+from attention_contract.schemas.accuracy import Computation
 from attention_service.modules.resident import Module
-from attention_service.runtime.device import Device
-from attention_service.runtime.operations.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 
 class Analyzed(Protocol):
@@ -41,7 +41,9 @@ class Analysis:
         return on_host(results)
 
 
-def analysis_job(bound: Analyzed, purpose: Purpose, plan: Plan, device: Device, module: Module | None = None) -> Job:
+def analysis_job(
+    bound: Analyzed, purpose: Computation, plan: Plan, device: Device, module: Module | None = None
+) -> Job:
     """Return the job of a planned analysis, which runs alone."""
     operation = partial(Analysis, device=device.torch)
     return Job(Prepared(purpose, plan, "float64", device.torch, operation, watched=False), bound, module)

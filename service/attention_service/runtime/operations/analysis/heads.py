@@ -10,8 +10,8 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.recording_tensors import Place
 from attention_contract.tensors import Array
-from attention_service.core.arrays import to_torch
-from attention_service.core.head_reader import HeadReader, UnfitNumbers
+from attention_service.core.inspection.head_reader import HeadReader, UnfitNumbers
+from attention_service.core.tensors import to_torch
 from attention_service.modules.recording_store import RecordingStore
 
 Recorded = tuple[Place, tuple[int, ...]]

@@ -3,7 +3,7 @@
 But for what is asked to be measured beside the prediction.
 """
 
+from attention_service.runtime.operations.complexity.measured_crossover import tried
 from attention_service.runtime.operations.complexity.reporting import report
-from attention_service.runtime.operations.complexity.trying import tried
 
 __all__ = ["report", "tried"]

@@ -10,9 +10,15 @@ from attention_contract.schemas.answers import CostLimits, Fits, Largest
 from attention_service import cost
 from attention_service.cost import Workload
 from attention_service.runtime.operations.complexity.subjects import GRADIENTS, LARGEST_SIZE, Subject
-from attention_service.runtime.planning.kernel_choice import FORWARD, Purpose, able_kernels, bare_peak, choose_kernel
+from attention_service.runtime.planning.kernel_choice import (
+    FORWARD,
+    Computation,
+    able_kernels,
+    bare_peak,
+    choose_kernel,
+)
 
-Bound = Literal["memory", "spec", "shape"]
+BoundRequest = Literal["memory", "spec", "shape"]
 
 
 def limits(subject: Subject) -> CostLimits:
@@ -24,11 +30,11 @@ def limits(subject: Subject) -> CostLimits:
     return CostLimits(free_bytes=subject.place.free, forward=_fits(subject, FORWARD), gradients=gradients)
 
 
-def _fits(subject: Subject, purpose: Purpose) -> Fits:
+def _fits(subject: Subject, purpose: Computation) -> Fits:
     return Fits(longest=_largest(subject, "length", purpose), largest_batch=_largest(subject, "batch", purpose))
 
 
-def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
+def _largest(subject: Subject, dimension: str, purpose: Computation) -> Largest:
     """Search the largest size: the bytes of a request grow with its size, whichever kernel it takes."""
     free, size = subject.place.free, 0
 
@@ -55,11 +61,11 @@ def _largest(subject: Subject, dimension: str, purpose: Purpose) -> Largest:
     if not size:
         return Largest(size=0, bound="memory" if possible(1) else "spec")
     kernel, peak = need(subject, subject.at(dimension, size), purpose)
-    bound: Bound = "shape" if size == LARGEST_SIZE else "memory" if possible(size + 1) else "spec"
+    bound: BoundRequest = "shape" if size == LARGEST_SIZE else "memory" if possible(size + 1) else "spec"
     return Largest(size=size, kernel=kernel, peak_bytes=peak, bound=bound)
 
 
-def need(subject: Subject, work: Workload, purpose: Purpose) -> tuple[str, int]:
+def need(subject: Subject, work: Workload, purpose: Computation) -> tuple[str, int]:
     """Return the planner's kernel, and the bytes for which the request would be admitted."""
     place = subject.place
     kernel = choose_kernel(work, subject.dtype, place.device, subject.kernel, place.free, purpose)

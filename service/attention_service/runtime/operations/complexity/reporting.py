@@ -22,9 +22,9 @@ from attention_service.cost import Workload
 from attention_service.modules.resident import Module
 from attention_service.runtime.operations.complexity.alternatives import renamed
 from attention_service.runtime.operations.complexity.capacity import last, limits
-from attention_service.runtime.operations.complexity.crossing import crossovers
+from attention_service.runtime.operations.complexity.crossovers import crossovers
 from attention_service.runtime.operations.complexity.session_price import price
-from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Asked, Place, Subject
+from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Place, RequestedSubjects, Subject
 
 MOST_COSTS = 512
 """Maximum number of costs in one reply: values of the sweep, for the request and each alternative."""
@@ -38,7 +38,7 @@ def report(module: Module | None, request: ComplexityRequest, place: Place, unti
     Parts that are not known ``until`` a time of ``time.monotonic`` are left out: values of the sweep beyond the first,
     alternatives, crossovers. Raises InvalidRequest for impossible sizes and taps.
     """
-    asked = Asked(module, request, place)
+    asked = RequestedSubjects(module, request, place)
     subject = asked.subject
     others = asked.alternatives()
     _check_alternatives(request)

@@ -6,17 +6,17 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.session_costs import SessionCost, SessionShape, SessionStepCost
 from attention_contract.schemas.sessions import FullPolicy
 from attention_contract.spec import AttentionSpec
-from attention_service.core.arrays import TORCH_DTYPES
-from attention_service.core.cached_attention import in_place_fault
+from attention_service.core.kv_cache.attention import in_place_fault
+from attention_service.core.kv_cache.policies import Keeper, keeper_of
+from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.positions import POSITIONS
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Estimate, kv_cache_bytes_per_token, milliseconds
+from attention_service.runtime.binding.recurrence_binding import check_past
 from attention_service.runtime.operations.complexity.alternatives import renamed
 from attention_service.runtime.operations.complexity.capacity import last
 from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Subject
-from attention_service.runtime.operations.recurrent import check_past
 from attention_service.runtime.planning.kernel_choice import FORWARD, choose_kernel
-from attention_service.runtime.sessions.pages import PAGE_TOKENS
-from attention_service.runtime.sessions.policies import Keeper, keeper_of
 
 
 def price(subject: Subject, shape: SessionShape) -> SessionCost:
@@ -35,7 +35,7 @@ def price(subject: Subject, shape: SessionShape) -> SessionCost:
         keeper = keeper_of(shape.policy, base.spec, base.kv_heads, base.heads)
     except InvalidRequest as fault:
         raise renamed(fault, "session.policy") from None
-    one = replace(base, batch=shape.sequences, queries=1, past=0, keys=1 + base.extra, taps=frozenset({"output"}))
+    one = replace(base, batch=shape.sequences, queries=1, past=0, keys=1 + base.added_keys, taps=frozenset({"output"}))
     return _Priced(replace(subject, base=one, kernel=None), shape, keeper).cost()
 
 

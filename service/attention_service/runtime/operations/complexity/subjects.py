@@ -8,9 +8,9 @@ import torch
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.complexity import Alternative, ComplexityRequest, Cost, RawComplexityRequest
 from attention_contract.spec import AttentionSpec
-from attention_service.core.arrays import TORCH_DTYPES
 from attention_service.core.multihead import Sizes
-from attention_service.core.types import added_keys
+from attention_service.core.problem import added_keys
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import (
     Datasheet,
     Workload,
@@ -24,12 +24,12 @@ from attention_service.cost.hardware import HARDWARE, find
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.raw_binding import two_widths
 from attention_service.runtime.binding.selection import check_taps
-from attention_service.runtime.device import Device
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity.alternatives import WIDTHS, Given, labels
-from attention_service.runtime.operations.complexity.possible import check, shape_at
-from attention_service.runtime.planning.kernel_choice import FORWARD, Purpose, able_kernels, choose_kernel
+from attention_service.runtime.operations.complexity.valid_sizes import check, shape_at
+from attention_service.runtime.planning.kernel_choice import FORWARD, Computation, able_kernels, choose_kernel
 
-GRADIENTS = Purpose("gradients")
+GRADIENTS = Computation("gradients")
 LARGEST_SIZE = 2**31 - 1
 """Largest size of one dimension of a shape."""
 
@@ -71,7 +71,7 @@ class Subject:
         check(work)
         return work
 
-    def kernel_of(self, work: Workload, purpose: Purpose = FORWARD) -> str:
+    def kernel_of(self, work: Workload, purpose: Computation = FORWARD) -> str:
         """Return the planner's kernel. Raises KernelUnsuitable if no kernel can compute the workload."""
         return choose_kernel(work, self.dtype, self.place.device, self.kernel, self.place.room, purpose)
 
@@ -94,7 +94,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedSubjects:
     """A request, its module and its place: the inputs of every subject."""
 
     module: Module | None

@@ -1,0 +1,50 @@
+"""Colours of numbers: palettes, and linear or logarithmic ranges that fit the numbers."""
+
+from typing import Final
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import Colormap, LogNorm, Normalize, SymLogNorm
+
+from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions, Scale
+from attention_pictures.figure_style import NO_VALUE
+from attention_pictures.pooled_cells import Numbers
+
+_NAMES: Final = {"rdbu": "RdBu_r", "puor": "PuOr_r", "brbg": "BrBG_r"}
+"""Matplotlib's names, where they are others."""
+_SKEWED: Final = 50
+"""The ratio of the largest to the median number from which ``auto`` is logarithmic."""
+_DECADES: Final = 1e-4
+"""The least number that a logarithmic range tells from 0, as a share of the largest."""
+
+
+def palette(options: PictureOptions, *, signed: bool = False) -> Colormap:
+    """The colour map of weights, or of differences if ``signed``; by default if the palette is of the other kind."""
+    name: str = "viridis" if not signed else "berlin" if options.theme == "dark" else "rdbu"
+    if options.palette in (DIVERGING if signed else SEQUENTIAL):
+        name = str(options.palette)
+    return colormaps[_NAMES.get(name, name)].with_extremes(bad=NO_VALUE[options.theme])
+
+
+def colour_range(values: Numbers, scale: Scale, *, signed: bool = False) -> Normalize:
+    """The range of colours from 0 (of differences, from −max) to the largest magnitude.
+
+    A logarithmic range begins at the first percentile of the magnitudes above 0, and gives smaller ones its first
+    colour. Of differences, it is linear below the lower quartile.
+    """
+    sizes = np.abs(values[np.isfinite(values)]).astype(np.float64)
+    positive = sizes[sizes > 0]
+    top = float(positive.max()) if positive.size else 1.0
+    skewed = positive.size > 0 and float(np.median(positive)) * _SKEWED < top
+    if scale == "linear" or not positive.size or (scale == "auto" and not skewed):
+        return Normalize(-top if signed else 0.0, top)
+    least = max(float(np.percentile(positive, 25 if signed else 1)), top * _DECADES)
+    least = min(least, top / 10)
+    if signed:
+        return SymLogNorm(least, vmin=-top, vmax=top, base=10)
+    return LogNorm(least, top, clip=True)
+
+
+def bar_label(name: str, norm: Normalize) -> str:
+    """The label of a colour bar."""
+    return name if type(norm) is Normalize else f"{name} (logarithmic)"

@@ -1,0 +1,92 @@
+"""Replies as a notebook shows them: maps of their weights, attributions, statistics and differences."""
+
+from functools import singledispatch
+from typing import Final
+
+import numpy as np
+
+from attention_contract.schemas.attention import ForwardReply
+from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply
+from attention_contract.schemas.drawable_replies import DrawableReply
+from attention_contract.schemas.recording_statistics import RecordingStatistics
+from attention_contract.schemas.weights import HeadStatistics, WeightsReply
+from attention_pictures.notebook_maps import Maps, html_of, maps_of, weight_maps
+
+_OF_PAIRS: Final = {
+    "gradient_attention": "", "integrated": "", "norm": "", "relevance": "mean of the heads",
+    "norm_of_sum": "sum of the heads",
+}  # fmt: skip
+"""Attributions to pairs of tokens; those that have one map for all heads, with its name."""
+
+
+@singledispatch
+def notebook_html(reply: DrawableReply) -> str | None:
+    """The maps of a reply; None if it has none, for which a notebook shows the reply as text."""
+    return None
+
+
+@notebook_html.register
+def _(reply: ForwardReply) -> str | None:
+    moved, weights, output, names = reply.differences, reply.weights, reply.output, reply.names
+    averaged: bool | None = names.averaged
+    if weights is not None and weights.ndim < 4 and not averaged and not names.by_head:
+        # Three dimensions may be those of heads or, averaged over them, of sequences.
+        averaged = None if output is None or weights.ndim <= output.ndim else False
+    maps = weight_maps(weights, None if moved is None else moved.weights, names, averaged=averaged)
+    if moved is not None and moved.output is not None:
+        title = "Differences from the unedited output: queries × width"
+        by_head = names.by_head or moved.output.ndim == 4
+        maps.append(maps_of(moved.output, title, averaged=False if by_head else None, signed=True))
+    return html_of(maps)
+
+
+@notebook_html.register
+def _(reply: WeightsReply) -> str | None:
+    moved, averaged = reply.differences, reply.weights is not None and reply.weights.ndim - reply.queries.ndim == 2
+    maps = weight_maps(reply.weights, None if moved is None else moved.weights, reply.names, averaged=averaged)
+    return html_of(maps if moved is None else maps + _statistic_maps(moved.statistics))
+
+
+def _statistic_maps(differences: HeadStatistics) -> list[Maps]:
+    """A map of sequences × heads for the differences of each statistic."""
+    found = {name: getattr(differences, name) for name in HeadStatistics.model_fields if name != "classes"}
+    found = {name: np.atleast_2d(x) for name, x in (found | (differences.classes or {})).items() if x is not None}
+    if not found:
+        return []
+    values = np.stack(list(found.values()))
+    rows = [f"sequence {at}" for at in range(values.shape[1])]
+    columns = [f"head {at}" for at in range(values.shape[2])]
+    return [Maps(values, list(found), rows, columns, "Differences of the statistics", "Statistic", signed=True)]
+
+
+@notebook_html.register
+def _(reply: AttributionReply) -> str | None:
+    maps = []
+    for name, merged in _OF_PAIRS.items():
+        for found, about in ((reply, ""), (reply.differences, "differences of ")):
+            values = getattr(found, name, None)
+            if values is not None:
+                title = f"{about}{name.replace('_', ' ')}".capitalize()
+                signed = bool(about) or name in SIGNED_METHODS
+                maps.append(maps_of(values, title, reply.names, averaged=bool(merged), merged=merged, signed=signed))
+    return html_of(maps)
+
+
+@notebook_html.register
+def _(reply: RecordingStatistics) -> str | None:
+    """Maps of layers × heads, one a statistic."""
+    names = [
+        name
+        for name in HeadStatistics.model_fields
+        if name != "classes" and reply.attentions and getattr(reply.attentions[0].statistics, name) is not None
+    ]
+    if not names:
+        return None
+    most = max(len(each.heads) for each in reply.attentions)
+    values = np.full((len(names), len(reply.attentions), most), np.nan, np.float32)
+    for layer, each in enumerate(reply.attentions):
+        for at, name in enumerate(names):
+            values[at, layer, : len(each.heads)] = getattr(each.statistics, name)
+    rows = [each.name for each in reply.attentions]
+    heads = [str(head) for head in range(most)]
+    return Maps(values, names, rows, heads, "Statistics by layer and head", "Statistic").html()

@@ -1,0 +1,95 @@
+"""Figures as files: SVG, PNG and PDF, with the facts of their making as metadata."""
+
+import io
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from matplotlib.figure import Figure
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.reply_names import Names
+from attention_contract.schemas.answers import Picture
+from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.wire import PICTURES
+from attention_pictures.figure_style import styled
+from attention_pictures.reply_figures import figure_of
+
+SOFTWARE = "attention-service"
+MOST_PIXELS: Final = 2**24
+"""Pixels of one picture."""
+_PIXEL_BYTES: Final = 48
+"""Memory of a pixel while a PNG is drawn: images are scaled in float64, and then coloured. Measured with matplotlib
+3.11: up to 43 bytes."""
+
+
+def draw(reply: Any, options: PictureOptions, media_type: str, names: Names, facts: Mapping[str, Any]) -> Picture:
+    """Draw a reply into a file of a media type of ``PICTURES``.
+
+    The same arguments give the same bytes. ``facts`` are written into its metadata. Raises InvalidRequest as
+    ``figure_of`` does.
+    """
+    return save(make_figure(reply, options, names), options, media_type, facts)
+
+
+def make_figure(reply: Any, options: PictureOptions, names: Names) -> Figure:
+    """Draw a reply into a figure, to be saved. Raises InvalidRequest as ``figure_of`` does."""
+    with styled(options.theme):
+        return figure_of(reply, options, names)
+
+
+def save(figure: Figure, options: PictureOptions, media_type: str, facts: Mapping[str, Any]) -> Picture:
+    """Write a figure into a file of a media type of ``PICTURES``, with the facts as JSON in its metadata."""
+    ending, file = PICTURES[media_type], io.BytesIO()
+    with styled(options.theme):
+        figure.savefig(file, format=ending, dpi="figure", metadata=_metadata(ending, facts))
+    return Picture(media_type=media_type, data=file.getvalue())
+
+
+def saving_bytes(figure: Figure, media_type: str) -> int:
+    """Estimate the memory of ``save``. Raises InvalidRequest for a picture of more than ``MOST_PIXELS``."""
+    if PICTURES[media_type] != "png":
+        return 0
+    width, height = (int(side * figure.dpi) for side in figure.get_size_inches())
+    if width * height > MOST_PIXELS:
+        raise InvalidRequest(
+            f"dpi: the picture would have {width} × {height} pixels; a PNG has at most {MOST_PIXELS} together. "
+            "Lower dpi or width, or ask for SVG or PDF",
+            param="dpi",
+            limit=MOST_PIXELS,
+            actual=width * height,
+        )
+    return _PIXEL_BYTES * width * height
+
+
+def media_type_of(format: str) -> str:  # noqa: A002
+    """The media type of a file's ending. Raises InvalidRequest for one that is not drawn."""
+    found = {ending: media_type for media_type, ending in PICTURES.items()}.get(format)
+    if found is None:
+        raise InvalidRequest(f"format: expected one of {', '.join(PICTURES.values())}, got {format!r}", param="format")
+    return found
+
+
+def facts_of(reply: Any, options: PictureOptions) -> dict[str, Any]:
+    """The facts that a reply states itself, and the options of its picture."""
+    facts: dict[str, Any] = {"options": options.stated(), "software": SOFTWARE}
+    ran, weights = getattr(reply, "ran", None), getattr(reply, "weights", None)
+    if ran is not None:
+        facts |= {"kernel": ran.kernel, "dtype": ran.dtype}
+        facts |= {} if ran.version is None else {"version": ran.version}
+    if weights is not None:
+        facts["shape"] = list(weights.shape)
+    return facts | ({} if reply.request_id is None else {"request_id": reply.request_id})
+
+
+def _metadata(ending: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts in the entries that the format knows. No date, so that equal pictures have equal bytes."""
+    text = orjson.dumps(dict(facts), option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS).decode()
+    title = f"Attention of {facts.get('module') or facts.get('recording') or 'a reply'}"
+    software = str(facts.get("software", SOFTWARE))
+    if ending == "svg":
+        identity = {"Identifier": str(facts["request_id"])} if facts.get("request_id") else {}
+        return {"Title": title, "Description": text, "Creator": software, "Date": None} | identity
+    if ending == "pdf":
+        return {"Title": title, "Subject": text, "Creator": software, "CreationDate": None}
+    return {"Title": title, "Description": text, "Software": software}

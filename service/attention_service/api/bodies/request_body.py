@@ -1,0 +1,279 @@
+"""Request bodies: received into one buffer, decompressed, parsed; within the limits and the memory budget."""
+
+import math
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.types import Receive, Scope
+
+from attention_contract.errors import BodyTooLarge, InvalidRequest, Unreadable, UnsupportedMediaType
+from attention_contract.json_reading import TextSize, check_text, measure_text
+from attention_contract.operations import Operation
+from attention_contract.request_options import Outline
+from attention_contract.validation import clip, validate
+from attention_contract.wire import JSON, SAFETENSORS, request_from_body
+from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, Headers, content_type, header
+from attention_service.api.disconnection import unless_gone
+from attention_service.api.http_limits.connection_limits import LATE
+from attention_service.runtime.request_timing import note, note_bytes
+from attention_service.runtime.scheduling.budget import Body
+from attention_service.settings import Settings
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+UNCOUNTED: Final = 32 * 1024
+"""Largest body in bytes that is not counted."""
+_INLINE_HEADER: Final = 2**16
+"""Largest header in bytes of a safetensors file that is read on the event loop; a thread reads others."""
+_INLINE_TEXT: Final = 2**16
+"""Largest JSON in bytes that is parsed on the event loop, whatever its content."""
+_INLINE_NUMBERS: Final = 2**19
+_INLINE_PARTS: Final = 2**12
+"""Limits for larger JSON with few lists and strings, which parse slower than numbers: bytes, and their number."""
+_COPIED: Final = 2**16
+"""Up to this size a body is copied into a writable buffer, which torch prefers."""
+_STEP: Final = 2**20
+"""Bytes that are decompressed at a time. Between two steps they are counted, and other requests run."""
+_PAGE: Final = 2**21
+"""Bytes of a body for which memory is taken at a time, the size of a huge page."""
+_SLICE: Final = 2**16
+"""Bytes of a compressed body that are given to the decompressor at a time."""
+_UNCHECKED: Final = 2**23
+"""Decompressed bytes up to which the ratio of compression is not checked."""
+_MOST_MEMBERS: Final = 1024
+"""Members of a gzip file, or frames of zstd. Each costs time, even an empty one."""
+_WINDOW: Final = 27
+"""The largest window of zstd, as a power of 2: that of ``zstd --long`` (RFC 8878 recommends 8 MiB)."""
+
+
+async def read_request(
+    scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], settings: Settings, memory: Body
+) -> tuple[Any, Outline | None]:
+    """The request in a body, or in the query string of a GET, with its outline if that can be remembered.
+
+    Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
+    ``memory`` raises.
+    """
+    model = operation.request
+    if model is None:
+        return None, None
+    if operation.method == "GET":
+        return validate(model, query_of(scope), by_name=False), None
+    media_type = content_type(headers)
+    if media_type != JSON and not (media_type == SAFETENSORS and operation.tensors):
+        offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
+        came = f"{media_type[:80]!r} is not read here" if media_type else "the header is missing"
+        raise UnsupportedMediaType(f"Content-Type: {came}; expected {' or '.join(offered)}", offered=offered)
+    ratio, late = settings.max_compression_ratio, scope.get("state", {})
+    if media_type == SAFETENSORS:
+        body = await read_body(headers, receive, settings.max_body_bytes, memory, ratio, late)
+        began = time.monotonic()
+        if int.from_bytes(body[:8], "little") <= _INLINE_HEADER:
+            read = request_from_body(model, body, media_type)
+        else:
+            read = await run_in_threadpool(request_from_body, model, body, media_type)
+        note("decode", began)
+        return read
+    limit = min(settings.max_json_bytes, settings.max_body_bytes)
+    body = await read_body(headers, receive, limit, memory, ratio, late)
+    began = time.monotonic()
+    inline = len(body) <= _INLINE_NUMBERS
+    size = measure_text(body) if inline else await run_in_threadpool(measure_text, body)
+    check_text(size, settings.max_json_values)
+    if size.parsed_bytes > UNCOUNTED:
+        memory.hold(size.parsed_bytes)
+    if inline and _is_quickly_parsed(size):
+        read = request_from_body(model, body, media_type, size)
+    else:
+        read = await run_in_threadpool(request_from_body, model, body, media_type, size)
+    note("decode", began)
+    return read
+
+
+def _is_quickly_parsed(size: TextSize) -> bool:
+    return size.characters <= _INLINE_TEXT or size.lists + size.quotes <= _INLINE_PARTS
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """The parameters of the query string. Raises InvalidRequest for one that is too long or comes twice."""
+    text = scope["query_string"]
+    if len(text) > MAX_HEADER_BYTES:
+        raise InvalidRequest(
+            f"the query has {len(text)} bytes; expected at most {MAX_HEADER_BYTES}", limit=MAX_HEADER_BYTES
+        )
+    values = QueryParams(text).multi_items()
+    for name, count in Counter(name for name, _ in values).items():
+        if count > 1:
+            raise InvalidRequest(f"{clip(name)}: it came more than once; send it once", param=clip(name))
+    return dict(values)
+
+
+async def read_body(
+    headers: Headers, receive: Receive, limit: int, memory: Body, ratio: float = math.inf,
+    state: Mapping[str, Any] = MappingProxyType({}),
+) -> memoryview:  # fmt: skip
+    """The whole body in one buffer, decompressed to at most ``ratio`` times its bytes.
+
+    Reading stops as soon as the body exceeds a limit or the memory, or the guard gives it up in the ``state`` of its
+    request. Raises UnsupportedMediaType, BodyTooLarge, TooSlow, Draining, Unreadable, Cancelled, or what ``memory``
+    raises.
+    """
+    if (framing := header(headers, b"transfer-encoding")) is not None and framing.strip().lower() != "chunked":
+        raise Unreadable(
+            f"Transfer-Encoding: {framing[:40]!r} is not read here; expected chunked. Name a compression in "
+            "Content-Encoding"
+        )
+    coding = (header(headers, b"content-encoding") or "identity").strip().lower()
+    if coding != "identity" and coding not in _CODINGS:
+        raise UnsupportedMediaType(
+            f"Content-Encoding: {coding[:40]!r} is not read here; send the body as it is, or in one of "
+            f"{', '.join(_CODINGS)}",
+            offered=list(_CODINGS),
+        )
+    room, began = _Room(limit, memory), time.monotonic()
+    body = await _received(headers, receive, room, state)
+    note_bytes(len(body))
+    if coding != "identity":
+        body = await unless_gone(receive, _decompressed(body, coding, room, ratio))
+    note("read", began)
+    return body
+
+
+class _Room:
+    """The bytes that one body may take: up to the limit, and counted in the budget."""
+
+    def __init__(self, limit: int, memory: Body) -> None:
+        self.limit = limit
+        self._memory = memory
+        self._taken = self._held = 0
+
+    def expect(self, size: int) -> None:
+        """Refuse a body whose stated size is too much, before any of it has come."""
+        if size > UNCOUNTED or size > self.limit:
+            self._check(size)
+            self._memory.expect(size)
+
+    def take(self, more: int, size: int, stated: int = 0) -> None:
+        """Count more bytes, of a buffer that then has this size and will have the stated one."""
+        self._check(size)
+        self._taken += more
+        if self._taken > max(self._held, UNCOUNTED):
+            ahead = min(max(stated - size, 0), _PAGE)
+            self._memory.hold(self._taken + ahead - self._held)
+            self._held = self._taken + ahead
+
+    def _check(self, size: int) -> None:
+        if size > self.limit:
+            raise BodyTooLarge(
+                f"the body has at least {size} bytes; this server reads up to {self.limit}",
+                limit_bytes=self.limit,
+                needed_bytes=size,
+            )
+
+
+async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapping[str, Any]) -> memoryview:
+    """The body as it was sent: the one message that carried it, or a buffer into which each chunk is copied once.
+
+    The buffer has the stated size from the start. The system gives it memory only as it is written to.
+    """
+    stated = int(headers.get(b"content-length", 0))
+    room.expect(stated)
+    body: bytearray | memoryview = bytearray() if stated <= _COPIED else np.empty(stated, np.uint8).data
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Unreadable("the body ended before it was complete")
+        chunk, last = message.get("body", b""), not message.get("more_body")
+        if not last and LATE in state:
+            raise state[LATE]
+        end = size + len(chunk)
+        room.take(len(chunk), end, stated)
+        if last and not size and len(chunk) > _COPIED:
+            return memoryview(chunk)
+        if stated and end > stated:
+            raise Unreadable(f"the body has more than the {stated} bytes that its Content-Length says")
+        body[size:end] = chunk
+        size = end
+        if last:
+            return memoryview(body)[:size]
+
+
+async def _decompressed(body: memoryview, coding: str, room: _Room, ratio: float) -> memoryview:
+    steps, whole = _CODINGS[coding](body), bytearray()
+    while True:
+        read, piece = await run_in_threadpool(next, steps, (0, None))
+        if piece is None:
+            return memoryview(whole)
+        size = len(whole) + len(piece)
+        if size > max(_UNCHECKED, ratio * read):
+            raise BodyTooLarge(
+                f"{read} bytes of the body became {size}; max_compression_ratio allows {ratio:g} for each. Send the "
+                "body with less compression or with none",
+                limit=ratio,
+                actual=round(size / read, 1),
+            )
+        room.take(len(piece), size)
+        whole += piece
+
+
+def _gunzip(body: memoryview) -> Iterator[tuple[int, bytes]]:
+    """Yield the pieces of the content, each with the number of bytes that were read so far."""
+    at = members = 0
+    while at < len(body):
+        members += 1
+        if members > _MOST_MEMBERS:
+            raise _broken("gzip")
+        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        while not member.eof:
+            given = body[at : at + _SLICE]  # what is not consumed is copied, so it is given little at a time
+            try:
+                piece = member.decompress(given, _STEP)
+            except zlib.error:
+                raise _broken("gzip") from None
+            at += len(given) - len(member.unconsumed_tail) - len(member.unused_data)
+            if piece:
+                yield at, piece
+            elif not given and not member.eof:
+                raise _broken("gzip")
+
+
+def _unzstd(body: memoryview) -> Iterator[tuple[int, bytes]]:
+    """Yield the pieces of the content, each with the number of bytes that were read so far."""
+    at = frames = 0
+    while at < len(body):
+        frames += 1
+        if frames > _MOST_MEMBERS:
+            raise _broken("zstd")
+        frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW})
+        while not frame.eof:
+            given = body[at : at + _SLICE] if frame.needs_input else b""
+            if frame.needs_input and not given:
+                raise _broken("zstd")
+            try:
+                piece = frame.decompress(given, _STEP)
+            except zstd.ZstdError:
+                raise _broken("zstd") from None
+            at += len(given)
+            if piece:
+                yield at, piece
+        at -= len(frame.unused_data)
+
+
+def _broken(coding: str) -> Unreadable:
+    return Unreadable(f"the body is not what Content-Encoding: {coding} says, or not all of it")
+
+
+_CODINGS: Final = {"gzip": _gunzip, "zstd": _unzstd}
+"""The content codings that are read, and what takes them apart step by step."""

@@ -1,0 +1,1 @@
+"""Metrics, logs and traces: the server as an operator sees it."""

@@ -1,0 +1,122 @@
+"""Every request gets an id, a log line, and its place in the metrics."""
+
+import random
+import re
+import time
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attention_contract.wire import VERSION_HEADER
+from attention_service import __version__
+from attention_service.api import problems
+from attention_service.api.access.security_headers import security_headers
+from attention_service.api.http_limits.connection_limits import CAME, CROWDED
+from attention_service.api.observation.access_log import AccessLog, Answered
+from attention_service.api.observation.metrics import Metrics
+from attention_service.api.observation.tracing import add_spans
+from attention_service.runtime.callers import caller
+from attention_service.runtime.request_timing import RequestTiming, timing
+from attention_service.runtime.scheduling.observation_buffer import Later
+
+VERSION = (VERSION_HEADER.encode(), __version__.encode())
+"""The header of every response that tells the server's version."""
+_HEADS = frozenset({"http.response.start", "websocket.http.response.start"})
+"""The messages that begin a response; of a WebSocket, one that refuses the handshake."""
+_SHOWN = 256
+"""Characters of a path in the log, at most."""
+_ids = random.Random()  # noqa: S311  # ids must differ; they may be guessed
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+class RequestLog:
+    """Counts and logs answered requests, many at a time."""
+
+    def __init__(self, metrics: Metrics, access: AccessLog, *, traced: bool) -> None:
+        self._traced = traced
+        self._metrics = metrics
+        self._access = access
+        self._later = Later(self._write)
+        metrics.settle.append(self._later.settle)
+
+    def add(self, answered: Answered) -> None:
+        """Note a request that was answered just now, in whose context this is called."""
+        if self._traced and (span := add_spans(answered)) is not None:
+            answered.timing.trace = f"{span.trace_id:032x}"
+        self._later.note(answered)
+
+    def settle(self) -> None:
+        """Count and log all requests that were noted."""
+        self._later.settle()
+
+    def _write(self, answered: list[Answered]) -> None:
+        self._metrics.count(answered)
+        self._access.write(answered)
+
+
+class Observe:
+    """Middleware that gives each request an id, measures and logs it, and answers its unexpected errors."""
+
+    def __init__(self, app: ASGIApp, requests: RequestLog) -> None:
+        self.app = app
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or serve one WebSocket."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status: int | None = None
+        identity = new_identity(scope["headers"])
+        problems.request_id.set(identity)
+        safety = security_headers(scope["path"])
+        noted = RequestTiming()
+        timing.set(noted)
+        state = scope.get("state", {})
+        refusal = state.get(CROWDED)
+        if (came := state.get(CAME)) is not None:
+            noted.note("queue", came)
+            started -= time.monotonic() - came
+        written: float | None = None
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status, written
+            if message["type"] in _HEADS:
+                status, written = message["status"], time.monotonic()
+                own = (b"x-request-id", identity.encode()), VERSION, *safety
+                message["headers"] = [*message.get("headers", ()), *own]
+            await send(message)
+
+        try:
+            if refusal is None:
+                await self.app(scope, receive, observed_send)
+            else:  # before anything looks at the request, which costs less
+                await problems.render(refusal)(scope, receive, observed_send)
+        except Exception as fault:
+            if status is not None or scope["type"] == "websocket":
+                raise
+            await problems.render(problems.unexpected(scope["path"], fault))(scope, receive, observed_send)
+            problems.forget(fault)
+        finally:
+            operation = getattr(scope.get("route"), "name", None) or "unknown"
+            if written is not None:
+                noted.note("write", written)
+            seconds, method = time.perf_counter() - started, scope.get("method", "WS")
+            if scope["type"] == "http" or status is not None:  # the messages of an accepted handshake are counted
+                answered = time.time(), method, scope["path"][:_SHOWN], operation, status or 500, seconds, identity
+                self._requests.add(Answered(*answered, caller.get().name, noted))
+
+
+def new_identity(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id of a request: the one that its caller gave it, or a new one."""
+    return _given_id(headers) or f"{_ids.getrandbits(128):032x}"
+
+
+def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The id that the caller gave the request, if it is fit to be repeated."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            given = str(value, "latin-1")
+            return given if _REQUEST_ID.fullmatch(given) else None
+    return None

@@ -1,0 +1,1 @@
+"""Looking into attention: weights, their statistics, effects of edits, attribution, rollout, similarity, circuits."""

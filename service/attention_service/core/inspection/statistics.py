@@ -1,0 +1,178 @@
+"""Statistics of attention weights by head: one table of formulas over tiles of weights.
+
+Notation as in ``core.problem``; R are the queries of one tile. The shares of a query are p = w / Σ w. The position of
+query i is i + offset, and key j has position j.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+
+Formula = Callable[["WeightTile"], Tensor]
+"""A statistic of each query of a tile, ``[B, H, R]`` in float64."""
+HEAD_STATISTICS: Final[dict[str, Formula]] = {}
+"""Every statistic by name. A new one is one entry."""
+DEFAULT_STATISTICS: Final = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
+TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction"})
+"""The statistics that compare tokens."""
+CLASS_SHARES: Final = "classes"
+"""The statistic with one value for each class of keys."""
+
+
+@dataclass(frozen=True)
+class StatisticInputs:
+    """The inputs of statistics beside the weights."""
+
+    window: int = 8
+    sinks: int = 1
+    tokens: Tensor | None = None
+    """``[B, K]``: the token of each key."""
+    query_tokens: Tensor | None = None
+    """``[B, Q]``: the token of each query."""
+    classes: Mapping[str, Tensor] = field(default_factory=dict)
+    """Bool ``[B, K]`` by name: the keys of a class."""
+
+    def queries(self, rows: slice | list[int]) -> "StatisticInputs":
+        """The inputs of these queries."""
+        if self.query_tokens is None:
+            return self
+        return StatisticInputs(self.window, self.sinks, self.tokens, self.query_tokens[:, rows], self.classes)
+
+
+@dataclass(frozen=True)
+class WeightTile:
+    """The weights of some queries, with what the formulas share."""
+
+    weights: Tensor
+    """``[B, H, R, K]`` in float64."""
+    positions: Tensor
+    """``[B, R]``"""
+    inputs: StatisticInputs = field(default_factory=StatisticInputs)
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """P ``[B, H, R, K]``; NaN for a query without weights."""
+        return self.weights / self.weights.sum(-1, keepdim=True)
+
+    @cached_property
+    def signed(self) -> Tensor:
+        """J − i − offset ``[B, 1, R, K]`` in float64: negative for keys before the query."""
+        keys = torch.arange(self.weights.shape[-1], dtype=torch.float64, device=self.weights.device)
+        return keys - self.positions[:, None, :, None]
+
+    @cached_property
+    def earlier_tokens(self) -> Tensor:
+        """Bool ``[B, 1, R, K]``: the keys before the query that have the query's token."""
+        if self.inputs.tokens is None or self.inputs.query_tokens is None:
+            raise TypeError("the statistic needs tokens; binding refuses the request")
+        equal = self.inputs.query_tokens[:, None, :, None] == self.inputs.tokens[:, None, None, :]
+        equal = torch.nn.functional.pad(equal, (0, self.weights.shape[-1] - equal.shape[-1]))
+        return equal.logical_and(self.signed < 0)
+
+    def share_at(self, distance: int) -> Tensor:
+        """The share of the key at this signed distance from the query; 0 where there is none."""
+        keys = self.weights.shape[-1]
+        places = (self.positions + distance)[:, None, :, None]  # [B, 1, R, 1]
+        inside = (places >= 0) & (places < keys)
+        if not keys:
+            return self.weights.sum(-1)
+        places = places.clamp(0, keys - 1).expand(*self.weights.shape[:3], 1)
+        return torch.where(inside, self.shares.gather(-1, places), 0).squeeze(-1)
+
+    def share_of(self, chosen: Tensor) -> Tensor:
+        """Sum the shares of the chosen keys, bool broadcastable to ``[B, H, R, K]``."""
+        return torch.sum(self.shares * chosen, -1)
+
+
+def _register(formula: Formula) -> Formula:
+    HEAD_STATISTICS[formula.__name__] = formula
+    return formula
+
+
+@_register
+def entropy(tile: WeightTile) -> Tensor:
+    """−Σ p ln p, in nats. Source: Clark et al. 2019."""
+    return torch.sum(torch.special.entr(tile.shares), -1)
+
+
+@_register
+def effective_keys(tile: WeightTile) -> Tensor:
+    """exp(−Σ p ln p): the number of keys of a uniform row with this entropy. Source: Hill 1973, order 1."""
+    return entropy(tile).exp()
+
+
+@_register
+def max_weight(tile: WeightTile) -> Tensor:
+    """Max w. Source: Voita et al. 2019, confidence of a head."""
+    return tile.weights.amax(-1) if tile.weights.shape[-1] else tile.weights.sum(-1)
+
+
+@_register
+def mean_distance(tile: WeightTile) -> Tensor:
+    """Σ p |j − i − offset|, in tokens. Source: Vig and Belinkov 2019."""
+    return (tile.shares * tile.signed.abs()).sum(-1)
+
+
+@_register
+def signed_distance(tile: WeightTile) -> Tensor:
+    """Σ p (j − i − offset), in tokens: negative for a head that looks back. Source: Vig and Belinkov 2019."""
+    return (tile.shares * tile.signed).sum(-1)
+
+
+@_register
+def locality(tile: WeightTile) -> Tensor:
+    """Σ p [|j − i − offset| ≤ window]. Source: Beltagy et al. 2020, sliding windows."""
+    return tile.share_of(tile.signed.abs() <= tile.inputs.window)
+
+
+@_register
+def first_key(tile: WeightTile) -> Tensor:
+    """The share of key 0. Source: Xiao et al. 2024."""
+    return tile.shares[..., :1].sum(-1)
+
+
+@_register
+def sink_share(tile: WeightTile) -> Tensor:
+    """Σ p [j < sinks]. Source: Xiao et al. 2024."""
+    return tile.shares[..., : tile.inputs.sinks].sum(-1)
+
+
+@_register
+def own_position(tile: WeightTile) -> Tensor:
+    """Σ p [j = i + offset]. Source: Clark et al. 2019."""
+    return tile.share_at(0)
+
+
+@_register
+def previous_token(tile: WeightTile) -> Tensor:
+    """Σ p [j = i + offset − 1]. Source: Voita et al. 2019, positional heads."""
+    return tile.share_at(-1)
+
+
+@_register
+def next_token(tile: WeightTile) -> Tensor:
+    """Σ p [j = i + offset + 1]. Source: Voita et al. 2019, positional heads."""
+    return tile.share_at(1)
+
+
+@_register
+def duplicate_token(tile: WeightTile) -> Tensor:
+    """Σ p [token j = token of i, j < i + offset]. Source: Wang et al. 2023, duplicate token heads."""
+    return tile.share_of(tile.earlier_tokens)
+
+
+@_register
+def induction(tile: WeightTile) -> Tensor:
+    """Σ p [token j − 1 = token of i, j − 1 < i + offset]. Source: Olsson et al. 2022."""
+    return tile.share_of(torch.nn.functional.pad(tile.earlier_tokens, (1, 0))[..., :-1])
+
+
+def class_share(tile: WeightTile, name: str) -> Tensor:
+    """Σ p [key j is of the class]. Source: Clark et al. 2019, attention to separators."""
+    chosen = tile.inputs.classes[name]
+    padded = torch.nn.functional.pad(chosen, (0, tile.weights.shape[-1] - chosen.shape[-1]))
+    return tile.share_of(padded[:, None, None])

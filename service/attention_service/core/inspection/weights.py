@@ -1,0 +1,137 @@
+"""Inspection of weights: statistics over the real queries, and the most attended keys of each query.
+
+The computation is blockwise, so that only the weights of one block are in memory.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from attention_service.core.blocks import placed_tiles, some_of
+from attention_service.core.edits import BoundEdit
+from attention_service.core.inspection.statistics import (
+    CLASS_SHARES,
+    DEFAULT_STATISTICS,
+    HEAD_STATISTICS,
+    Formula,
+    StatisticInputs,
+    WeightTile,
+    class_share,
+)
+from attention_service.core.masks.visibility import real_keys
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.stages import stages
+
+_EVERYTHING: Final = Selection()
+_NO_INPUTS: Final = StatisticInputs()
+Top = tuple[Tensor, Tensor]
+"""Weights and indices of keys, ``[B, H, Q, count]``."""
+
+
+Weights = Callable[[Selection], Tensor]
+"""The weights ``[B, H, Q, K]`` of the selected heads and queries."""
+
+
+def weights_of(problem: Problem, selection: Selection, edits: Sequence[BoundEdit] = ()) -> Tensor:
+    """Compute the weights of the selected heads and queries after these edits."""
+    return dict(stages(problem, ("weights",), edits, selection))["weights"]
+
+
+def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
+    """Find the most attended keys of each selected query: weights and indices, −1 for no key."""
+    batch, every, rows, _ = problem.q.shape
+    heads = every if selection.heads is None else len(selection.heads)
+    queries = rows if selection.queries is None else len(selection.queries)
+    # One result for all tiles: a small tensor kept of each would keep an allocator from reusing their memory.
+    found = problem.q.new_empty(batch, heads, queries, count)
+    keys = torch.empty_like(found, dtype=torch.int64)
+    for tile, of_heads, of_queries in some_of(problem.q, placed_tiles(problem, selection)):
+        found[:, of_heads, of_queries], keys[:, of_heads, of_queries] = top_of(problem, tile, count, weights)
+    return found, keys.masked_fill_(found == 0, -1)
+
+
+def top_of(problem: Problem, block: Selection, count: int, weights: Weights | None = None) -> Top:
+    """Find the most attended keys of one block. Keys without weight keep their indices."""
+    found = (weights or partial(weights_of, problem))(block).topk(count, dim=-1)
+    return found.values, found.indices
+
+
+def positions_of(problem: Problem) -> Tensor:
+    """Return the position of each query among the keys, ``[B, Q]``."""
+    batch, _, queries, _ = problem.q.shape
+    device = problem.q.device
+    offset = torch.full((batch,), problem.past, device=device)
+    if problem.offsets is not None:
+        offset = problem.offsets.to(device).expand(batch)
+    return torch.arange(queries, device=device) + offset[:, None]
+
+
+def real_queries(problem: Problem) -> Tensor:
+    """Mark the real queries, bool ``[B, Q]``: in self-attention those whose own key is real, otherwise all."""
+    batch, _, queries, _ = problem.q.shape
+    real = real_keys(problem)
+    if real is None or queries != problem.keys - problem.past:
+        return torch.ones(batch, queries, dtype=torch.bool, device=problem.q.device)
+    return real[:, problem.past : problem.keys]
+
+
+class Totals:
+    """Sums over the real queries seen so far, ``[B, H]`` in float64."""
+
+    def __init__(
+        self, shape: tuple[int, int, int], device: torch.device, names: Sequence[str] = DEFAULT_STATISTICS,
+        inputs: StatisticInputs = _NO_INPUTS,
+    ) -> None:  # fmt: skip
+        batch, heads, queries = shape
+        self._inputs = inputs
+        self._formulas: dict[str, Formula] = {name: HEAD_STATISTICS[name] for name in names if name != CLASS_SHARES}
+        if CLASS_SHARES in names:
+            self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
+        self._sums = {name: torch.zeros(batch, heads, dtype=torch.float64, device=device) for name in self._formulas}
+        self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
+        self._counted = torch.zeros(batch, queries, dtype=torch.bool, device=device)
+
+    def add(self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING) -> None:
+        """Add weights ``[B, H, R, K]`` of a block at positions ``[B, R]`` where ``real`` ``[B, R]`` is true."""
+        heads = slice(None) if block.heads is None else list(block.heads)
+        rows = slice(None) if block.queries is None else list(block.queries)
+        tile = WeightTile(weights, positions, self._inputs.queries(rows))
+        looking = real[:, None] & (weights > 0).any(-1)  # [B, H, R]: a query that may look nowhere has no weights
+        for name, formula in self._formulas.items():
+            self._sums[name][:, heads] += torch.where(looking, formula(tile), 0).sum(-1)
+        self._looking[:, heads] += looking.sum(-1)
+        self._counted[:, rows] |= looking.any(1)
+
+    @property
+    def queries(self) -> Tensor:
+        """``[B]``: the number of queries that some head counts."""
+        return self._counted.sum(-1)
+
+    def means(self) -> dict[str, Any]:
+        """Return the mean of each statistic over the real queries; NaN if there are none."""
+        found: dict[str, Any] = {}
+        for name, total in self._sums.items():
+            kind, _, of = name.partition(".")
+            if of or kind == CLASS_SHARES:
+                found.setdefault(kind, {})[of] = total / self._looking
+            else:
+                found[name] = total / self._looking
+        return found
+
+
+def totals(
+    problem: Problem, real: Tensor, looked_at: Sequence[Selection], weights: Weights | None = None,
+    names: Sequence[str] = DEFAULT_STATISTICS, inputs: StatisticInputs = _NO_INPUTS,
+) -> Totals:  # fmt: skip
+    """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
+    weights = weights or partial(weights_of, problem)
+    batch, heads, queries, _ = problem.q.shape
+    found, positions = Totals((batch, heads, queries), problem.q.device, names, inputs), positions_of(problem)
+    for block in some_of(problem.q, looked_at):
+        rows = slice(None) if block.queries is None else list(block.queries)
+        values = weights(block)
+        found.add(values.double() if names else values, real[:, rows], positions[:, rows], block)
+    return found

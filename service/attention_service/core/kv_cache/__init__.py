@@ -1,0 +1,1 @@
+"""Attention of new tokens over the keys and values of earlier ones."""

@@ -1,0 +1,134 @@
+"""The past of a sequence in the pages of a cache, and its tensors: gathered from the pages, and written to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_service.core.kv_cache.partial import Run
+from attention_service.core.kv_cache.slab import Slab
+
+_BY_SLICES = 16
+"""From this many new tokens of a sequence on, they are copied by slices rather than slot by slot."""
+
+Span = Run[Slab]
+"""Adjacent slots of one slab."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """The past of one sequence, and the slots for its new tokens: all that a pass needs to know of it."""
+
+    past: tuple[Span, ...]
+    new: tuple[Span, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the past."""
+        return sum(span.tokens for span in self.past)
+
+    def part(self, start: int, stop: int) -> "Cached":
+        """The new tokens from ``start`` to before ``stop``; those before them are part of the past."""
+        past, spans = self.tokens, merged((*self.past, *self.new))
+        return Cached(tuple(first_of(spans, past + start)), tuple(after(first_of(spans, past + stop), past + start)))
+
+    def runs(self, hidden: int = 0) -> list[Span]:
+        """The past, but for its first ``hidden`` tokens, and the new tokens, in runs as long as possible."""
+        found = merged((*self.past, *self.new))
+        return after(found, hidden) if hidden else found
+
+    def gathered(self) -> tuple[Tensor, Tensor] | None:
+        """Keys ``[Hkv, P, D]`` and values ``[Hkv, P, Dv]`` of the past; copied unless they lie in one run."""
+        if not self.past:
+            return None
+        if len(self.past) == 1:
+            return self.past[0].keys, self.past[0].values
+        return torch.cat([span.keys for span in self.past], 1), torch.cat([span.values for span in self.past], 1)
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """Put the new tokens' keys ``[Hkv, tokens, D]`` and values into their slots."""
+        sizes = [span.tokens for span in self.new]
+        parts = zip(self.new, keys.split_with_sizes(sizes, 1), values.split_with_sizes(sizes, 1), strict=True)
+        for span, key, value in parts:
+            span.keys.copy_(key)
+            span.values.copy_(value)
+
+
+def merged(spans: Sequence[Span]) -> list[Span]:
+    """The same slots in the same order, with adjacent spans as one."""
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found else None
+        if last is not None and last.slab is span.slab and last.stop == span.start:
+            found[-1] = Span(last.slab, last.start, last.tokens + span.tokens)
+        else:
+            found.append(span)
+    return found
+
+
+def first_of(spans: Sequence[Span], tokens: int) -> list[Span]:
+    """The slots of the first tokens."""
+    found = []
+    for span in spans:
+        here = min(span.tokens, tokens)
+        if not here:
+            break
+        found.append(Span(span.slab, span.start, here))
+        tokens -= here
+    return found
+
+
+def after(spans: Sequence[Span], tokens: int) -> list[Span]:
+    """The slots of all tokens but the first."""
+    found = []
+    for span in spans:
+        skipped = min(span.tokens, tokens)
+        if skipped < span.tokens:
+            found.append(Span(span.slab, span.start + skipped, span.tokens - skipped))
+        tokens -= skipped
+    return found
+
+
+def gathered(
+    rows: Sequence[Cached],
+    key_shape: Sequence[int],
+    value_shape: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``.
+
+    A single sequence in one run is not copied; callers must not change the tensors.
+    """
+    parts = [row.gathered() for row in rows]
+    found = [part for part in parts if part is not None]
+    if not found:
+        shapes = {"past_key": key_shape, "past_value": value_shape}
+        return {name: torch.empty(*shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+    if len(found) == 1:
+        key, value = found[0][0][None], found[0][1][None]
+    else:
+        key, value = torch.stack([part[0] for part in found]), torch.stack([part[1] for part in found])
+    return {"past_key": key.to(dtype), "past_value": value.to(dtype)}
+
+
+def write(rows: Sequence[Cached], keys: Tensor, values: Tensor) -> None:
+    """Put the new tokens' keys ``[B, Hkv, tokens, D]`` and values ``[B, Hkv, tokens, Dv]`` into their slots."""
+    tokens = keys.shape[2]
+    slab = _one_slab(rows)
+    if slab is None or tokens >= _BY_SLICES:
+        for row, key, value in zip(rows, keys, values, strict=True):
+            row.write(key, value)
+        return
+    # The slot mapping of all new tokens.
+    slots = [slot for row in rows for span in row.new for slot in range(span.start, span.stop)]
+    index = torch.tensor(slots, device=keys.device)
+    slab.keys.index_copy_(1, index, keys.transpose(0, 1).flatten(1, 2))
+    slab.values.index_copy_(1, index, values.transpose(0, 1).flatten(1, 2))
+
+
+def _one_slab(rows: Sequence[Cached]) -> Slab | None:
+    """The slab of all new tokens; None if there are several."""
+    slabs = {id(span.slab): span.slab for row in rows for span in row.new}
+    return next(iter(slabs.values())) if len(slabs) == 1 else None

@@ -1,0 +1,125 @@
+"""The parts of most masks: bands along the diagonal, marked queries and marked keys."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles, Turns
+
+
+@dataclass(frozen=True)
+class Band(Part):
+    """p + low ≤ j ≤ p + high; None is unlimited."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """Compare j − p with each limit."""
+        inside = torch.ones((1,) * j.ndim, dtype=torch.bool, device=j.device)
+        if self.low is not None:
+            inside = j >= p + self.low
+        if self.high is not None:
+            inside = inside & (j <= p + self.high)
+        return inside
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """Compare the least and the largest j − p of each tile with the limits, before broadcasting to all tiles."""
+        some = every = torch.ones((), dtype=torch.bool, device=tiles.p_first.device)
+        if self.low is not None:
+            some, every = tiles.j_last >= tiles.p_first + self.low, tiles.j_first >= tiles.p_last + self.low
+        if self.high is not None:
+            some = some & (tiles.j_first <= tiles.p_last + self.high)
+            every = every & (tiles.j_last <= tiles.p_first + self.high)
+        return Coverage(some, every)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Return which sides have a limit."""
+        return Bounds(self.low is not None, self.high is not None)
+
+    @property
+    def _starts(self) -> list[int]:
+        return [*([] if self.low is None else [self.low]), *([] if self.high is None else [self.high + 1])]
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Return the first key of the band and the first key after it."""
+        return p[:, None] + torch.tensor(self._starts, dtype=torch.int64)
+
+    @property
+    def turns(self) -> Turns:
+        """Return edges that move with p."""
+        return Turns(moving=tuple((start, start) for start in self._starts))
+
+
+@dataclass(frozen=True)
+class _Listed(Line):
+    """Mixin: a set of listed positions."""
+
+    positions: tuple[int, ...]
+
+    @cached_property
+    def _listed(self) -> Tensor:
+        return torch.tensor(self.positions)
+
+
+@dataclass(frozen=True)
+class Queries(_Listed, Part):
+    """p is one of the positions."""
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """Look up the positions."""
+        return torch.isin(p, self._listed.to(p.device))
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """Count the listed positions among the tile's queries."""
+        return _marked(self.positions, tiles.p_first, tiles.p_last)
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Return no edges: a row is uniform."""
+        return p.new_empty(len(p), 0)
+
+    @property
+    def turns(self) -> Turns:
+        """Return the positions at which runs of marked rows begin and end."""
+        return Turns(rows=runs(self.positions))
+
+
+@dataclass(frozen=True)
+class Keys(_Listed, Part):
+    """j is one of the positions."""
+
+    def allows(self, p: Tensor, j: Tensor) -> Tensor:
+        """Look up the positions."""
+        return torch.isin(j, self._listed.to(j.device))
+
+    def coverage(self, tiles: Tiles) -> Coverage:
+        """Count the listed positions among the tile's keys."""
+        return _marked(self.positions, tiles.j_first, tiles.j_last)
+
+    def edges(self, p: Tensor) -> Tensor:
+        """Return the first and the end position of each run."""
+        return torch.tensor(runs(self.positions)).expand(len(p), -1)
+
+    @property
+    def turns(self) -> Turns:
+        """Return edges that all rows share."""
+        return Turns(still=runs(self.positions))
+
+
+def runs(positions: Sequence[int]) -> tuple[int, ...]:
+    """Return the first position and the end of each run of consecutive positions."""
+    inside = set(positions)
+    starts = {position for position in inside if position - 1 not in inside}
+    stops = {position + 1 for position in inside if position + 1 not in inside}
+    return tuple(sorted(starts | stops))
+
+
+def _marked(positions: Sequence[int], first: Tensor, last: Tensor) -> Coverage:
+    """Count the positions between first and last."""
+    marks = torch.tensor(sorted(set(positions)), dtype=torch.int64, device=first.device)
+    count = torch.searchsorted(marks, last, right=True) - torch.searchsorted(marks, first)
+    return Coverage(count > 0, count == last - first + 1)

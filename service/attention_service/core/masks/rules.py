@@ -1,0 +1,289 @@
+"""Masks of positions: pairs of a query at position p and a key j that it may look at.
+
+p is the query's index plus its offset, which is the length of the past unless the request says otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attention_contract import spec
+from attention_service.core.masks import pair_count, row_pair_count
+from attention_service.core.masks.bands import Band, Keys, Queries
+from attention_service.core.masks.combinations import AllOf, AnyOf
+from attention_service.core.masks.pattern import Pattern
+from attention_service.core.masks.random_blocks import Drawn
+from attention_service.core.masks.tilings import Blocks, Leading, Remainder, Segments, Stripes
+from attention_service.core.registry import Registry
+
+
+class MaskRule(Protocol):
+    """A mask that depends on positions alone."""
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the allowed pairs. ``surplus``: new keys minus queries; ``keys``: all keys."""
+
+
+MASKS = Registry[MaskRule]("mask")
+_GRADIENT = "∂s where looking is allowed, 0 elsewhere"
+MAX_POSITION = 2**61
+"""Offsets are clamped to ±FAR: beyond any position in a sequence, and sums with it fit int64."""
+
+
+@MASKS.register(
+    spec.Causal,
+    formula="j ≤ p (top_left); j ≤ p + new keys − queries (bottom_right)",
+    gradient=_GRADIENT,
+    cost="O(1) a pair; half of the n² pairs remain",
+    source="Vaswani et al. 2017, section 3.2.3",
+)
+@dataclass(frozen=True)
+class Causal:
+    """No look ahead."""
+
+    options: spec.Causal
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return one band up to the aligned diagonal."""
+        return Band(high=surplus if self.options.align == "bottom_right" else 0)
+
+
+@MASKS.register(
+    spec.SlidingWindow,
+    formula="p − left ≤ j ≤ p + right",
+    gradient=_GRADIENT,
+    cost="O(1) a pair; n·(left + right + 1) pairs remain",
+    source="Beltagy et al. 2020, section 3.1",
+)
+@dataclass(frozen=True)
+class SlidingWindow:
+    """The neighbourhood of the diagonal."""
+
+    options: spec.SlidingWindow
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return one band."""
+        left = self.options.left
+        return Band(low=None if left is None else -left, high=self.options.right)
+
+
+@MASKS.register(
+    spec.GlobalTokens,
+    formula="p ∈ positions or j ∈ positions",
+    gradient=_GRADIENT,
+    cost="O(1) a pair; 2·n·g pairs remain for g positions",
+    source="Beltagy et al. 2020, section 3.1",
+)
+@dataclass(frozen=True)
+class GlobalTokens:
+    """A cross of rows and columns for each position."""
+
+    options: spec.GlobalTokens
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the union of marked queries and marked keys."""
+        positions = tuple(self.options.positions)
+        return AnyOf((Queries(positions), Keys(positions)))
+
+
+@MASKS.register(
+    spec.PrefixLM,
+    formula="j < length or j ≤ p",
+    gradient=_GRADIENT,
+    cost="O(1) a pair; half of the n² pairs remain, plus half of the prefix's",
+    source="Raffel et al. 2020, section 3.2.1",
+)
+@dataclass(frozen=True)
+class PrefixLM:
+    """Causal beyond a prefix that every query sees."""
+
+    options: spec.PrefixLM
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the union of the first keys and a causal band."""
+        return AnyOf((Leading(self.options.length), Band(high=0)))
+
+
+@MASKS.register(
+    spec.Block,
+    formula="|⌊j/size⌋ − ⌊p/size⌋| ≤ neighbours",
+    gradient=_GRADIENT,
+    cost="O(1) a pair; n·size·(2·neighbours + 1) pairs remain",
+    source="Child et al. 2019, section 4.3",
+)
+@dataclass(frozen=True)
+class Block:
+    """Blocks along the diagonal."""
+
+    options: spec.Block
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the query's block and its neighbours."""
+        return Blocks(self.options.size, self.options.neighbours)
+
+
+@MASKS.register(
+    spec.Strided,
+    formula="|p − j| ≤ local or (p − j) mod stride = 0",
+    gradient=_GRADIENT,
+    cost="O(1) a pair; n·(2·local + n/stride) pairs remain",
+    source="Child et al. 2019, section 4.3",
+)
+@dataclass(frozen=True)
+class Strided:
+    """A neighbourhood and stripes beside the diagonal."""
+
+    options: spec.Strided
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the union of a band and every ``stride``-th diagonal."""
+        local = self.options.stride if self.options.local is None else self.options.local
+        return AnyOf((Band(-local, local), Stripes(self.options.stride)))
+
+
+@MASKS.register(
+    spec.FixedStride,
+    formula="⌊j/stride⌋ = ⌊p/stride⌋ or j mod stride ≥ stride − summary",
+    gradient=_GRADIENT,
+    cost="O(1) a pair; n·(stride + n·summary/stride) pairs remain",
+    source="Child et al. 2019, section 4.3",
+)
+@dataclass(frozen=True)
+class FixedStride:
+    """Blocks along the diagonal and columns at the ends of blocks."""
+
+    options: spec.FixedStride
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the union of the query's block and the end of every block."""
+        stride, summary = self.options.stride, self.options.summary
+        return AnyOf((Blocks(stride), Remainder(stride, stride - summary)))
+
+
+@MASKS.register(
+    spec.RandomBlocks,
+    formula="⌊j/size⌋ ∈ draw(seed, ⌊p/size⌋, ⌈keys/size⌉), count blocks",
+    gradient=_GRADIENT,
+    cost="O(count) a pair; n·size·count pairs remain",
+    source="Zaheer et al. 2020, section 2",
+)
+@dataclass(frozen=True)
+class RandomBlocks:
+    """Random blocks of keys for each block of queries."""
+
+    options: spec.RandomBlocks
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return blocks drawn among the blocks of all keys."""
+        return Drawn(self.options.size, self.options.count, self.options.seed, -(-keys // self.options.size))
+
+
+@MASKS.register(
+    spec.Documents,
+    formula="p and j lie between the same two ends, ends = cumulative lengths",
+    gradient=_GRADIENT,
+    cost="O(log documents) a query and key; Σ length² pairs remain",
+    source="Krell et al. 2021 (packing without cross-contamination)",
+)
+@dataclass(frozen=True)
+class Documents:
+    """Blocks of any lengths along the diagonal."""
+
+    options: spec.Documents
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return segments that begin where a document begins, and where the last one ends."""
+        return Segments((0, *accumulate(self.options.lengths)))
+
+
+@MASKS.register(
+    spec.AnyOf,
+    formula="at least one of the masks allows (p, j)",
+    gradient=_GRADIENT,
+    cost="the sum of its masks",
+    source="Beltagy et al. 2020, figure 2d (a window with global tokens)",
+)
+@dataclass(frozen=True)
+class Union:
+    """The union of several masks."""
+
+    options: spec.AnyOf
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the union of their patterns."""
+        return AnyOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
+
+
+@MASKS.register(
+    spec.AllOf,
+    formula="each of the masks allows (p, j)",
+    gradient=_GRADIENT,
+    cost="the sum of its masks",
+    source="Child et al. 2019, section 4.3 (a sparse pattern and a causal one)",
+)
+@dataclass(frozen=True)
+class Intersection:
+    """The intersection of several masks."""
+
+    options: spec.AllOf
+
+    def pattern(self, surplus: int, keys: int) -> Pattern:
+        """Return the intersection of their patterns."""
+        return AllOf(tuple(MASKS.of(mask).pattern(surplus, keys) for mask in self.options.of))
+
+
+def pattern_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> Pattern:
+    """Combine the masks into one pattern."""
+    patterns = tuple(MASKS.of(mask).pattern(keys - past - queries, keys) for mask in masks)
+    return patterns[0] if len(patterns) == 1 else AllOf(patterns)
+
+
+def causal_offset(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> int | None:
+    """Return the r for which the masks allow the keys up to p + r, and no others; None for other masks and for none."""
+    band = pattern_of(masks, queries, keys, past)
+    return band.high if isinstance(band, Band) and band.low is None else None
+
+
+def allowed(
+    masks: Sequence[spec.Mask],
+    queries: int,
+    keys: int,
+    *,
+    past: int = 0,
+    offsets: Tensor | None = None,
+    rows: Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> Tensor | None:
+    """Lay out all masks together: bool ``[1 or B, 1, Q or len(rows), K]``; None without masks.
+
+    offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries to answer for, by default all.
+    """
+    if not masks:
+        return None
+    index = torch.arange(queries, device=device) if rows is None else rows.to(device)
+    shift = (
+        torch.full((), past, device=device)
+        if offsets is None
+        else offsets.to(device).long().clamp(-MAX_POSITION, MAX_POSITION)
+    )
+    p = index.view(1, 1, -1, 1) + shift.view(-1, 1, 1, 1)  # [1 or B, 1, Q, 1]
+    j = torch.arange(keys, device=device).view(1, 1, 1, -1)  # [1, 1, 1, K]
+    return pattern_of(masks, queries, keys, past).allows(p, j).expand(p.shape[0], 1, p.shape[2], keys)
+
+
+def allowed_pairs(
+    masks: Sequence[spec.Mask], queries: int, keys: int, *, past: int = 0, offset: int | None = None
+) -> int:
+    """Count the queries × keys pairs that all masks allow, exactly, without laying them out.
+
+    Raises InvalidRequest if that would take too long (see ``row_pair_count``).
+    """
+    first = max(-MAX_POSITION, min(past if offset is None else offset, MAX_POSITION))
+    pattern = pattern_of(masks, queries, keys, past)
+    if pair_count.countable(pattern):
+        return pair_count.count(pattern, first, queries, keys)
+    return row_pair_count.count(pattern, first, queries, keys)

@@ -1,0 +1,158 @@
+"""Tensors as such: from and to numpy, between the host and a GPU, entries along a dimension, and grouped heads.
+
+numpy has no bfloat16 of its own: on its side it is that of ml_dtypes, and crosses over as the int16 of the same bits.
+
+From memory that is not pinned the CUDA driver copies to a buffer of its own and waits for each piece. Copies go through
+pinned memory here, piece by piece, so that the host's copy and the bus's overlap. PyTorch keeps pinned memory for
+reuse, and gives none of it out before the copies that read it have ended (``torch.cuda.CachingHostAllocator``).
+
+Grouped heads: query head h reads key/value head h // (H / Hkv) (Ainslie et al. 2023, section 2.2).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
+    "bool": torch.bool,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+"""The dtypes of the wire, by name."""
+
+PIECE = 2**22
+"""Bytes of a piece: long enough for the bus to be at its full rate, short beside a body that is worth the trouble."""
+_NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+_USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def torch_dtype_name(dtype: torch.dtype) -> str:
+    """Return the wire's name of a torch dtype. Raises KeyError for a dtype without one."""
+    return _NAMES[dtype]
+
+
+def to_torch(array: NDArray[Any]) -> Tensor:
+    """The array as a tensor on the host, of the same shape and dtype.
+
+    The memory is shared, also that of a read-only array: write to the tensor only if the array is writable. A
+    byte order that is not the machine's and a negative stride cost a copy.
+    """
+    if type(array) is np.ndarray and array.dtype in _USUAL and array.flags.carray:  # as most are
+        return torch.from_numpy(array)
+    plain = np.asarray(array)  # a subclass may not be passed on
+    if not plain.dtype.isnative:
+        plain = plain.astype(plain.dtype.newbyteorder("="))
+    if any(stride < 0 for stride in plain.strides):
+        plain = plain.copy()
+    if plain.dtype == _BFLOAT16:
+        return torch.from_numpy(_writable(plain.view(np.int16))).view(torch.bfloat16)
+    return torch.from_numpy(_writable(plain))
+
+
+class _Claim:
+    """Exposes an array's memory to numpy as writable; the new array keeps this object alive, and this the old array."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself, or a view of its read-only memory about which torch does not warn.
+
+    Filtering that warning instead would change the filters of every thread.
+    """
+    return array if array.flags.writeable else np.asarray(_Claim(array))
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """The tensor as an array, of the same shape and dtype; shares the memory of a tensor that is on the host."""
+    host = tensor if tensor.device.type == "cpu" else to_host(tensor)
+    if host.requires_grad:
+        host = host.detach()
+    if host.dtype == torch.bfloat16:
+        bits: NDArray[Any] = host.view(torch.int16).numpy()
+        return bits.view(_BFLOAT16)
+    plain: NDArray[Any] = host.numpy()
+    return plain
+
+
+def to_device(host: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor on the device, in this dtype or its own; it may still be on its way, which only the device notices.
+
+    It is converted on the way: the device holds it once.
+    """
+    dtype = dtype or host.dtype
+    if host.dtype == dtype and host.device == device:
+        return host
+    if device.type != "cuda" or host.device.type != "cpu" or not host.numel():
+        return host.to(device, dtype)
+    placed = torch.empty(host.shape, dtype=dtype, device=device)
+    numbers = max(1, PIECE // dtype.itemsize)
+    pieces = zip(torch.split(host.reshape(-1), numbers), torch.split(placed.view(-1), numbers), strict=True)
+    for source, target in pieces:
+        pinned = torch.empty(source.shape, dtype=dtype, pin_memory=True)
+        target.copy_(pinned.copy_(source), non_blocking=True)
+    return placed
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor on the host, all of it there; in pinned memory, to which the device wrote by itself."""
+    if tensor.device.type != "cuda" or not tensor.numel():
+        return tensor.cpu()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return pinned
+
+
+def pick(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
+    """The listed entries of one dimension, in the order of the list; a view of a single one."""
+    if len(index) == 1:
+        return x.narrow(dim, index[0], 1)
+    return x.index_select(dim, torch.tensor(index, device=x.device))
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """The matrix product by head, x ``[B, H, Q, N]`` times y ``[B, Hkv, N, M]``, to ``[B, H, Q, M]``."""
+    batch, heads, queries, inner = x.shape
+    kv_heads, outer = y.shape[1], y.shape[3]
+    if heads == kv_heads:
+        return x @ y
+    # Stack the queries of one group, so that y is never copied per query head.
+    stacked = x.reshape(batch, kv_heads, heads // kv_heads * queries, inner)
+    return (stacked @ y).reshape(batch, heads, queries, outer)
+
+
+def product_backward(x: Tensor, upstream: Tensor, kv_heads: int) -> Tensor:
+    """The gradient ``[B, Hkv, N, M]`` of y in ``product(x, y)``, from x ``[B, H, Q, N]`` and that of the product."""
+    batch, heads, queries, inner = x.shape
+    rows = heads // kv_heads * queries
+    return x.reshape(batch, kv_heads, rows, inner).mT @ upstream.reshape(batch, kv_heads, rows, upstream.shape[3])
+
+
+def head_read_by(head: int, heads: int, kv_heads: int) -> int:
+    """The key/value head that a query head reads."""
+    return head // (heads // kv_heads)
+
+
+def one_for_each_query_head(x: Tensor, heads: int) -> Tensor:
+    """``[B, Hkv, K, W]`` to ``[B, H, K, W]``, each key/value head repeated for the queries that read it."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
+    """Sum a gradient ``[B, H, K, W]`` over the query heads that read one key/value head."""
+    batch, heads, keys, width = x.shape
+    return x if heads == kv_heads else x.reshape(batch, kv_heads, heads // kv_heads, keys, width).sum(2)

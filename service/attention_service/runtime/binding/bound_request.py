@@ -1,0 +1,149 @@
+"""A bound request: its sizes and checked tensors, the input of planning and execution."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from attention_contract.errors import InvalidTensor, ShapeMismatch
+from attention_contract.request_options import Outline
+from attention_contract.spec import AttentionSpec, Mask
+from attention_contract.tensors import Array, Untyped, dtype_name
+from attention_service.core.kv_cache.past import Cached
+from attention_service.core.problem import Dropout, added_keys
+from attention_service.modules.resident import Module
+
+_MAX_EMPTY = 2**22
+"""Limit of the product of a tensor's other sizes if one size is 0: such a tensor costs nothing to send, but positions,
+masks and statistics of its sizes would cost memory."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Dimensions that the query omits, which the reply omits too."""
+
+    batched: bool = True
+    headed: bool = True
+    """False for a raw ``[Q, D]``: one head without a dimension of its own."""
+    merged: bool = False
+    """Heads lie side by side in the last dimension: ``[B, L, heads·W]``."""
+
+
+@dataclass(eq=False)  # not frozen: that takes four times as long to make
+class BoundRequest:
+    """One attention with its sizes known and its arrays batched. Nothing changes it once it is made.
+
+    B batch, H query heads, Hkv key/value heads, Q queries, K keys (the past included), P past keys.
+    """
+
+    module: Module | None
+    spec: AttentionSpec
+    layout: Layout
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    """Number of keys, with the past and the keys that the spec adds."""
+    past: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    """Dtype of the computation."""
+    reply_dtype: str
+    """Dtype of the reply: the query's, if it states one."""
+    arrays: dict[str, Array] = field(repr=False)
+    """Tensors of the request by field, each with its batch dimension (and its head dimension if it has one)."""
+    value_is: str
+    """The field of the values: value, key or query."""
+    dropout: Dropout | None = None
+    learned: dict[str, Array] = field(default_factory=dict, repr=False)
+    """Learned tensors of a raw request, or those of a module's parameters that the request replaces, by name."""
+
+    sequence_masks: tuple[Sequence[Mask], ...] | None = None
+    """The spec's masks with the request's global tokens: per sequence, or once if all are the same."""
+    own_key_dim: int | None = None
+    """Width of a head's keys if it differs from ``head_dim``, the width of its queries."""
+    state_wanted: bool = False
+    """True if the reply contains the running state after the last key."""
+    cached: tuple[Cached, ...] | None = None
+    """For each sequence its past in the pages of a session, of which ``arrays`` has the shape alone; None without."""
+
+    def replaced(self, **changes: Any) -> "BoundRequest":
+        """Return ``dataclasses.replace`` of this, ten times as fast."""
+        made = object.__new__(BoundRequest)
+        made.__dict__.update(self.__dict__, **changes)
+        return made
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a head's keys."""
+        return self.own_key_dim or self.head_dim
+
+    @property
+    def added_keys(self) -> int:
+        """Number of keys that the spec adds."""
+        return added_keys(self.spec)
+
+    @property
+    def new_keys(self) -> int:
+        """Number of keys in this request."""
+        return self.keys - self.past - self.added_keys
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The batched shape of the output."""
+        if self.module is not None:
+            return (self.batch, self.queries, self.module.sizes.d_model)
+        if self.layout.merged:
+            return (self.batch, self.queries, self.heads * self.value_dim)
+        return (self.batch, self.heads, self.queries, self.value_dim)
+
+
+_SHAPES = frozenset({"query", "key", "value", "mask", "past_key", "past_value", "initial_state", "initial_normalizer"})
+"""The tensors of which binding and planning read the shape and the dtype alone."""
+
+
+def reads_shapes_only(outline: Outline) -> bool:
+    """True if binding and planning a request read none of its numbers."""
+    return all(each.name in _SHAPES for each in outline.tensors)
+
+
+def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
+    """Return the error for a tensor whose shape does not fit its role."""
+    actual = list(array.shape) if array is not None else None
+    return ShapeMismatch(
+        f"{name}: expected {expected}; got shape {actual}", param=name, expected=expected, actual=actual
+    )
+
+
+def check_empty(arrays: Mapping[str, Array]) -> None:
+    """Raise ShapeMismatch for a tensor without elements whose other sizes are too large."""
+    for name, array in arrays.items():
+        if not array.size and math.prod(max(size, 1) for size in array.shape) > _MAX_EMPTY:
+            raise wrong_shape(name, f"sizes of at most {_MAX_EMPTY} elements beside a size of 0", array)
+
+
+def common_dtype(arrays: Mapping[str, Array]) -> str:
+    """Return the dtype of all tensors; float32 if none states one. Raises InvalidTensor if they differ."""
+    named = {name: dtype_name(array) for name, array in arrays.items() if not isinstance(array, Untyped)}
+    if len(set(named.values())) > 1:
+        listed = ", ".join(f"{name} is {dtype}" for name, dtype in named.items())
+        raise InvalidTensor(f"the tensors differ in dtype: {listed}; send them in one", param=list(named)[-1])
+    return next(iter(named.values()), "float32")
+
+
+def widened(array: Array, layout: Layout) -> Array:
+    """Return a tensor of the query's rank with the dimensions that the query's layout omits."""
+    if not layout.batched:
+        array = array[None]
+    return array if layout.headed else array[:, None]
+
+
+def strip(value: Tensor, layout: Layout, *, heads_axis: bool) -> Tensor:
+    """Remove from a batched result the dimensions that the query's layout omits."""
+    if not layout.headed and heads_axis:
+        value = value[:, 0]
+    return value if layout.batched else value[0]

@@ -1,0 +1,1 @@
+"""The device that an engine drives, its CUDA graphs and its plans."""

@@ -1,0 +1,258 @@
+"""The device that one engine drives: what it is, what memory it has, how fast it is."""
+
+import ctypes
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+
+from attention_service.core.attention import attend
+from attention_service.core.kernels import KERNELS
+from attention_service.core.problem import Problem
+from attention_service.cost import Calibrated, Clock, Curves, Rates, Roofline
+from attention_service.cost.typical_rates import typical
+from attention_service.runtime.device.cuda_graphs import Graphs
+from attention_service.runtime.device.plan_cache import PlanCache
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_PROCESSORS = Path("/proc/cpuinfo")
+BUDGET_SHARE = 0.8
+"""The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+"""Constants of ``malloc.h``."""
+_COMPILED = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
+"""Shapes that oneDNN, and PyTorch for each calling thread, keep compiled code for: products in half
+types. Each takes 0.6 MiB, and 1 to 5 ms to compile. The default is 1024 of each, which no memory budget counts."""
+
+
+@dataclass
+class Device:
+    """A torch device and the facts about it that the engine plans with."""
+
+    torch: torch.device
+    name: str
+    total_bytes: int
+    clock: Clock
+    """Predicts times; a calibration replaces it."""
+    plans: PlanCache = field(default_factory=PlanCache, init=False, repr=False, compare=False)
+    """The plans made with that clock."""
+    graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
+    """CUDA graphs of small passes."""
+    lost: str | None = field(default=None, init=False, compare=False)
+    """The error after which the device computes nothing any more; None while it works."""
+
+    @classmethod
+    def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":
+        """The device of this name, its rates measured. Raises ValueError where there is no such device."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        device = resolve(wanted)
+        if device.type == "cpu":
+            keep_freed_memory()
+            _bound_compiled_code()
+        rates, usual = measure_rates(device), typical(device.type)
+        clock = Calibrated(Curves(rates, usual), {}, "rates") if usual else Roofline(rates)
+        return cls(device, _name(device), _total_bytes(device), clock)
+
+    def exact(self) -> "Device":
+        """The same device with an empty plan cache that plans the exact sizes of each request."""
+        device = replace(self)
+        device.plans = PlanCache(by_bucket=False)
+        return device
+
+    @property
+    def model(self) -> str:
+        """The hardware by its maker's name, its instruction set and its number of cores."""
+        if self.is_cuda:
+            return torch.cuda.get_device_name(self.torch)
+        return f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, {psutil.cpu_count()} cores"
+
+    @cached_property
+    def place(self) -> str:
+        """The device as PyTorch writes it: cpu, cuda:0."""
+        return str(self.torch)
+
+    @cached_property
+    def is_cuda(self) -> bool:
+        """True for a CUDA device."""
+        return self.torch.type == "cuda"
+
+    @property
+    def threads(self) -> int:
+        """Threads of one computation on the CPU; 0 on a GPU."""
+        return 0 if self.is_cuda else torch.get_num_threads()
+
+    def free_bytes(self) -> int:
+        """Bytes that could be allocated now, whoever holds the rest."""
+        if self.is_cuda:
+            return int(torch.cuda.mem_get_info(self.torch)[0])
+        return min(psutil.virtual_memory().available, self.total_bytes)
+
+    def peak_meter(self) -> Callable[[], int | None]:
+        """Start to measure peak memory. The result returns the bytes allocated since, or None on a CPU."""
+        if not self.is_cuda:
+            return _nobody_counts
+        torch.cuda.reset_peak_memory_stats(self.torch)
+        before = torch.cuda.memory_allocated(self.torch)
+        return lambda: torch.cuda.max_memory_allocated(self.torch) - before
+
+    def use_own_stream(self, *, first: bool) -> None:
+        """Give the current thread a CUDA stream of its own; ``first``: one whose work the GPU prefers."""
+        torch.cuda.set_device(self.torch)
+        stream = torch.cuda.Stream(self.torch, priority=-1 if first else 0)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(stream)
+
+    def await_parameters(self) -> None:
+        """Let the current stream wait for copies of parameters, which other threads make on the default stream."""
+        if self.is_cuda:
+            torch.cuda.current_stream(self.torch).wait_stream(torch.cuda.default_stream(self.torch))
+
+    def note(self, fault: Exception) -> None:
+        """Remember the fault of a run after which the device computes nothing any more."""
+        if isinstance(fault, torch.AcceleratorError):
+            self.lost = next(iter(str(fault).splitlines()), "")
+
+    def give_back_cached(self) -> None:
+        """Have PyTorch give back the GPU memory that it keeps, which may lie in pieces."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.torch)
+
+
+def _nobody_counts() -> None:
+    """The peak memory of a device whose allocator does not count."""
+
+
+def resolve(wanted: str) -> torch.device:
+    """The torch device that a setting names. Raises ValueError where there is none."""
+    if wanted == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"device {wanted!r} is not known; expected auto, cpu, cuda or cuda:N") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise ValueError(f"device {wanted!r} is not supported; expected auto, cpu, cuda or cuda:N")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"device {wanted!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", index)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, so that the next tensor does not get pages that must be cleared first.
+
+    Up to 32 MiB at a time, beyond which glibc always asks the system; half a gibibyte in all. Without it glibc gives
+    back all but 128 KiB, until it has learned better. One arena for all threads: what the device's thread computes is
+    freed by the event loop that sent it, and would otherwise be kept once for each of them; threads that there are
+    keep theirs, so it is for the main thread to call this before it starts others. Of another C library, nothing.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 2**25)
+        mallopt(_M_TRIM_THRESHOLD, 2**29)
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def _bound_compiled_code() -> None:
+    """Keep what is compiled for shapes within bounds, unless the surroundings say how many. Of use before the first."""
+    names, most = _COMPILED
+    for name in names:
+        os.environ.setdefault(name, most)
+
+
+def give_back_freed_memory() -> None:
+    """Have the C library give back what it keeps: after work of another kind than what follows. It takes milliseconds.
+
+    Of another C library than glibc, nothing.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    """The model of the processor, where the system tells."""
+    with suppress(OSError):
+        for line in _PROCESSORS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    total = psutil.virtual_memory().total
+    for limit in _CGROUP_LIMITS:  # a container sees the whole machine's memory, but is killed at its own limit
+        if limit.exists() and (text := limit.read_text().strip()).isdecimal():
+            total = min(total, int(text))
+    return total
+
+
+def warm_up(device: Device) -> None:
+    """Compute something of each kind, so that the first request does not pay for threads and code being loaded."""
+    for kernel in (entry.make() for entry in KERNELS):
+        if not kernel.automatic:
+            continue
+        x = torch.rand(1, 64, 64, device=device.torch, requires_grad=True)
+        q = (x @ x).reshape(1, 4, 16, 64)
+        attend(Problem(q, q, q), kernel=kernel).context.sum().backward()  # type: ignore[no-untyped-call]
+    device.synchronize()
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """The rates of a float32 matrix product, of a copy, and the cost of the smallest attention, measured now."""
+    side = 4096 if device.type == "cuda" else 512
+    a = torch.rand(side, side, device=device)
+    big, other = torch.empty(2, 2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
+    tiny = Problem(*torch.rand(3, 1, 1, 8, 8, device=device))
+    product = _median_seconds(lambda: a @ a, device)
+    copy = _median_seconds(lambda: other.copy_(big), device)
+    start = _median_seconds(lambda: attend(tiny), device)
+    link = half = None
+    if device.type == "cpu":  # weights times values: larger products of half types are slower without instructions
+        weights, values = torch.rand(4, 256, 256).bfloat16(), torch.rand(4, 256, 64).bfloat16()
+        half = 2 * weights.numel() * 64 / _median_seconds(lambda: weights @ values, device)
+    if device.type == "cuda":
+        host = torch.empty(2**24, dtype=torch.uint8)
+        link = host.nbytes / _median_seconds(lambda: host.to(device), device)
+    return Rates(
+        flops_per_s=2 * side**3 / product,
+        bytes_per_s=2 * big.nbytes / copy,
+        overhead_s=start,
+        half_flops_per_s=half,
+        link_bytes_per_s=link,
+    )
+
+
+def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
+    # On a CPU the processor's time, which other load does not lengthen.
+    now, times = time.perf_counter if device.type == "cuda" else time.thread_time, []
+    for _ in range(rounds + 1):
+        started = now()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(now() - started)
+    return median(times[1:])

@@ -1,0 +1,212 @@
+"""Attributions of one request: to each weight and head, before and after the edits if both are compared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.attribution import AttributionRequest, Readout
+from attention_contract.tensors import Array
+from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.inspection.attribution import (
+    GRADIENTS,
+    Attribution,
+    head_importance,
+    lengths_of,
+    weights_and_context,
+)
+from attention_service.core.inspection.loss_path import inner_product, log_likelihood, path_of
+from attention_service.core.multihead import Parameters
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.rehearsal_marks import phase
+from attention_service.core.stages import values_read
+from attention_service.core.tensors import TORCH_DTYPES, to_torch
+from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.module_binding import bind
+from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.differentiation import UPSTREAM
+from attention_service.runtime.operations.gradients import check_upstream
+from attention_service.runtime.planning.kernel_choice import Attributed, Computation
+from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
+from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+
+READOUT = "readout."
+"""Prefix of the readout's tensors among the fields of a request."""
+
+
+def prepare(module: Module | None, request: AttributionRequest, device: Device, room: int) -> Job:
+    """Bind and plan one attribution. Raises an InvalidRequest that names the field at fault.
+
+    ``room``: the bytes that it may need at most.
+    """
+    bound = bind(module, request)
+    check_tap("weights", bound.spec, "spec.method")
+    selection = bind_selection(request.select, bound)
+    check_edits(request.edits, bound)
+    check_labels(request, bound)
+    check_upstream(request.upstream, bound)
+    classes = 0
+    if request.readout is not None:
+        classes = _check_readout(request.readout, bound)
+    methods = tuple(sorted(set(request.methods)))
+    attributed = Attributed(methods, request.compare is not None, _points(request), classes)
+    question = PlanKey(
+        purpose=Computation("attribution", keeps_weights=True, attributed=attributed),
+        kernel=request.kernel,
+        taps=frozenset(),
+        edits=edit_actions(request.edits),
+    )
+    plan = plan_request(bound, question, device, room, selection, request.edits)
+
+    def operation(bound: BoundRequest) -> Attributing:
+        return Attributing(bound, request, selection)
+
+    return Job(Prepared("attribution", plan, bound.dtype, device.torch, operation, watched=False), bound, module)
+
+
+def _points(request: AttributionRequest) -> int:
+    """The points of the path: one if L is linear in the weights, or nothing is integrated."""
+    return request.steps if request.readout is not None and "integrated" in request.methods else 1
+
+
+def _check_readout(readout: Readout, bound: BoundRequest) -> int:
+    """Return the number of classes. Raises ShapeMismatch, and InvalidRequest for a target that is no class."""
+    width = bound.output_shape[-1] * (bound.heads if compute.has_heads("output", bound) else 1)
+    classes = readout.weight.shape[0] if readout.weight.ndim else 0
+    of_queries = (bound.batch, bound.queries) if bound.layout.batched else (bound.queries,)
+    for name, array, expected in (
+        ("weight", readout.weight, (max(classes, 1), width)),
+        ("bias", readout.bias, (classes,)),
+        ("targets", readout.targets, of_queries),
+    ):
+        _check_shape(f"{READOUT}{name}", array, expected)
+    targets = readout.targets
+    if targets.size and not -1 <= int(targets.min()) <= int(targets.max()) < classes:
+        wrong = int(targets.max()) if int(targets.max()) >= classes else int(targets.min())
+        raise InvalidRequest(
+            f"readout.targets: {wrong} is no class; there are {classes}, numbered from 0, and −1 counts nothing",
+            param="readout.targets",
+            limit=classes,
+        )
+    return int(classes)
+
+
+def _check_shape(param: str, array: Array | None, expected: Sequence[int]) -> None:
+    if array is not None and tuple(array.shape) != tuple(expected):
+        raise ShapeMismatch(
+            f"{param}: expected shape {list(expected)}, got {list(array.shape)}",
+            param=param,
+            expected=list(expected),
+            actual=list(array.shape),
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Attributing:
+    """Attributions to the weights and heads of one request."""
+
+    bound: BoundRequest
+    request: AttributionRequest
+    selection: Selection
+
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs, the edits, and ∂L/∂output or the readout to the device."""
+        request, dtype = self.request, TORCH_DTYPES[self.bound.dtype]
+        uploaded = compute.upload(self.bound, device, request.edits)
+        if request.upstream is not None:
+            upstream = compute.converted(request.upstream, UPSTREAM, device, dtype)
+            uploaded.tensors[UPSTREAM] = upstream.reshape(self.bound.output_shape)
+        if (readout := request.readout) is not None:
+            for name, array in (("weight", readout.weight), ("bias", readout.bias)):
+                if array is not None:
+                    uploaded.tensors[READOUT + name] = compute.converted(array, READOUT + name, device, dtype)
+            targets = to_torch(readout.targets).to(device, torch.int64)
+            uploaded.tensors[f"{READOUT}targets"] = targets.reshape(self.bound.batch, self.bound.queries)
+        return uploaded
+
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Attribute to the weights after the edits, then to those without them."""
+        bound, tensors = self.bound, uploaded.tensors
+        given = {name: tensors.pop(name) for name in [*tensors] if name == UPSTREAM or name.startswith(READOUT)}
+        phase("project", "roles")
+        problem = compute.problem(bound, tensors, uploaded.parameters)
+        tensors.clear()
+        found = self._attributions(problem, uploaded.parameters, uploaded.edits, given)
+        completeness = found.pop("completeness", None)
+        results: Results = {name: self._in_reply(name, x) for name, x in found.items()}
+        if completeness is not None:
+            results["completeness"] = {name: self._in_reply(name, x) for name, x in completeness.items()}
+        if self.request.compare is not None:
+            without = self._attributions(problem, uploaded.parameters, (), given, "unedited ")
+            phase("differences", "differences", "differences")
+            results["differences"] = {
+                name: self._in_reply(name, torch.sub(x, without[name], out=without[name])) for name, x in found.items()
+            }
+        return results
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        return on_host(results)
+
+    def _attributions(
+        self,
+        problem: Problem,
+        parameters: Parameters,
+        edits: Sequence[BoundEdit],
+        given: dict[str, Tensor],
+        phases: str = "",
+    ) -> Results:
+        """Attributions by name, and ``completeness`` with ``integrated``; all batched.
+
+        phases: prefix of the names of the phases.
+        """
+        request, heads = self.request, self.selection.heads
+        methods, path = frozenset(request.methods), None
+        results: Results = {}
+        wanted = request.readout is not None or not methods.isdisjoint({"integrated", "head_importance"})
+        phase(f"{phases}context", "context")
+        weights, context = weights_and_context(problem, edits, wanted=wanted)
+        edited = partial(apply, edits, "context")
+        if not methods.isdisjoint(GRADIENTS):
+            phase(f"{phases}gradients", "gradients")
+            loss = partial(self._loss, parameters=parameters, edits=edits, given=given)
+            path = path_of(context, edited, loss, _points(request))
+            if "head_importance" in methods:
+                results["head_importance"] = head_importance(edited(context), path.after_edits)
+            if "integrated" in methods:
+                results["completeness"] = path.completeness(context)
+        del context
+        phase(f"{phases}values", "values")
+        values = values_read(problem, edits, heads)
+        projection = None if self.bound.module is None else parameters["o_proj.weight"]
+        lengths = lengths_of(values, projection, heads, self.bound.heads) if "norm" in methods else None
+        phase(f"{phases}attributions", "attributions", "attributions")
+        results |= Attribution(problem, methods, weights, values, path, lengths).of(self.selection)
+        return results
+
+    def _loss(
+        self, context: Tensor, *, parameters: Parameters, edits: Sequence[BoundEdit], given: dict[str, Tensor]
+    ) -> Tensor:
+        """L of each sequence, from the context after its edits."""
+        output = compute.output(self.bound, parameters, context, edits)
+        if self.request.readout is None:
+            return inner_product(output, given.get(UPSTREAM))
+        weight, targets = given[f"{READOUT}weight"], given[f"{READOUT}targets"]
+        return log_likelihood(output, weight, given.get(f"{READOUT}bias"), targets)
+
+    def _in_reply(self, name: str, x: Tensor) -> Tensor:
+        """A result in the query's layout; numbers of heads in at least float32."""
+        bound = self.bound
+        if name in {"relevance", "norm_of_sum"}:
+            return compute.in_reply(x, bound)
+        if name in {"gradient_attention", "integrated", "norm"}:
+            return compute.in_reply(x, bound, "weights")
+        wide = "float64" if bound.dtype == "float64" else "float32"
+        return compute.in_reply(x, bound, "weights" if name == "head_importance" else None, wide)

@@ -1,0 +1,152 @@
+"""Measured crossovers: the size from which one alternative is faster, by runs near the predicted size."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_service import cost
+from attention_service.cost.tensor_bytes import input_bytes
+from attention_service.modules.resident import Module
+from attention_service.runtime.device.load_probe import Probe
+from attention_service.runtime.operations import forward
+from attention_service.runtime.operations.complexity.crossovers import TOKENS
+from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects, Subject
+from attention_service.runtime.operations.random_requests import plainest
+from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.scheduling.execution import Run
+from attention_service.runtime.scheduling.jobs import Job
+
+Numbers = NDArray[np.float64]
+
+WITHIN = 1.6, 1.2
+"""Factors around the size that bound the search: first of the predicted size, then of the found one."""
+_BEYOND = 1.3
+"""Factor by which the line through the ratios is extrapolated beyond the measured sizes."""
+_FARTHEST = WITHIN[0] * _BEYOND * WITHIN[1]
+_UNSURE = 0.05
+"""Maximum standard error of the logarithm of the reported size."""
+_LEVEL = 1e-6
+_SIZES = 7
+_LEAST, _MOST, _ENOUGH_S = 5, 25, 0.03
+"""Minimum and maximum rounds per size, and the seconds after which fewer suffice."""
+_LONGEST_S = 30.0
+"""Time limit of one request: pairs whose predicted time exceeds the rest of it are not measured."""
+
+
+async def tried(
+    reply: ComplexityReply, module: Module | None, request: ComplexityRequest, place: Place, run: Run, budget: Budget
+) -> ComplexityReply:
+    """Return the reply with ``measured`` in its crossovers, if both can run on the server's own device.
+
+    Each round of runs takes its turn among the requests, and its memory is admitted like theirs. Raises Overloaded.
+    """
+    asked = RequestedSubjects(module, request, place)
+    here = {each.label: each for each in (asked.subject, *asked.alternatives()) if each.place.device is place.device}
+    probe, left, told = await run(partial(Probe, place.device)), _LONGEST_S, []
+    for found in reply.crossovers:
+        where = None
+        if found.of == "time" and found.at and found.dimension in TOKENS and here.keys() >= set(found.between):
+            trial = _Trial(here[found.between[0]], here[found.between[1]], found.dimension)
+            largest = min(found.searched[1], round(found.at * _FARTHEST))
+            seconds = await run(partial(trial.predicted_s, found.at))
+            if seconds <= left and await run(partial(trial.need, largest)) <= budget.capacity:
+                left -= seconds
+                ratio = partial(trial.ratio, probe=probe, run=run, budget=budget)
+                where = await crossing(ratio, found.at, found.searched)
+        told.append(found if where is None else found.model_copy(update={"measured": where}))
+    return reply.model_copy(update={"crossovers": told})
+
+
+async def crossing(ratio: Callable[[int], Awaitable[float]], near: float, searched: tuple[int, int]) -> int | None:
+    """Find where a ratio of times passes 1: the zero of the line through logarithms of ratios at sizes near it.
+
+    None if it does not pass near there, or so flatly that the size is uncertain.
+    """
+    unsure = 0.0
+    for factor in WITHIN:
+        low, high = max(searched[0], near / factor), min(searched[1], near * factor)
+        sizes = np.unique(np.round(np.geomspace(low, high, _SIZES))).astype(int)
+        place, unsure = _root(np.log(sizes), np.log([await ratio(int(size)) for size in sizes]))
+        if not np.log(low / _BEYOND) <= place <= np.log(high * _BEYOND):
+            return None
+        near = float(np.exp(place))
+    return None if unsure > _UNSURE else round(near)
+
+
+def _root(x: Numbers, y: Numbers) -> tuple[float, float]:
+    """Return the zero of the line through points and its standard error; infinite for a level line."""
+    middle, level = x.mean(), y.mean()
+    wide = np.square(x - middle).sum()
+    slope = (x - middle) @ y / wide if wide else 0.0
+    if abs(slope) <= _LEVEL:
+        return np.inf, np.inf
+    place = middle - level / slope
+    off = np.square(y - level - slope * (x - middle)).sum() / max(len(x) - 2, 1)
+    return float(place), float(np.sqrt(off * (1 / len(x) + (place - middle) ** 2 / wide)) / abs(slope))
+
+
+def rounds(jobs: Sequence[Job], probe: Probe) -> list[float]:
+    """Return the seconds of each job, run alternately; before each run, the probe fills the caches."""
+    seconds = []
+    for job in jobs:
+        probe.fill_caches()
+        started = time.perf_counter()
+        job.run()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Two subjects to run at sizes of one dimension."""
+
+    one: Subject
+    other: Subject
+    dimension: str
+
+    def predicted_s(self, size: int) -> float:
+        """Predict the seconds of the search for a crossover around this size."""
+        once = 0.0
+        for subject in (self.one, self.other):
+            work = subject.at(self.dimension, size)
+            once += subject.place.device.clock.forward(work, subject.kernel_of(work)).median
+        return len(WITHIN) * _SIZES * max(once * _LEAST, min(once * _MOST, _ENOUGH_S))
+
+    def need(self, size: int) -> int:
+        """Bytes of both: their tensors and their peaks."""
+        bytes_of_both = 0
+        for subject in (self.one, self.other):
+            work = subject.at(self.dimension, size)
+            held = 0 if work.sizes is None else cost.parameter_count(work) * work.itemsize
+            bytes_of_both += held + input_bytes(work) + cost.peak_bytes(work, subject.kernel_of(work))
+        return bytes_of_both
+
+    async def ratio(self, size: int, *, probe: Probe, run: Run, budget: Budget) -> float:
+        """Return the median ratio of their times."""
+        need = await run(partial(self.need, size))
+        await budget.acquire(need)
+        try:
+            jobs = await run(partial(self._prepared, size))
+            ratios: list[float] = []
+            taken = 0.0
+            while len(ratios) < _LEAST or (len(ratios) < _MOST and taken < _ENOUGH_S):
+                seconds = await run(partial(rounds, jobs, probe))
+                ratios.append(seconds[0] / seconds[1])
+                taken += sum(seconds)
+            return median(ratios)
+        finally:
+            budget.release(need)
+
+    def _prepared(self, size: int) -> list[Job]:
+        jobs = []
+        for subject in (self.one, self.other):
+            work = subject.at(self.dimension, size)
+            module, request = plainest(subject.kernel_of(work), work, subject.dtype)
+            jobs.append(forward.prepare(module, request, subject.place.device.exact(), subject.place.room))
+        return jobs

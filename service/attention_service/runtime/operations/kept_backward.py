@@ -1,0 +1,145 @@
+"""The two passes of gradients, run apart: the forward pass keeps its graph, and the backward pass uses it up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.backward_passes import BackwardRequest, PassRequest
+from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.module_binding import bind
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.differentiation import (
+    UPSTREAM,
+    Graph,
+    Targets,
+    differentiate,
+    graph_of,
+    upstream_of,
+)
+from attention_service.runtime.operations.gradients import as_sent, check_upstream, kinds_of, targets_of
+from attention_service.runtime.planning.kernel_choice import Computation
+from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.planning.planner import PlanKey, plan_request
+from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+
+_NOTHING = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPass:
+    """A forward pass with all that its backward pass needs."""
+
+    bound: BoundRequest
+    """The request without its tensors, of which the graph holds those that it needs."""
+    targets: Targets
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of the inputs that get a gradient, as they were sent."""
+    graph: Graph
+    plan: Plan
+    """The plan of the backward pass. Its peak memory is that of both passes, so it bounds what is kept."""
+
+
+def prepare(module: Module | None, request: PassRequest, device: Device, room: int) -> Job:
+    """Bind and plan a forward pass that is kept. Raises an InvalidRequest that names the field at fault.
+
+    ``room``: the bytes that both passes may need at most, which bear on the kernel.
+    """
+    bound = bind(module, request)
+    if request.dropout is not None and request.dropout.return_mask:
+        raise InvalidRequest(
+            "dropout.return_mask: a kept pass returns its output alone; leave it out, or ask forward",
+            param="dropout.return_mask",
+        )
+    targets = targets_of(request.wrt, (), bound)
+    for index, name in enumerate(request.wrt):
+        if name in (*targets.taps, *targets.upstreams):
+            raise InvalidRequest(
+                f"wrt.{index}: a kept pass has gradients of inputs and parameters; ask gradients for {name}",
+                param=f"wrt.{index}",
+            )
+    first, second = (
+        plan_request(
+            bound,
+            PlanKey(
+                purpose=Computation("gradients", names=targets.names, half=half),
+                kernel=request.kernel,
+                wrt=kinds_of(targets),
+            ),
+            device,
+            room,
+        )
+        for half in ("forward", "backward")
+    )
+
+    def operation(bound: BoundRequest) -> ForwardPass:
+        return ForwardPass(bound, request, targets, first.kernel, second)
+
+    return Job(Prepared("forward", first, bound.dtype, device.torch, operation, watched=False), bound, module)
+
+
+def prepare_backward(kept: KeptPass, request: BackwardRequest, device: Device) -> Job:
+    """Check the request of a backward pass. Raises ShapeMismatch."""
+    check_upstream(request.upstream, kept.bound)
+
+    def operation(bound: BoundRequest) -> BackwardPass:
+        return BackwardPass(kept, request)
+
+    prepared = Prepared("gradients", kept.plan, kept.bound.dtype, device.torch, operation, watched=False)
+    return Job(prepared, kept.bound, kept.bound.module)
+
+
+@dataclass(eq=False, slots=True)
+class ForwardPass:
+    """A forward pass whose graph stays."""
+
+    bound: BoundRequest
+    request: PassRequest
+    targets: Targets
+    kernel: str
+    backward: Plan
+
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the inputs to the device."""
+        return compute.upload(self.bound, device)
+
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Compute the output."""
+        graph = graph_of(self.bound, self.targets, uploaded, self.kernel)
+        shapes = {name: getattr(self.request, name).shape for name in self.targets.inputs}
+        bound = self.bound.replaced(arrays={}, learned=dict.fromkeys(self.bound.learned, _NOTHING))
+        kept = KeptPass(bound, self.targets, shapes, graph, self.backward)
+        return {"output": compute.in_reply(graph.output, self.bound, "output"), "kept": kept}
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the output to the host; the kept pass stays where it is."""
+        return on_host(results)
+
+
+@dataclass(eq=False, slots=True)
+class BackwardPass:
+    """The backward pass of a kept one."""
+
+    kept: KeptPass
+    request: BackwardRequest
+
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy ∂L/∂output to the device."""
+        output = self.kept.graph.output
+        return Uploaded({UPSTREAM: upstream_of(self.request.upstream, self.kept.bound, output.dtype, device)})
+
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Compute the gradients, which frees the graph."""
+        kept = self.kept
+        found = differentiate(kept.graph, kept.targets, {UPSTREAM: uploaded.tensors.pop(UPSTREAM)})
+        inputs = {name: as_sent(found[name], kept.bound, shape) for name, shape in kept.shapes.items()}
+        return {"gradients": {name: x.detach() for name, x in found.items()} | inputs}
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the gradients to the host."""
+        return on_host(results)

@@ -1,0 +1,57 @@
+"""The timing of a request: the phases of its time and the code of its problem, noted while it is answered."""
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from attention_contract.schemas.attention import Ran
+
+Phase = Literal["read", "decode", "queue", "compute", "encode", "write"]
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+Mark = tuple[Phase, float, float]
+"""One phase, its begin and its end in seconds of ``time.monotonic``. A plain tuple is made fastest."""
+
+
+@dataclass(slots=True)
+class RequestTiming:
+    """The phases of one request, in the order of their ends. A request for several runs has some phases repeatedly."""
+
+    marks: list[Mark] = field(default_factory=list)
+    runs: list[Ran] = field(default_factory=list)
+    """The run of each phase ``compute``, in their order."""
+    bytes: int = 0
+    """Bytes of the body as they came."""
+    code: str | None = None
+    """The code of the problem that was answered; None without one."""
+    trace: str | None = None
+    """The id of the trace that the request belongs to; None if it is not traced."""
+
+    def note(self, phase: Phase, began: float) -> None:
+        """Add a phase that ends now."""
+        self.marks.append((phase, began, time.monotonic()))
+
+
+timing: ContextVar[RequestTiming | None] = ContextVar("timing", default=None)
+"""The timing of the request that is being answered. A door sets it; None where nobody asks."""
+
+
+def note(phase: Phase, began: float) -> None:
+    """Add a phase that ends now to the timing of the request that is being answered."""
+    if (current := timing.get()) is not None:
+        current.marks.append((phase, began, time.monotonic()))
+
+
+def note_bytes(count: int) -> None:
+    """Add bytes of a body to the timing of the request that is being answered."""
+    if (current := timing.get()) is not None:
+        current.bytes += count
+
+
+def note_run(came: float, ran: Ran) -> None:
+    """Add a run that ended now, and the time that it waited since it ``came``, for memory and for the device."""
+    if (current := timing.get()) is not None:
+        ended = time.monotonic()
+        began = max(ended - ran.compute_ms * 1e-3, came)
+        current.marks += ("queue", came, began), ("compute", began, ended)
+        current.runs.append(ran)

@@ -1,0 +1,303 @@
+"""The parts of a session's requests: checks, the run over its past, and the tokens that its policy keeps."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest, LengthMismatch, ShapeMismatch
+from attention_contract.schemas.attention import ApproximationError, AttentionInputs, Ran, Select
+from attention_contract.schemas.sessions import StepReply, StepRequest
+from attention_contract.tensors import Array
+from attention_service.core.kv_cache.past import Cached, Span, gathered
+from attention_service.core.positions import POSITIONS
+from attention_service.core.positions.frequencies import outgrown_length
+from attention_service.core.tensors import to_numpy, to_torch
+from attention_service.modules.resident import Module
+from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.scheduling.jobs import Job, JobEnd
+from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.sessions import step_operation
+from attention_service.runtime.sessions.block_table import BlockTable
+from attention_service.runtime.sessions.decode_session import DecodeSession
+
+CUT_PAIRS = 2**25
+"""Pairs of a new token and a key from which on a step over a past is cut: its mask alone would take 32 MiB."""
+LEAST_PART = 64
+"""The fewest tokens of a part."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The parts of the engine that sessions use."""
+
+    budget: Budget
+    module: Callable[[str, str | None], Module]
+    """A resident module by name and version. Raises ModuleNotFound and VersionMismatch."""
+    plan: Callable[[Callable[..., Job], Module, Any], Awaitable[Job]]
+    """Bind and plan a request of a module by an operation's ``prepare``."""
+    run: Callable[[Job, float | None], Awaitable[tuple[Fields, Ran]]]
+    """Admit and run a job by a deadline."""
+    check_ready: Callable[[], None]
+    """Raise Loading or Draining unless work is taken."""
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+    """Run work beside the event loop."""
+
+
+def check_at(length: int, at: int | None) -> None:
+    """Raise LengthMismatch unless the session has the length that the caller believes."""
+    if at is not None and at != length:
+        raise LengthMismatch(
+            f"at: the session has {length} tokens, not {at}; continue from its length, or truncate it",
+            param="at",
+            expected=at,
+            actual=length,
+        )
+
+
+def new_tokens(session: DecodeSession, request: AttentionInputs) -> int:
+    """Return the number of new tokens. Raises ShapeMismatch unless query and key have one part for each sequence."""
+    query, sequences = request.query, len(session.tables)
+    batch = query.shape[0] if query.ndim == 3 else 1
+    if query.ndim not in {2, 3} or batch != sequences:
+        one = " or [Lq, d_model]" if sequences == 1 else ""
+        raise ShapeMismatch(
+            f"query: expected [{sequences}, Lq, d_model]{one} for the session's {sequences} sequences; got shape "
+            f"{list(query.shape)}",
+            param="query",
+            expected=sequences,
+            actual=list(query.shape),
+        )
+    key = query if request.key is None else request.key
+    if key.ndim != query.ndim or key.shape[:-2] != query.shape[:-2]:
+        expected = [*query.shape[:-2], "tokens", "width"]
+        raise ShapeMismatch(
+            f"key: expected {expected}, as query has; got shape {list(key.shape)}",
+            param="key",
+            expected=expected,
+            actual=list(key.shape),
+        )
+    return int(key.shape[-2])
+
+
+def check_capacity(capacity: int | None, held: int, more: int, param: str) -> None:
+    """Raise InvalidRequest, for the field ``param``, where a session of this capacity cannot hold more tokens."""
+    if capacity is not None and held + more > capacity:
+        raise InvalidRequest(
+            f"{param}: a session of capacity {capacity} that holds {held} tokens cannot take {more} more. Open a "
+            "session of more capacity from this one",
+            param=param,
+            limit=capacity,
+        )
+
+
+async def run_over_past(
+    host: Host,
+    session: DecodeSession,
+    prepare: Callable[..., Job],
+    request: AttentionInputs,
+    deadline: float | None,
+    rows: Sequence[Cached],
+) -> tuple[Fields, Ran]:
+    """Run an operation over new tokens and the past of ``rows``. Raises what the operation raises."""
+    reads = POSITIONS.of(session.module.config.spec.position).reads
+    if reads and session.keeper is not None and rows[0].tokens != session.length and request.positions is None:
+        tokens = np.arange(session.length, session.length + request.query.shape[-2])
+        request = request.model_copy(update={"positions": np.broadcast_to(tokens, (len(rows), len(tokens)))})
+    job = await host.plan(partial(prepare, rows=tuple(rows)), session.module, request)
+    session.running = job.ending = JobEnd()
+    return await host.run(job, deadline)
+
+
+async def step(host: Host, session: DecodeSession, request: StepRequest, new: int, deadline: float | None) -> StepReply:
+    """Compute a step and append its tokens; a step that fails appends nothing."""
+    rows = writable(session.tables, new)
+    if session.keeper is None and session.held and new * (session.held + new) > CUT_PAIRS:
+        fields, ran = await _in_parts(host, session, request, new, deadline, rows)
+    else:
+        fields, ran = await run_over_past(host, session, step_operation.prepare, request, deadline, rows)
+    kept: Tensor | None = None
+    whole: Sequence[Cached] = ()
+    if session.whole is not None:
+        whole = writable(session.whole, new)
+        fields["error"] = await _error(host, session, request, deadline, whole, fields)
+    if session.keeper is not None:
+        seen = await _weights(host, session, request, new, deadline, rows)
+        kept = session.keeper.after_step(seen, session.held, new)
+    for tables, found in ((session.tables, rows), (session.whole or (), whole)):
+        for table, row in zip(tables, found, strict=True):
+            table.append(row.new)
+    session.length += new
+    if kept is not None:
+        keep(session.tables, kept)
+        for table in session.tables:
+            table.reserve((session.capacity or 0) - table.tokens)
+    fields["warning"] = _warning(session, session.length - new)
+    return valid(StepReply, fields | {"ran": ran, "session": session.id, "length": session.length})
+
+
+def _warning(session: DecodeSession, began: int) -> str | None:
+    """The warning of a step after which earlier keys have other angles than its own; None without any."""
+    length = outgrown_length(session.module.config.spec.position)
+    if length is None or not began or session.length <= length:
+        return None
+    return (
+        f"the session has outgrown the original length of {length} tokens: keys that came before this step keep the "
+        f"angles of the length at which they came, so that a pass without a cache differs"
+    )
+
+
+async def _in_parts(
+    host: Host, session: DecodeSession, request: StepRequest, new: int, deadline: float | None, rows: Sequence[Cached]
+) -> tuple[Fields, Ran]:
+    """Compute a long step over a past part by part, if it can be cut: other requests run between the parts."""
+    at_once = max(CUT_PAIRS // (session.held + new), LEAST_PART)
+    if not step_operation.is_cuttable(session.module, request):
+        at_once = new
+    outputs, runs = [], []
+    for start in range(0, new, at_once):
+        stop = min(start + at_once, new)
+        part = request.model_copy(update={"query": request.query[..., start:stop, :]})
+        cut = [row.part(start, stop) for row in rows]
+        fields, ran = await run_over_past(host, session, step_operation.prepare, part, deadline, cut)
+        outputs.append(fields)
+        runs.append(ran)
+    if len(runs) == 1:
+        return outputs[0], runs[0]
+    summed = ("flops", "predicted_ms", "predicted_low_ms", "predicted_high_ms", "compute_ms", "cpu_ms", "queue_ms")
+    total: dict[str, Any] = {name: sum(getattr(ran, name) for ran in runs) for name in summed}
+    total["peak_bytes"] = max(ran.peak_bytes for ran in runs)
+    whole = np.concatenate([fields["output"] for fields in outputs], axis=-2)
+    return {"output": whole}, runs[0].model_copy(update=total)
+
+
+def writable(tables: Sequence[BlockTable], new: int) -> list[Cached]:
+    """The past of each sequence, and slots for its new tokens."""
+    found = []
+    for table in tables:
+        spans = table.writable(new)  # may move the last page
+        found.append(Cached(table.spans, spans))
+    return found
+
+
+def readable(tables: Sequence[BlockTable]) -> list[Cached]:
+    """The past of each sequence."""
+    return [Cached(table.spans, ()) for table in tables]
+
+
+async def _error(
+    host: Host,
+    session: DecodeSession,
+    request: StepRequest,
+    deadline: float | None,
+    whole: Sequence[Cached],
+    fields: Fields,
+) -> ApproximationError | None:
+    """The difference of a step's output from that over the whole past; None if the step returns no output."""
+    exact, _ = await run_over_past(host, session, step_operation.prepare, request, deadline, whole)
+    if "output" not in fields:
+        return None
+    difference = (to_torch(fields["output"]) - to_torch(exact["output"])).double()
+    if not difference.numel():
+        return ApproximationError(max=0.0, rms=0.0)
+    return ApproximationError(max=float(difference.abs().max()), rms=float(difference.square().mean().sqrt()))
+
+
+async def _weights(
+    host: Host,
+    session: DecodeSession,
+    request: StepRequest,
+    new: int,
+    deadline: float | None,
+    rows: Sequence[Cached],
+) -> Tensor | None:
+    """The weights ``[B, H, chosen queries, held + new]`` that the policy needs; None if it needs none."""
+    queries = request.query.shape[-2]
+    wanted = None if session.keeper is None else session.keeper.wants(queries, session.held)
+    if wanted is None:
+        return None
+    changes: dict[str, Any] = {
+        "return_": ["weights"], "select": Select(queries=list(range(queries)[wanted])), "average_heads": False,
+        "kernel": None, "report_error": False, "dropout": None, "compare": None,
+    }  # fmt: skip
+    asked = request.model_copy(update=changes)
+    fields, _ = await run_over_past(host, session, step_operation.prepare, asked, deadline, rows)
+    found = to_torch(fields["weights"])
+    return found if request.query.ndim == 3 else found[None]
+
+
+def keep(tables: Sequence[BlockTable], kept: Tensor) -> None:
+    """Keep these tokens of each sequence and head, broadcastable to ``[B, Hkv, kept]`` and ascending."""
+    alike = bool((kept == kept[:, :1]).all())
+    for table, chosen in zip(tables, kept.expand(len(tables), -1, -1), strict=True):
+        if alike:
+            _keep_alike(table, chosen[0].tolist())
+            continue
+        past = Cached(table.spans, ()).gathered()
+        if past is None:
+            continue
+        keys, values = (x.gather(1, chosen[..., None].to(x.device).expand(-1, -1, x.shape[-1])) for x in past)
+        table.truncate(0)
+        spans = table.writable(chosen.shape[-1])
+        Cached((), spans).write(keys, values)
+        table.append(spans)
+
+
+def _keep_alike(table: BlockTable, chosen: Sequence[int]) -> None:
+    """Forget the tokens that are not chosen, the last first, without moving the others."""
+    stop = table.tokens
+    for token in [*reversed(chosen), -1]:
+        if token + 1 < stop:
+            table.drop(token + 1, stop)
+        stop = token
+
+
+def past_of(session: DecodeSession) -> dict[str, Array]:
+    """Copy the keys ``[B, Hkv, P, D]`` and values ``[B, Hkv, P, Dv]`` that a session holds."""
+    shapes = step_operation.past_arrays(session.module, len(session.tables), session.held)
+    rows, module = readable(session.tables), session.module
+    dtype = module.parameters["q_proj.weight"].dtype
+    found = gathered(rows, shapes["past_key"].shape, shapes["past_value"].shape, module.device, dtype)
+    return {name: to_numpy(x.clone()) for name, x in found.items()}
+
+
+def bind_past(module: Module, sequences: int | None, key: Array, value: Array) -> tuple[Tensor, Tensor]:
+    """The keys ``[B, Hkv, P, D]`` and values of a past that a request brings, in the module's dtype.
+
+    Raises ShapeMismatch unless they fit the module and the number of sequences.
+    """
+    sizes = module.sizes
+    found: list[Array] = []
+    for name, array, width in (("past_key", key, sizes.head_dim), ("past_value", value, sizes.value_dim)):
+        full = array[None] if array.ndim == 3 else array
+        expected = f"[{sequences or 'B'}, {sizes.kv_heads}, P, {width}]"
+        fits = full.ndim == 4 and full.shape[1] == sizes.kv_heads and full.shape[3] == width and full.shape[0] > 0
+        if not fits or sequences not in {None, full.shape[0]}:
+            raise ShapeMismatch(
+                f"{name}: expected {expected} ([B, Hkv, P, width]); got shape {list(array.shape)}",
+                param=name, expected=expected, actual=list(array.shape),
+            )  # fmt: skip
+        if found and found[0].shape[:3] != full.shape[:3]:
+            raise ShapeMismatch(
+                f"past_value: expected as many sequences and tokens as past_key has, {list(found[0].shape[:3])}; got "
+                f"shape {list(array.shape)}",
+                param=name, expected=list(found[0].shape[:3]), actual=list(array.shape),
+            )  # fmt: skip
+        found.append(full)
+    weight = module.parameters["q_proj.weight"]
+    keys, values = (to_torch(each).to(weight.device, weight.dtype) for each in found)
+    return keys, values
+
+
+def begin_with(session: DecodeSession, keys: Tensor, values: Tensor) -> None:
+    """Let an empty session hold a past, for which it has pages."""
+    for tables in (session.tables, session.whole or ()):
+        for table, key, value in zip(tables, keys, values, strict=False):
+            spans: tuple[Span, ...] = table.writable(keys.shape[2])
+            Cached((), spans).write(key, value)
+            table.append(spans)
+    session.length = keys.shape[2]

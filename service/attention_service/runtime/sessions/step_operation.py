@@ -1,0 +1,274 @@
+"""Steps: forward passes over new tokens whose past lies in the pages of sessions.
+
+A step that returns its output alone attends in place, with steps of other sessions of its module in one pass. Any other
+step is the ordinary forward pass over a past that is gathered from the pages.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_contract.errors import AttentionError
+from attention_contract.request_options import with_tensors
+from attention_contract.schemas.attention import AttentionInputs, ForwardRequest
+from attention_contract.spec import AttentionSpec, Causal, Exact
+from attention_contract.tensors import DTYPES, Array
+from attention_service.core import multihead
+from attention_service.core.attention import attend
+from attention_service.core.kernels import MATERIALIZED
+from attention_service.core.kv_cache.attention import Runs, attend_in_place, in_place_fault
+from attention_service.core.kv_cache.past import Cached, write
+from attention_service.core.nonfinite_keys import sum_of
+from attention_service.core.positions import POSITIONS
+from attention_service.core.positions.base import Inert
+from attention_service.core.problem import Problem, added_keys
+from attention_service.core.rehearsal_marks import phase
+from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.module_binding import bind
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import compute, forward
+from attention_service.runtime.scheduling.batches import in_common
+from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.sessions.step_plans import IN_PLACE, StepPlan, bucket
+
+RequestT = TypeVar("RequestT", bound=AttentionInputs)
+
+_TOKENS = ("query", "key", "value")
+"""The tensors that hold new tokens; a step may bring the query alone."""
+_READ = {*_TOKENS, "key_mask", "past_key", "past_value", "positions"}
+"""The tensors of a request that attends in place."""
+_OTHERS = attrgetter(
+    "mask", "key_mask", "key_lengths", "global_mask", "gate", "beta", "initial_state",
+    "initial_normalizer", "positions", "select",
+)  # fmt: skip
+"""The fields of which a step whose plan is remembered brings none."""
+_PASS_S = 60e-3
+"""Seconds of the steps of one pass, one after the other, by their upper bounds, at most. The pass takes a fifth: steps
+are predicted to take more than twice their time, and share the projections."""
+_LONG = 2**22
+"""Pairs of a new token and a key from which on a step is an ordinary forward pass, which stops when it is cancelled."""
+
+
+def past_arrays(module: Module, sequences: int, held: int) -> dict[str, Array]:
+    """A past of this many tokens for binding and planning: it has a shape and takes no memory."""
+    sizes, number = module.sizes, np.zeros((), DTYPES[module.config.dtype or "float32"])
+    widths = {"past_key": sizes.head_dim, "past_value": sizes.value_dim}
+    return {name: np.broadcast_to(number, (sequences, sizes.kv_heads, held, width)) for name, width in widths.items()}
+
+
+def is_cuttable(module: Module, request: ForwardRequest) -> bool:
+    """True if a step's tokens may come one part after the other: causal, and nothing but tokens and their output."""
+    spec = module.config.spec
+    causal = any(isinstance(mask, Causal) for mask in spec.masks) and isinstance(spec.method, Exact)
+    plain = all(value is None for value in (*_OTHERS(request), request.key, request.value))
+    return causal and plain and _asks_for_output(request)
+
+
+def prepare(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> Job:
+    """Bind and plan one step. Raises what a forward pass raises."""
+    if not _asks_for_output(request):
+        return over_past(forward.prepare, module, request, device, room, rows)
+    if all(value is None for value in _OTHERS(request)):
+        job = _by_bucket(module, request, device, room, rows)
+        if job is not None:
+            return job
+    bound = bind(module, _with_past(module, request, rows)).replaced(cached=rows)
+    if not _attends_in_place(bound):
+        return over_past(forward.prepare, module, request, device, room, rows)
+    return Job(_prepared(bound, StepPlan.of(bound, device, room, bound), device), bound, module)
+
+
+def _by_bucket(
+    module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]
+) -> Job | None:
+    """A step that brings nothing but tokens, by the plan of its bucket of pasts; None if it needs a plan of its own.
+
+    Plans are remembered, since every session passes through every length.
+    """
+    past = rows[0].tokens
+    first, last = bucket(past)
+    tokens = {name: x for name in _TOKENS if (x := getattr(request, name)) is not None}
+    likeness = tuple((name, x.shape, x.dtype, type(x)) for name, x in tokens.items())
+    key = "step", module.config_json, likeness, last
+    found: tuple[BoundRequest, StepPlan, Prepared] | None = device.plans.find(device.clock, key)
+    if found is None:
+        try:
+            fewest, most = (
+                bind(module, with_tensors(request, past_arrays(module, len(rows), held))) for held in (first, last)
+            )
+        except AttentionError:  # the longest pasts of the bucket are too long, or the request is at fault
+            return None
+        if not _attends_in_place(most):
+            return None
+        planned = StepPlan.of(most, device, room, fewest)
+        found = most.replaced(module=None, arrays={}), planned, _prepared(most, planned, device)
+        device.plans.keep(device.clock, key, found)
+    blank, planned, prepared = found
+    if planned.plan.peak_bytes > room:
+        return None
+    bound = blank.replaced(
+        module=module, cached=rows, past=past, keys=past + blank.queries,
+        arrays={name: x if x.ndim == 3 else x[None] for name, x in tokens.items()},
+    )  # fmt: skip
+    return Job(prepared.with_plan(planned.at(past)), bound, module)
+
+
+def _prepared(bound: BoundRequest, planned: StepPlan, device: Device) -> Prepared:
+    group = device.plans.get(device.clock, ("steps", bound.queries, in_common(bound)), object)
+    joining = Joining(group, planned.joint, Steps, _PASS_S)
+    return Prepared("forward", planned.plan, bound.dtype, device.torch, _alone, watched=False, joining=joining)
+
+
+def over_past(
+    prepare: Callable[..., Job],
+    module: Module,
+    request: AttentionInputs,
+    device: Device,
+    room: int,
+    rows: tuple[Cached, ...],
+) -> Job:
+    """Bind and plan an operation by its own ``prepare``; it runs over the past of these sequences, alone."""
+    job = prepare(module, _with_past(module, request, rows), device, room)
+    job.bound = job.bound.replaced(cached=rows)
+    job.prepared = replace(job.prepared, watched=False, joining=None)
+    return job
+
+
+def _with_past(module: Module, request: RequestT, rows: Sequence[Cached]) -> RequestT:
+    """The request with a past that has a shape and takes no memory."""
+    return with_tensors(request, past_arrays(module, len(rows), rows[0].tokens))
+
+
+def _asks_for_output(request: ForwardRequest) -> bool:
+    """True if a request asks for its output alone, unedited, by no other kernel."""
+    changed = request.edits or request.compare or request.dropout or request.report_error or request.parameters
+    return (
+        list(request.return_) == ["output"]
+        and not (changed or request.return_state)
+        and request.kernel in {None, IN_PLACE}
+    )
+
+
+def _attends_in_place(bound: BoundRequest) -> bool:
+    """True if attention over the pages computes the context."""
+    spec, dtype = bound.spec, TORCH_DTYPES[bound.dtype]
+    if bound.arrays.keys() - _READ or bound.sequence_masks is not None or added_keys(spec) or not bound.queries:
+        return False
+    if bound.new_keys != bound.queries or _padding(bound) is None:
+        return False
+    if POSITIONS.of(spec.position).biased and "positions" in bound.arrays:  # in place a place is an index
+        return False
+    if type(POSITIONS.of(spec.position)).added is not Inert.added or bound.queries * bound.keys >= _LONG:
+        return False
+    return in_place_fault(spec, dtype) is None
+
+
+def _padding(bound: BoundRequest) -> list[int] | None:
+    """The number of first keys that each sequence hides; None if it hides others, or new ones."""
+    mask = bound.arrays.get("key_mask")
+    if mask is None:
+        return [0] * bound.batch
+    real = np.asarray(mask, bool)
+    first = real.argmax(1)
+    in_front = bool((first + real.sum(1) == bound.keys).all() and (first <= bound.past).all())
+    return first.tolist() if in_front else None
+
+
+def _alone(bound: BoundRequest) -> "Steps":
+    return Steps((bound,), single=True)
+
+
+@dataclass(eq=False, slots=True)
+class Steps:
+    """Steps of sessions of one module, each of as many new tokens: one product projects all of them."""
+
+    bounds: Sequence[BoundRequest]
+    single: bool = False
+    """Give the fields of the one step rather than those of each by its number."""
+
+    def upload(self, device: torch.device) -> Uploaded:
+        """Copy the new tokens to the device, sequence after sequence, and their places if the spec reads them."""
+        first = self.bounds[0]
+        sent = [name for name in _TOKENS if name in first.arrays]
+        arrays = {name: np.concatenate([bound.arrays[name] for bound in self.bounds]) for name in sent}
+        if POSITIONS.of(first.spec.position).reads:
+            arrays["positions"] = np.concatenate([_positions(bound) for bound in self.bounds])
+        return compute.upload(first.replaced(arrays=arrays, cached=None), device)
+
+    def launch(self, uploaded: Uploaded) -> Results:
+        """Project all tokens, write keys and values into the pages, attend in place, project all contexts out."""
+        first, parameters = self.bounds[0], uploaded.parameters
+        rows = [row for bound in self.bounds for row in bound.cached or ()]
+        phase("project", "roles")
+        q, k, v = self._roles(uploaded)
+        write(rows, k, v)
+        phase("attention", "context", "pairs")
+        hidden = [count for bound in self.bounds for count in _padding(bound) or ()]
+        pasts = [row.runs(count) for row, count in zip(rows, hidden, strict=True)]
+        learned = {name: parameters[name] for name in compute.learned_names(first)}
+        if first.queries > 1 and not math.isfinite(sum_of(k, v)):
+            gathered = [_over_gathered(*each, first.spec, learned) for each in zip(q, pasts, strict=True)]
+            context = torch.stack(gathered)
+        else:
+            context = attend_in_place(q, pasts, first.spec, learned)
+        phase("project out", "output")
+        output = compute.output(first, parameters, context)
+        parts = output.split_with_sizes([bound.batch for bound in self.bounds])
+        return {
+            str(index): {"output": compute.in_reply(x, bound, "output")}
+            for index, (bound, x) in enumerate(zip(self.bounds, parts, strict=True))
+        }
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        fields = on_host(results)
+        alone: Fields = fields["0"] if self.single else fields
+        return alone
+
+    def _roles(self, uploaded: Uploaded) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all new tokens by head, normed and rotated."""
+        tensors, parameters = uploaded.tensors, uploaded.parameters
+        sequences, tokens, _ = tensors["query"].shape
+        sizes = {"batch": sequences, "queries": tokens, "keys": tokens, "past": 0, "arrays": {}, "cached": None}
+        bound = self.bounds[0].replaced(**sizes)
+        three = self._projected(bound, uploaded)
+        if bound.spec.qk_norm is None and "positions" not in tensors:
+            return three
+        problem = compute.problem(bound, tensors, parameters, three=three)
+        return problem.q, problem.k, problem.v
+
+    def _projected(self, bound: BoundRequest, uploaded: Uploaded) -> tuple[Tensor, Tensor, Tensor]:
+        module, parameters, tensors = bound.module, uploaded.parameters, uploaded.tensors
+        query, key = tensors["query"], tensors.get("key", tensors["query"])
+        value = tensors.get("value", key)
+        if module is None:
+            raise TypeError("a session belongs to a module")
+        alone = key is query and value is query
+        if alone and module.joint is not None and parameters is module.parameters and bound.head_dim == bound.value_dim:
+            return multihead.project_jointly(module.joint, module.sizes, query)
+        return multihead.project(parameters, module.sizes, query, key, value)
+
+
+def _over_gathered(q: Tensor, runs: Runs, spec: AttentionSpec, learned: Mapping[str, Tensor]) -> Tensor:
+    """The context ``[H, Q, Dv]`` over copied keys: one that is not finite harms those queries alone that see it."""
+    keys, values = (torch.cat([getattr(run, name) for run in runs], 1)[None] for name in ("keys", "values"))
+    past = keys.shape[2] - q.shape[1]
+    problem = Problem(q[None], keys, values, spec, past=past, learned=learned)
+    return attend(problem, (), kernel=MATERIALIZED).context[0]
+
+
+def _positions(bound: BoundRequest) -> Array:
+    """The places of a request's new tokens: ``[B, Q]``."""
+    given = bound.arrays.get("positions")
+    if given is not None:
+        return given
+    return np.broadcast_to(np.arange(bound.past, bound.past + bound.queries), (bound.batch, bound.queries))

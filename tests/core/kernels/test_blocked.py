@@ -1,0 +1,147 @@
+"""The blocked kernel over many small tiles: the formula's numbers and the stages' gradients, whatever the edges."""
+
+from dataclasses import replace
+from zlib import crc32
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from attention_contract.spec import (
+    AnyOf,
+    AttentionSpec,
+    Entmax15,
+    GlobalTokens,
+    Sigmoid,
+    SlidingWindow,
+    Softmax,
+)
+from attention_service.core.attention import attend
+from attention_service.core.kernels import tiling
+from attention_service.core.kernels.tiling import Tiling
+from attention_service.core.learned_tensors import learned_of
+from attention_service.core.problem import Dropout
+
+WINDOW = AttentionSpec(masks=[SlidingWindow(left=3, right=1)])
+LONGFORMER = [AnyOf(of=[SlidingWindow(left=3, right=1), GlobalTokens(positions=[1])])]
+LENGTHS = torch.tensor([9, 0, 4])
+PADDING = torch.rand(3, 11, generator=torch.Generator().manual_seed(2)) > 0.4
+NORMAL = torch.randn(3, 2, 10, 11, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+REQUESTS = {
+    "alone": {},
+    "padding": {"key_mask": PADDING},
+    "lengths": {"key_lengths": LENGTHS},
+    "bool mask": {"mask": NORMAL > -1},
+    "float mask": {"mask": NORMAL.masked_fill(NORMAL > 1.5, -torch.inf)},
+    "float mask of keys": {"mask": NORMAL[0, 0, 0]},
+    "float mask of queries": {"mask": NORMAL[:, :1, :, :1]},
+    "bool mask of queries": {"mask": NORMAL[:1, :, :, :1] > 0},
+    "short bool mask": {"mask": NORMAL[0, 0, :, :6] > -1},
+    "short float mask": {"mask": NORMAL[:, :, :1, :6], "key_lengths": LENGTHS},
+    "past and offsets": {"past": 3, "offsets": torch.tensor([-4, 3, 3])},
+    "dropout": {"dropout": Dropout(0.4, 7)},
+}
+
+
+SMALL = [Tiling(3, 4, 2, 2**10), Tiling(4, 2, 1, 8), Tiling(64, 3, 3, 2**10)]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(request, monkeypatch):
+    """Blocks, strips and cells of a few queries and keys: of one size or another, by the name of the test."""
+    small = SMALL[crc32(request.node.name.encode()) % len(SMALL)]
+    monkeypatch.setattr(tiling, "TILING", small)
+    monkeypatch.setattr(tiling, "WHOLE", replace(small, keys=2**62))
+
+
+@pytest.fixture(params=REQUESTS.values(), ids=REQUESTS)
+def asked(request):
+    return request.param
+
+
+def problem_of(make_problem, spec, **more):
+    """A problem with learned tensors that are all different."""
+    problem = make_problem(batch=3, queries=10, keys=11, spec=spec, **more)
+    generator = torch.Generator().manual_seed(4)
+    learned = {
+        name: torch.randn(told.shape, generator=generator, dtype=torch.float64)
+        for name, told in learned_of(spec, problem.widths).items()
+    }
+    return replace(problem, learned=learned)
+
+
+def assert_like_the_stages(problem):
+    """The context, the log-sum-exp and every gradient."""
+    if problem.spec.normalizer.name == "softmax":
+        found, expected = (attend(problem, ("lse",), kernel=each).taps["lse"] for each in ("blocked", "materialized"))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+    def differentiated(kernel):
+        leaves = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.learned}
+        if problem.mask is not None and problem.mask.is_floating_point():
+            leaves["mask"] = problem.mask
+        leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
+        learned = {name: leaves[name] for name in problem.learned}
+        parts = {name: x for name, x in leaves.items() if name not in learned}
+        context = attend(replace(problem, learned=learned, **parts), kernel=kernel).context
+        upstream = torch.randn(context.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        gradients = torch.autograd.grad(
+            context, [*leaves.values()], upstream, allow_unused=True, materialize_grads=True
+        )
+        return {"context": context.detach()} | dict(zip(leaves, gradients, strict=True))
+
+    found, expected = differentiated("blocked"), differentiated("materialized")
+    for name, value in expected.items():
+        assert found[name].isfinite().all()
+        torch.testing.assert_close(
+            found[name], value, rtol=0, atol=1e-11, msg=lambda told, name=name: f"{name}: {told}"
+        )
+
+
+def test_every_spec_and_mask_like_the_stages(every_spec_or_mask, make_problem):
+    assert_like_the_stages(problem_of(make_problem, every_spec_or_mask))
+    assert_like_the_stages(problem_of(make_problem, every_spec_or_mask, mask=NORMAL, key_lengths=LENGTHS))
+
+
+@pytest.mark.parametrize("normalizer", [Softmax(), Sigmoid(), Entmax15()], ids=lambda each: each.name)
+@pytest.mark.parametrize("masks", [[], WINDOW.masks, LONGFORMER], ids=["dense", "window", "longformer"])
+def test_every_request_like_the_stages(normalizer, masks, asked, make_problem):
+    assert_like_the_stages(problem_of(make_problem, AttentionSpec(masks=masks, normalizer=normalizer), **asked))
+
+
+def test_gradients_by_central_differences(every_spec, make_problem):
+    spec = every_spec.model_copy(update={"masks": WINDOW.masks})
+    problem = make_problem(batch=1, queries=3, keys=4, spec=spec, mask=NORMAL[:1, :, :3, :4])
+    names = learned_of(spec, problem.widths)
+    learned = [torch.randn(each.shape, dtype=torch.float64).abs() + 0.5 for each in names.values()]
+
+    def context(q, k, v, mask, *learned):
+        drawn = dict(zip(names, learned, strict=True))
+        return attend(replace(problem, q=q, k=k, v=v, mask=mask, learned=drawn), kernel="blocked").context
+
+    leaves = [x.clone().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.mask, *learned)]
+    assert gradcheck(context, leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_half_types_are_summed_in_float32(dtype, make_problem):
+    problem = make_problem(queries=10, keys=11, dtype=dtype, spec=WINDOW)
+    leaves = [x.requires_grad_() for x in (problem.q, problem.k, problem.v)]
+    context = attend(problem, kernel="blocked").context
+    gradients = torch.autograd.grad(context.sum(), leaves)
+    double = replace(problem, q=problem.q.double(), k=problem.k.double(), v=problem.v.double())
+    precise = attend(double, kernel="materialized").context
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(context.double(), precise, rtol=2 * step, atol=2 * step)
+    for found, expected in zip(gradients, torch.autograd.grad(precise.sum(), leaves), strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, expected, rtol=4 * step, atol=4 * step)
+
+
+def test_gradients_are_not_differentiated_again(make_problem):
+    problem = make_problem(spec=WINDOW)
+    problem.q.requires_grad_()
+    context = attend(problem, kernel="blocked").context
+    (gradient,) = torch.autograd.grad(context.square().sum(), problem.q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()

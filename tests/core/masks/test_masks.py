@@ -1,0 +1,159 @@
+"""Masks of positions, dense and counted, against their definitions."""
+
+import time
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.conftest import MASKS as EVERY_MASK
+from tests.core.conftest import draw, drawn_masks, may_look
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.spec import (
+    AllOf,
+    AnyOf,
+    Block,
+    Causal,
+    Documents,
+    FixedStride,
+    GlobalTokens,
+    PrefixLM,
+    RandomBlocks,
+    SlidingWindow,
+    Strided,
+)
+from attention_service.core.masks.rules import allowed, allowed_pairs
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "past"), [(5, 6, 0), (6, 4, 0), (3, 9, 4), (1, 5, 4), (0, 3, 0), (3, 0, 0)]
+)
+def test_dense_masks_follow_their_definition(every_mask, queries, keys, past):
+    surplus = keys - past - queries
+    for offsets in (None, 0, -3, [0, 3]):
+        mask = allowed(every_mask, queries, keys, past=past, offsets=None if offsets is None else torch.tensor(offsets))
+        if not every_mask:
+            assert mask is None
+            continue
+        starts = offsets if isinstance(offsets, list) else [past if offsets is None else offsets]
+        assert mask.shape == (len(starts), 1, queries, keys)
+        for b, i, j in product(range(len(starts)), range(queries), range(keys)):
+            expected = all(may_look(each, i + starts[b], j, surplus, keys) for each in every_mask)
+            assert bool(mask[b, 0, i, j]) == expected
+
+
+lengths = st.integers(0, 12) | st.integers(0, 150)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    chosen=st.lists(drawn_masks(), max_size=3),
+    queries=lengths,
+    new=lengths,
+    past=st.integers(0, 6),
+    offset=st.none() | st.integers(-15, 15) | st.integers(-150, 150),
+)
+def test_the_count_is_that_of_the_dense_mask(chosen, queries, new, past, offset):
+    keys = past + new
+    dense = allowed(chosen, queries, keys, past=past, offsets=None if offset is None else torch.tensor(offset))
+    expected = queries * keys if dense is None else int(dense.sum())
+    assert allowed_pairs(chosen, queries, keys, past=past, offset=offset) == expected
+
+
+def test_a_million_tokens_are_counted_at_once():
+    n, left = 1_000_000, 100
+    longformer = AnyOf(of=[SlidingWindow(left=left, right=3), GlobalTokens(positions=list(range(0, n, 250)))])
+    start = time.process_time()
+    assert allowed_pairs([Causal()], n, n) == n * (n + 1) // 2
+    assert allowed_pairs([Causal(), SlidingWindow(left=left)], n, n) == (left + 1) * n - left * (left + 1) // 2
+    assert 0 < allowed_pairs([Causal(), longformer], n, n) < n * (n + 1) // 2
+    assert time.process_time() - start < 1
+
+
+SPARSE = {
+    "prefix_lm": [PrefixLM(length=33_333)],
+    "block": [Block(size=512, neighbours=1), Causal()],
+    "strided": [Strided(stride=316), Causal()],
+    "strided far": [Strided(stride=31_623), Causal()],
+    "fixed": [FixedStride(stride=128, summary=8), Causal()],
+    "documents": [Documents(lengths=[20] * 4096), Causal()],
+    "bigbird": [
+        AnyOf(
+            of=[
+                RandomBlocks(size=64, count=3),
+                SlidingWindow(left=96, right=96),
+                GlobalTokens(positions=list(range(8))),
+            ]
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("chosen", SPARSE.values(), ids=SPARSE)
+def test_a_hundred_thousand_tokens_are_counted_in_a_moment(chosen):
+    n = 100_000
+    start = time.process_time()
+    counted = allowed_pairs(chosen, n, n)
+    assert time.process_time() - start < 3  # a tenth of it mostly
+    rows = torch.arange(500, n, 997)  # none of them global
+    sampled = sum(int(allowed(chosen, n, n, rows=part).sum()) for part in rows.split(20))
+    assert counted == pytest.approx(sampled / len(rows) * n, rel=0.1)
+
+
+def test_what_repeats_is_counted_whatever_its_length():
+    n = 10**9
+    assert allowed_pairs([PrefixLM(length=n // 2)], n, n) == n * (n + 1) // 2 + (n // 2) * (n // 2 - 1) // 2
+    assert allowed_pairs([Block(size=1000)], n, n) == 1000 * n
+    assert allowed_pairs([Strided(stride=1000, local=0)], n, n) == 1000 * (n // 1000) ** 2
+    blocks = n // 1000
+    assert allowed_pairs([FixedStride(stride=1000, summary=10)], n, n) == 1000 * n + n * 10 * (blocks - 1)
+    assert allowed_pairs([Documents(lengths=[n // 4, n // 4])], n, n) == 2 * (n // 4) ** 2 + (n // 2) ** 2
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [AnyOf(of=[Strided(stride=3001), Strided(stride=3002)])],
+        [Strided(stride=2), GlobalTokens(positions=list(range(0, 8192, 2)))],
+        [RandomBlocks(size=1, count=64)],
+        [Documents(lengths=[1] * 4096), AllOf(of=[AllOf(of=[SlidingWindow(left=i) for i in range(16)])] * 16)],
+    ],
+)
+def test_what_takes_too_long_to_count_is_refused(chosen):
+    with pytest.raises(InvalidRequest, match="too long"):
+        allowed_pairs(chosen, 10**7, 10**7)
+
+
+MOST = 2**31 - 1
+LARGEST = {
+    "block": [Block(size=MOST, neighbours=MOST)],
+    "strided": [Strided(stride=MOST)],
+    "fixed": [FixedStride(stride=MOST, summary=MOST)],
+}
+
+
+@pytest.mark.parametrize("chosen", [*EVERY_MASK.values(), *LARGEST.values()], ids=[*EVERY_MASK, *LARGEST])
+def test_offsets_far_away_are_counted_as_they_are_computed(chosen):
+    for offset in (0, 2**63 - 1, -(2**63), 2**61, -(2**61), MOST, -MOST):
+        dense = allowed(chosen, 5, 7, offsets=torch.tensor(offset))
+        assert dense is None or allowed_pairs(chosen, 5, 7, offset=offset) == int(dense.sum())
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 5),
+    count=st.integers(1, 6),
+    seed=st.integers(0, 2**31 - 1),
+    keys=st.integers(0, 30),
+    offset=st.integers(-(2**40), 2**40),
+)
+def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, seed, keys, offset):
+    mask = RandomBlocks(size=size, count=count, seed=seed)
+    dense = allowed([mask], 4, keys, offsets=torch.tensor(offset))[0, 0]
+    blocks = -(-keys // size)
+    for i, row in enumerate(dense):
+        seen = {j // size for j in row.nonzero().flatten().tolist()}
+        assert seen == set(draw(seed, (i + offset) // size, blocks, count))
+        assert len(seen) == min(count, blocks)

@@ -1,0 +1,66 @@
+"""What is noted is seen to a moment observation_buffer, in its order, once."""
+
+import asyncio
+
+import pytest
+
+from attention_service.runtime.scheduling import observation_buffer
+from attention_service.runtime.scheduling.observation_buffer import Later
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    monkeypatch.setattr(observation_buffer, "AFTER_S", 0.02)
+
+
+def test_it_waits_a_moment_and_comes_all_at_once():
+    async def story():
+        seen = []
+        noted = Later(seen.append)
+        for each in range(3):
+            noted.note(each)
+        await asyncio.sleep(0)
+        assert seen == []
+        await asyncio.sleep(0.06)
+        assert seen == [[0, 1, 2]]
+        noted.note(3)
+        await asyncio.sleep(0.06)
+        assert seen == [[0, 1, 2], [3]]
+
+    asyncio.run(story())
+
+
+def test_who_asks_does_not_wait_and_nothing_is_seen_to_twice():
+    async def story():
+        seen = []
+        noted = Later(seen.append)
+        noted.settle()
+        assert seen == []
+        noted.note("a")
+        noted.settle()
+        noted.settle()
+        assert seen == [["a"]]
+        noted.note("b")
+        await asyncio.sleep(0.06)
+        assert seen == [["a"], ["b"]]
+
+    asyncio.run(story())
+
+
+def test_what_is_noted_meanwhile_is_seen_to_next():
+    async def story():
+        seen = []
+
+        def see_to(each):
+            seen.append(each)
+            if len(seen) == 1:
+                noted.note("more")
+
+        noted = Later(see_to)
+        noted.note("first")
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.06)
+        assert seen == [["first"], ["more"]]
+
+    asyncio.run(story())

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Generator
 from operator import attrgetter
-from typing import Any, Unpack, get_origin
+from typing import Any, Unpack, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -42,6 +42,7 @@ def test_a_method_shows_the_signature_and_the_documentation_of_its_call(kind, na
     assert shown.parameters["options"].annotation == Unpack[CallOptions]
     assert shown.return_annotation not in {inspect.Signature.empty, Any}
     assert get_origin(shown.return_annotation) not in {Call, Generator}
+    assert get_type_hints(method).keys() == {*shown.parameters, "return"}
 
 
 WHOLE = {"recordings.create", "recordings.get", "recordings.download"}

@@ -131,6 +131,8 @@ def _shown(function: Callable[..., Any], stated: Callable[..., Any]) -> Callable
     update_wrapper(function, stated)
     whole = Signature(parameters, return_annotation=None if reply is NoneType else reply)
     function.__dict__["__signature__"] = whole
+    function.__annotations__ = {name: shown.annotation for name, shown in whole.parameters.items() if name != "self"}
+    function.__annotations__["return"] = whole.return_annotation
     return function
 
 

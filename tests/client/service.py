@@ -34,7 +34,7 @@ from attention_contract.schemas.attribution import AttributionReply, Attribution
 from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.effects import Effects, EffectsReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
-from attention_contract.schemas.recording_statistics import RecordingStatistics
+from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.text_predictions import PredictedToken, TextPredictions
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
@@ -341,7 +341,11 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             ],
         ),
         "get_recording": RECORDING,
-        "recording_statistics": RecordingStatistics(id="0" * 32, attentions=[]),
+        "recording_statistics": RecordingStatistics(id="0" * 32, attentions=[
+            StatisticsOfAttention(
+                name="layers.0", heads=["L0H0", "L0H1"], queries=3, statistics=HeadStatistics(entropy=HEADS)
+            ),
+        ]),
         "recording_similarity": v.RecordingSimilarity(
             id="0" * 32,
             with_="1" * 32,

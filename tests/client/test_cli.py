@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 from attention_client.cli import app, extensions, reply_tables, tensor_arguments
 from attention_client.cli.invocation import Invocation
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
+from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import ApproximationError, ForwardReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import from_body, to_safetensors
-from tests.client.service import RAN, URL
+from tests.client.service import RAN, URL, reply_to
 
 X = np.arange(24, dtype=np.float32).reshape(3, 8)
 
@@ -79,6 +80,7 @@ COMMANDS = {
         "layers layers.0",
     ],
     f"recordings similarity {'0' * 32} --tensor context": ["L0H0", "layers.1 (0.875)  layers.0 (0.5)", "tokens 7"],
+    f"recordings statistics {'0' * 32}": ["layers.0  L0H1        1", "entropy"],
     'rollout q.npy --row 1 --row 0 --row 2 --labels ["the","cat","sat"]': ["comes from", "1 cat", "0 the (1)"],
     "similarity q.npy": [" 0  1 (0)", "most similar (CKA)"],
     "similarity q.npy q.npy --cka": [" 0  1 (0)"],
@@ -120,6 +122,16 @@ def test_a_command_shows_a_table_or_prints_the_reply_as_json_and_nothing_else(ru
     result = run(*command.split(), "--json")
     assert isinstance(json.loads(result.stdout), dict)
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "operation", [each for each in OPERATIONS if each.reply is not None], ids=lambda each: each.name
+)
+def test_every_reply_has_tables(operation, capsys):
+    """A reply that no command shows today is shown by the same rules."""
+    request = None if operation.request is None else operation.request.model_validate(operation.example or {})
+    reply_tables.show(reply_to(operation, request))
+    assert capsys.readouterr().out
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────

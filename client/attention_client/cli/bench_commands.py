@@ -119,6 +119,7 @@ def bench(
 def _fields(ctx: typer.Context, load: Load) -> Fields:
     """Return the fields of the request to send: those of a file, or random inputs of the sizes."""
     rng = np.random.default_rng(load.seed)
+    draw = example_inputs.one_digit(rng)
     fields: Fields = {
         name: value for name, value in (("kernel", load.kernel), ("spec", load.spec)) if value is not None
     }
@@ -127,10 +128,10 @@ def _fields(ctx: typer.Context, load: Load) -> Fields:
             fields |= load.request
         elif load.module is not None:
             config = client.modules.get(load.module).config
-            fields |= example_inputs.for_module(config, rng, load.batch, load.queries, load.keys)
+            fields |= example_inputs.for_module(config, draw, load.batch, load.queries, load.keys)
         else:
             sizes = (load.batch, load.heads, load.queries, load.head_dim)
-            fields |= example_inputs.for_raw(rng, sizes, load.keys, load.kv_heads)
+            fields |= example_inputs.for_raw(draw, sizes, load.keys, load.kv_heads)
         if load.request is None:
             dtype = DTYPES[load.dtype]
             fields = {name: x.astype(dtype) if isinstance(x, np.ndarray) else x for name, x in fields.items()}

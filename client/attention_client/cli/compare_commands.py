@@ -18,6 +18,7 @@ from attention_client.cli.model_options import Fields, Form, options_of, takes
 from attention_client.cli.reply_output import AsJson
 from attention_client.cli.table_output import table
 from attention_client.client import Client
+from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.wire import to_json
 
 _TOLERANCES: Final = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2}
@@ -84,7 +85,7 @@ def compare_command(
     options = Comparison(**fields)
     with client_of(ctx) as client, ExitStack() as stack:
         sides = _sides(a, b, Sides(client, options.module, options.heads, options.spec, stack))
-        inputs = _inputs(client, sides, options)
+        inputs = _inputs(sides, options)
         found, times = _run(client, sides, inputs, options)
     differences = compare(*found)
     passed = all(one.relative <= options.allowed for one in differences)
@@ -112,34 +113,27 @@ def _sides(a: str, b: str | None, sides: Sides) -> tuple[Side, Side]:
     return first, second
 
 
-def _inputs(client: Client, sides: tuple[Side, Side], options: Comparison) -> Fields:
+def _inputs(sides: tuple[Side, Side], options: Comparison) -> Fields:
     """Return the given inputs, or random ones that both sides take, in the dtype of the comparison."""
-    raw, sent = sides[0].raw, options.inputs
-    if not sent:
-        shapes = _raw_shapes(options) if raw else _module_shapes(client, sides, options)
-        rng = np.random.default_rng(options.seed)
-        sent = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    sent = {name: _cast(x, options.dtype) for name, x in sent.items()}
+    raw = sides[0].raw
+    sent = {name: _cast(x, options.dtype) for name, x in (options.inputs or _random(sides, options)).items()}
     return sent if options.spec is None or not raw else sent | {"spec": options.spec}
 
 
-def _raw_shapes(options: Comparison) -> dict[str, tuple[int, ...]]:
-    batch, heads, queries, width = options.batch, options.heads or 4, options.queries or 200, options.head_dim
-    others = (batch, options.kv_heads or heads, options.keys or queries, width)
-    return {"query": (batch, heads, queries, width), "key": others, "value": others}
-
-
-def _module_shapes(client: Client, sides: tuple[Side, Side], options: Comparison) -> dict[str, tuple[int, ...]]:
-    batch, queries, keys = options.batch, options.queries or 16, options.keys
+def _random(sides: tuple[Side, Side], options: Comparison) -> Fields:
+    """Draw inputs for raw attention or, of the width that one of the two tells, for modules."""
+    draw = np.random.default_rng(options.seed).standard_normal
+    batch, queries, keys = options.batch, options.queries, options.keys
+    if sides[0].raw:
+        sizes = (batch, options.heads or 4, queries or 200, options.head_dim)
+        return example_inputs.for_raw(draw, sizes, keys, options.kv_heads)
     config = next((side.config for side in sides if side.config is not None), None)
-    if config is not None:
-        drawn = example_inputs.for_module(config, np.random.default_rng(0), batch, queries, keys)
-        return {name: x.shape for name, x in drawn.items()}
-    width = next((side.local.d_model for side in sides if side.local is not None and side.local.d_model), None)
-    if width is None:
-        raise typer.BadParameter("the modules do not tell their width; give --inputs", param_hint="A, B")
-    shapes: dict[str, tuple[int, ...]] = {"query": (batch, queries, width)}
-    return shapes if keys is None else shapes | dict.fromkeys(("key", "value"), (batch, keys, width))
+    if config is None:
+        width = next((side.local.d_model for side in sides if side.local is not None and side.local.d_model), None)
+        if width is None:
+            raise typer.BadParameter("the modules do not tell their width; give --inputs", param_hint="A, B")
+        config = ModuleConfig(d_model=width, num_heads=1)
+    return example_inputs.for_module(config, draw, batch, queries or 16, keys)
 
 
 def _run(

@@ -1,5 +1,6 @@
 """Random inputs for commands that can do without files: a few tokens, and numbers with one digit to read along."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from attention_contract.schemas.modules import ModuleConfig
 
 MAX_DRAWN = 64
 """Learned tensors and inputs that a spec may need beside query, key and value."""
+Draw = Callable[[tuple[int, ...]], NDArray[Any]]
+"""Draw a tensor of a shape."""
 
 
 class RandomInputs(BaseModel):
@@ -31,25 +34,29 @@ class RandomInputs(BaseModel):
     """Seed of the random inputs."""
 
 
-def for_module(config: ModuleConfig, rng: np.random.Generator, batch: int, queries: int, keys: int | None) -> Fields:
+def for_module(config: ModuleConfig, draw: Draw, batch: int, queries: int, keys: int | None) -> Fields:
     """Draw a query ``[batch, queries, d_model]`` for a module, and key and value where they differ from it."""
-    found: Fields = {"query": _drawn(rng, (batch, queries, config.d_model))}
-    key_width, value_width = config.key_width or config.d_model, config.value_width or config.d_model
-    if keys is not None or key_width != config.d_model or value_width != config.d_model:
-        found["key"] = _drawn(rng, (batch, keys or queries, key_width))
-        found["value"] = (
-            found["key"] if key_width == value_width else _drawn(rng, (batch, keys or queries, value_width))
-        )
+    found: Fields = {"query": draw((batch, queries, config.d_model))}
+    widths = config.key_width or config.d_model, config.value_width or config.d_model
+    if keys is not None or widths != (config.d_model, config.d_model):
+        key, value = ((batch, keys or queries, width) for width in widths)
+        found["key"] = draw(key)
+        found["value"] = found["key"] if key == value else draw(value)
     return found
 
 
 def for_raw(
-    rng: np.random.Generator, shape: tuple[int, int, int, int], keys: int | None = None, kv_heads: int | None = None
+    draw: Draw, shape: tuple[int, int, int, int], keys: int | None = None, kv_heads: int | None = None
 ) -> Fields:
     """Draw q ``[B, H, Lq, D]`` of this shape, and k and v ``[B, Hkv, Lk, D]``."""
     batch, heads, queries, width = shape
     others = (batch, kv_heads or heads, keys or queries, width)
-    return {"query": _drawn(rng, shape), "key": _drawn(rng, others), "value": _drawn(rng, others)}
+    return {"query": draw(shape), "key": draw(others), "value": draw(others)}
+
+
+def one_digit(rng: np.random.Generator) -> Draw:
+    """Return a function that draws numbers with one digit."""
+    return lambda shape: rng.normal(size=shape).round(1).astype(np.float32)
 
 
 def with_learned(client: Client, fields: Fields, rng: np.random.Generator) -> Fields:
@@ -60,7 +67,7 @@ def with_learned(client: Client, fields: Fields, rng: np.random.Generator) -> Fi
         except InvalidRequest as fault:
             group, _, name = (fault.param or "").partition(".")
             if group == "parameters" and name not in fields.get(group, {}) and "expected" in fault.facts:
-                drawn = _drawn(rng, tuple(fault.facts["expected"]))
+                drawn = one_digit(rng)(tuple(fault.facts["expected"]))
                 fields = fields | {group: {**fields.get(group, {}), name: drawn}}
             elif group in {"gate", "beta"} and group not in fields:
                 shape = np.shape(fields["key"])[:-1]  # [B, Hkv, Lk]
@@ -70,8 +77,3 @@ def with_learned(client: Client, fields: Fields, rng: np.random.Generator) -> Fi
         else:
             return fields
     return fields
-
-
-def _drawn(rng: np.random.Generator, shape: Any) -> NDArray[np.float32]:
-    numbers: NDArray[np.float32] = rng.normal(size=shape).round(1).astype(np.float32)
-    return numbers

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from attention_client.cli import example_inputs
 from attention_client.cli.explanation import Explanation, Step, explain
-from attention_client.cli.inputs import INPUTS, check_target, inputs_of
 from attention_client.cli.invocation import client_of
 from attention_client.cli.model_options import Fields, options_of, takes
 from attention_client.cli.reply_output import AsJson, drawable
+from attention_client.cli.request_commands import INPUTS, check_target, inputs_of
 from attention_client.cli.table_output import print_out, table
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest, RawForwardRequest, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
@@ -54,9 +54,11 @@ def explain_command(
     rng = np.random.default_rng(seed)
     with client_of(ctx) as client:
         if fields.get("query") is None and name is not None:
-            fields |= example_inputs.for_module(client.modules.get(name).config, rng, 1, _SHAPE[2], None)
+            fields |= example_inputs.for_module(
+                client.modules.get(name).config, example_inputs.one_digit(rng), 1, _SHAPE[2], None
+            )
         elif fields.get("query") is None:
-            drawn = example_inputs.for_raw(rng, _SHAPE)
+            drawn = example_inputs.for_raw(example_inputs.one_digit(rng), _SHAPE)
             given = drawn | {name: value for name, value in fields.items() if name != "upstream"}
             fields |= example_inputs.with_learned(client, given, rng)
         length = np.asarray(fields["query"]).shape[-2]

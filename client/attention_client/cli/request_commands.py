@@ -1,17 +1,25 @@
 """Commands that send one request and show its reply. Their options are the request's fields."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from pydantic import BaseModel
 
-from attention_client.cli import completion
-from attention_client.cli.inputs import INPUTS, Name, check_target, inputs_of
+from attention_client.cli import completion, tensor_arguments
 from attention_client.cli.invocation import send
-from attention_client.cli.model_options import Fields, Form, fields_of, options_of, parameter, with_signature
+from attention_client.cli.model_options import (
+    FieldOption,
+    Fields,
+    Form,
+    fields_of,
+    options_of,
+    parameter,
+    with_signature,
+)
 from attention_client.cli.reply_output import LOOK, AsJson, Ending, Output, Plot
 from attention_contract.operations import Operation
 
@@ -19,6 +27,58 @@ Module = Annotated[str, typer.Argument(autocompletion=completion.modules, help="
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its id on the server.")]
 _PLACES = {"name": Module, "id": Id}
 """The parts of an operation's path."""
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", autocompletion=completion.modules, help="A resident module. Left out: raw attention."
+    ),
+]
+_Source = Annotated[
+    str | None,
+    typer.Argument(metavar="INPUTS", help="The query, or a file of all inputs by name; - is standard input."),
+]
+_Inputs = Annotated[
+    str | None, typer.Option(metavar="FILE", help="One file for all inputs, its tensors named by field.")
+]
+_Raw = Annotated[bool, typer.Option("--raw", help="Raw attention, as without a NAME.")]
+INPUTS: Final = (
+    parameter("name", Name),
+    parameter("source", _Source),
+    parameter("inputs", _Inputs),
+    parameter("raw", _Raw, False),
+)
+"""The parameters of a command that takes inputs, beside their own options."""
+
+
+def inputs_of(given: Fields, options: Mapping[str, FieldOption]) -> Fields:
+    """Take the inputs and the options out of what was given, and return the request fields that they stand for.
+
+    An option wins over a file of all inputs. What is left has the NAME.
+    """
+    source, inputs = given.pop("source"), given.pop("inputs")
+    if given["name"] == "-":  # no module has this name
+        given["name"], source = None, "-"
+    fields: Fields = {}
+    if source is not None:
+        fields |= tensor_arguments.read_inputs(source, "inputs")
+    if inputs is not None:
+        fields |= tensor_arguments.read_all(inputs, "inputs")
+    fields |= fields_of(given, options)
+    if given.pop("raw") and given["name"] is not None:
+        raise typer.BadParameter("a module's NAME and --raw exclude each other")
+    return fields
+
+
+def check_target(name: str | None, fields: Fields, module: type[BaseModel], raw: type[BaseModel]) -> None:
+    """Check that the fields are those of a module with a NAME, and of raw attention without."""
+    of_raw = {field: info for field, info in raw.model_fields.items() if field not in module.model_fields}
+    option = {field: f"--{field.replace('_', '-')}" for field in of_raw}
+    wrong = [option[field] for field in of_raw if field in fields]
+    if name is not None and wrong:
+        raise typer.BadParameter("it belongs to raw attention; leave it or NAME out", param_hint=wrong[0])
+    missing = [option[field] for field, info in of_raw.items() if info.is_required() and field not in fields]
+    if name is None and missing:
+        raise typer.BadParameter(f"expected a module's NAME, or {' and '.join(missing)}", param_hint="NAME")
 
 
 @dataclass(frozen=True)
@@ -58,19 +118,19 @@ class RequestCommand:
             self.prepare(name, fields, ending)
             ending.answer(ctx, lambda client: send(client, self.call, name, fields), self.chief)
 
-        parameters = [parameter("ctx", typer.Context, ...)]
-        if "query" in options:
-            parameters += INPUTS
-        elif place is not None:
-            parameters.append(parameter(place, Name) if self.raw else parameter(place, _PLACES[place], ...))
-        parameters += [option.parameter for option in options.values()]
-        parameters.append(parameter("as_json", AsJson, False))
-        if self.chief is not None:
-            parameters.append(parameter("output", Output))
-        if self.operation.pictures:
-            parameters += [parameter("plot", Plot), *(option.parameter for option in LOOK.values())]
-        with_signature(run, self.call.rpartition(".")[2], self.help, parameters)
+        with_signature(run, self.call.rpartition(".")[2], self.help, self._parameters(place, options))
         return run
+
+    def _parameters(self, place: str | None, options: Mapping[str, FieldOption]) -> list[inspect.Parameter]:
+        """Return the parameters of the command: NAME or ID, the fields, and those of its end."""
+        first: tuple[inspect.Parameter, ...] = INPUTS if "query" in options else ()
+        if place is not None and not first:
+            first = (parameter(place, Name) if self.raw else parameter(place, _PLACES[place], ...),)
+        ends = [parameter("as_json", AsJson, False)]
+        ends += [] if self.chief is None else [parameter("output", Output)]
+        if self.operation.pictures:
+            ends += [parameter("plot", Plot), *(option.parameter for option in LOOK.values())]
+        return [parameter("ctx", typer.Context, ...), *first, *(each.parameter for each in options.values()), *ends]
 
 
 def group(text: str, listed: RequestCommand) -> typer.Typer:

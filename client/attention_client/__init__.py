@@ -15,8 +15,8 @@ nested lists; replies are the typed models of ``attention_contract.schemas`` and
 from attention_client.array_likes import TensorLike
 from attention_client.async_client import AsyncClient
 from attention_client.client import Client
-from attention_client.decoding.live_session import AsyncSession, Session
 from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
+from attention_client.sessions.live_session import AsyncSession, Session
 from attention_contract.errors import (
     AttentionError,
     BodyTooLarge,

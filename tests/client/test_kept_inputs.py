@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention_client.decoding import kept_inputs
-from attention_client.decoding.kept_inputs import KeptInputs
+from attention_client.sessions import kept_inputs
+from attention_client.sessions.kept_inputs import KeptInputs
 from attention_contract.schemas.sessions import ReorderSession, ReplaceCache, StepRequest, TruncateSession
 
 DTYPES = [np.float32, np.float64, ml_dtypes.bfloat16]

@@ -20,7 +20,7 @@ from attention_client import (
     SessionNotFound,
 )
 from attention_client.calls.session_calls import Sessions
-from attention_client.decoding.live_session import Session
+from attention_client.sessions.live_session import Session
 from attention_service.runtime.sessions import live_sessions
 from tests.conftest import live_server
 

@@ -21,9 +21,9 @@ from attention_client.arguments import (
 from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, Flow, Group, Method, P, WayT, method
-from attention_client.decoding.live_session import AsyncSession, Session
-from attention_client.decoding.session_flow import SessionFlow, listed, opened, with_dtypes
-from attention_client.decoding.step_stream import AsyncStepStream, StepStream
+from attention_client.sessions.live_session import AsyncSession, Session
+from attention_client.sessions.session_flow import SessionFlow, listed, opened, with_dtypes
+from attention_client.sessions.step_stream import AsyncStepStream, StepStream
 from attention_contract import operations
 from attention_contract.schemas.attention import Tap
 from attention_contract.schemas.attribution import AttributionMethod, AttributionReply

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from attention_client.decoding.live_session import Session
-from attention_client.decoding.step_stream import StepStream
+from attention_client.sessions.live_session import Session
+from attention_client.sessions.step_stream import StepStream
 from attention_client.torch.attention_function import tensor_like
 from attention_client.transformers.identity_modules import RawAttention
 from attention_client.transformers.model_layers import UnsupportedModel

@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from attention_client.calls.base import Call, CallOptions, ReplyT
 from attention_client.calls.method import Flow
-from attention_client.decoding.kept_inputs import Change, KeptInputs
 from attention_client.errors import ConnectionFailed
+from attention_client.sessions.kept_inputs import Change, KeptInputs
 from attention_contract import operations
 from attention_contract.errors import (
     AttentionError,

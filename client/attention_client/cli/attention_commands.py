@@ -1,5 +1,6 @@
 """The commands about one attention: each sends one request, of a module or of raw attention."""
 
+from collections.abc import Callable
 from typing import Any, Final, get_args
 
 import typer
@@ -16,12 +17,9 @@ EACH_HEAD: Final = {"tap": "context", "over": ["heads"], "set": 0}
 """The sweep of ``effects`` that is taken without one."""
 
 
-def _weights_for_programs(_: str | None, fields: Fields, ending: Ending) -> None:
-    fields.setdefault("return_weights", ending.whole)
-
-
-def _association_for_programs(_: str | None, fields: Fields, ending: Ending) -> None:
-    fields.setdefault("return_association", ending.whole)
+def _for_programs(field: str) -> Callable[[str | None, Fields, Ending], None]:
+    """Return a function that asks for a large part of the reply if a program reads it."""
+    return lambda _, fields, ending: fields.setdefault(field, ending.whole)
 
 
 def _sweep_and_differences(_: str | None, fields: Fields, ending: Ending) -> None:
@@ -71,7 +69,7 @@ COMMANDS: Final = {
     "weights": RequestCommand(
         "weights", operations.weights,
         "Show each head's weights: statistics, the most attended keys, and with -o or --json the weights themselves.",
-        operations.raw_weights, chief="weights", prepare=_weights_for_programs,
+        operations.raw_weights, chief="weights", prepare=_for_programs("return_weights"),
     ),
     "attribution": RequestCommand(
         "attribution", operations.attribution,
@@ -119,7 +117,7 @@ COMMANDS: Final = {
     "hopfield": RequestCommand(
         "hopfield.retrieve", operations.hopfield_retrieve,
         "Let states fall to stored patterns: modern Hopfield retrieval.",
-        chief="states", prepare=_association_for_programs,
+        chief="states", prepare=_for_programs("return_association"),
         forms={
             "beta": Form(metavar="NUMBER[,…]", read=_beta),
             "return_association": Form(bool, name="--return-association/--no-return-association"),

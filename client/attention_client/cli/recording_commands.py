@@ -39,7 +39,6 @@ _COMPUTED: Final = {
 app = group("List, store, fetch and remove recordings of a server.", _LIST)
 for name, each in _COMPUTED.items():
     app.command(name)(each.command())
-ENDING = ".safetensors"
 Text = Annotated[str, typer.Argument(help="The text to read.", envvar=TEXT_VARIABLE, show_envvar=False)]
 Target = Annotated[
     str | None,
@@ -48,10 +47,9 @@ Target = Annotated[
 ModelsDir = Annotated[
     Path | None, typer.Option(envvar="ATTENTION_MODELS_DIR", help="The model repository, if it is on this machine.")
 ]
-
-
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", callback=ending_in(ENDING), help="Write the recording: .safetensors.")
+    Path | None,
+    typer.Option("--output", "-o", callback=ending_in(".safetensors"), help="Write the recording: .safetensors."),
 ]
 
 
@@ -86,7 +84,7 @@ def record(
         place = None if local else path_in_repository(checkpoint, models_dir)
         recording = record_text(model, tokenizer, text, taps=chosen, target=target, client=client, checkpoint=place)  # type: ignore[arg-type]
     if output is not None or not post:
-        path = recording.save(output or Path(f"recording{ENDING}"))
+        path = recording.save(output or Path("recording.safetensors"))
         typer.echo(f"written to {path}")
     if post:
         with client_of(ctx) as client:

@@ -27,8 +27,6 @@ Output = Annotated[
         help="Write the reply: .npy, .npz, .safetensors or .json; - is standard output.",
     ),
 ]
-
-
 drawable = tensor_arguments.ending_in(*(f".{ending}" for ending in PICTURES.values()))
 Plot = Annotated[
     Path | None,

@@ -25,7 +25,6 @@ SHARED = {
     "similarity.py": "schemas and computation",
     "weights.py": "schemas and operation",
     "attribution.py": "schemas, computation and operation",
-    "inputs.py": "a problem from tensors; the command's files of tensors",
     "tensors.py": "tensors on the wire, and as PyTorch has them",
 }
 """File names that several folders share, with the reason."""

@@ -21,7 +21,6 @@ from attention_client.cli.model_options import Fields, Form, options_of, takes
 from attention_client.cli.reply_output import AsJson
 from attention_client.cli.table_output import records
 from attention_client.connection_settings import LIMITS
-from attention_contract.schemas.attention import KernelName
 from attention_contract.tensors import DTYPES, DtypeName
 from attention_contract.wire import to_json
 
@@ -48,7 +47,7 @@ class Load(RandomInputs):
     """Dtype of random inputs."""
     spec: dict[str, Any] | None = None
     """Raw attention: the attention spec."""
-    kernel: KernelName | None = None
+    kernel: str | None = None
     """Force this kernel; default: the planner's choice."""
     concurrency: Sequence[int] = (1, 4, 16)
     """Requests in flight at once."""

@@ -4,16 +4,13 @@ import pytest
 from typer.main import get_command
 
 from attention_client.cli import app
-from attention_client.cli.attention_commands import COMMANDS
+from attention_client.cli.command_table import COMMANDS
 from attention_client.cli.model_options import options_of
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.schemas.sessions import OpenSession
 from attention_contract.schemas.weights import RawWeightsRequest
 
-SENDING = [
-    *COMMANDS, "recordings rollout", "recordings similarity", "recordings statistics", "modules create",
-    "modules replace", "modules parameters", "import", "sessions open",
-]  # fmt: skip
+SENDING = [*COMMANDS, "modules create", "modules parameters", "import"]
 """Commands whose options are fields of a request."""
 
 

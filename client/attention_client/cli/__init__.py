@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from attention_client.cli import (
-    attention_commands,
     bench_commands,
+    checkpoint_commands,
+    command_table,
     compare_commands,
     explain_commands,
     module_commands,
     prediction_commands,
     recording_commands,
-    server_commands,
     session_commands,
 )
 from attention_client.cli.extensions import add_extensions
@@ -62,10 +62,11 @@ def options(
 
 
 app.add_typer(module_commands.app, name="modules")
-app.command()(server_commands.checkpoints)
+app.command()(checkpoint_commands.checkpoints)
 app.command("import")(module_commands.import_module)
-for name, each in attention_commands.COMMANDS.items():
-    app.command(name)(each.command())
+for name, each in command_table.COMMANDS.items():
+    if " " not in name:
+        app.command(name)(each.command())
 app.command("compare")(compare_commands.compare_command)
 app.command()(bench_commands.bench)
 app.command("explain")(explain_commands.explain_command)
@@ -74,8 +75,6 @@ app.command()(recording_commands.show)
 app.command()(prediction_commands.predict)
 app.add_typer(recording_commands.app, name="recordings")
 app.add_typer(session_commands.app, name="sessions")
-for name, each in server_commands.COMMANDS.items():
-    app.command(name)(each.command())
 add_extensions(app)
 
 

@@ -11,12 +11,12 @@ from rich.progress import Progress
 
 from attention_client import Client
 from attention_client.cli import completion, tensor_arguments
+from attention_client.cli.command_table import group
 from attention_client.cli.extensions import run_extension
 from attention_client.cli.invocation import client_of
 from attention_client.cli.model_options import Fields, Form, options_of, takes
 from attention_client.cli.reply_output import AsJson, present
-from attention_client.cli.request_commands import Module, RequestCommand, group
-from attention_contract import operations
+from attention_client.cli.request_commands import Module
 from attention_contract.errors import CheckpointNotFound, Forbidden
 from attention_contract.schemas.modules import (
     CreateModule,
@@ -29,16 +29,7 @@ from attention_contract.schemas.modules import (
 )
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-_LIST: Final = RequestCommand("modules.list", operations.list_modules, "List every resident module.")
-_SHOW: Final = RequestCommand(
-    "modules.get", operations.get_module, "Show config, version, device and bytes of one module."
-)
-_REPLACE: Final = RequestCommand(
-    "modules.replace_parameters", operations.replace_parameters, "Replace all parameters of a module, or none."
-)
-app = group("List, make, describe, change and remove resident modules.", _LIST)
-app.command("show")(_SHOW.command())
-app.command("replace")(_REPLACE.command())
+app = group("modules", "List, make, describe, change and remove resident modules.")
 
 
 @app.command()

@@ -2,43 +2,24 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from attention_client.cli import recording_tables
+from attention_client.cli.command_table import group
 from attention_client.cli.invocation import client_of
 from attention_client.cli.reply_output import AsJson, drawable, present
-from attention_client.cli.request_commands import Id, RequestCommand, group
+from attention_client.cli.request_commands import Id
 from attention_client.cli.tensor_arguments import ending_in
 from attention_client.recording import Recording
 from attention_client.recording import record as record_text
 from attention_client.recording.checkpoint_model import load_model, path_in_repository
 from attention_client.recording.recorder import check_taps
-from attention_contract import operations
 from attention_contract.schemas.recordings import TARGET_VARIABLE, TEXT_VARIABLE
 from attention_contract.wire import to_json
 
-_LIST: Final = RequestCommand(
-    "recordings.list", operations.list_recordings, "List every stored recording, the newest first."
-)
-_COMPUTED: Final = {
-    "statistics": RequestCommand(
-        "recordings.statistics", operations.recording_statistics,
-        "Show statistics of the weights of a stored recording, by layer and head.",
-    ),
-    "similarity": RequestCommand(
-        "recordings.similarity", operations.recording_similarity,
-        "Show the most similar heads or layers of each, of one stored recording or of two.",
-    ),
-    "rollout": RequestCommand(
-        "recordings.rollout", operations.recording_rollout,
-        "Show which inputs the state of each token comes from, over the layers of a stored recording.",
-    ),
-}  # fmt: skip
-app = group("List, store, fetch and remove recordings of a server.", _LIST)
-for name, each in _COMPUTED.items():
-    app.command(name)(each.command())
+app = group("recordings", "List, store, fetch and remove recordings of a server.")
 Text = Annotated[str, typer.Argument(help="The text to read.", envvar=TEXT_VARIABLE, show_envvar=False)]
 Target = Annotated[
     str | None,

@@ -88,7 +88,6 @@ class RequestCommand:
     call: str
     """The client's method, by its dotted name."""
     operation: Operation[Any]
-    help: str
     raw: Operation[Any] | None = None
     """The operation of the client's ``attention``, for a command without a NAME."""
     positional: tuple[str, ...] = ()
@@ -98,6 +97,8 @@ class RequestCommand:
     forms: Mapping[str, Form] = field(default_factory=dict)
     prepare: Callable[[str | None, Fields, Ending], None] = lambda name, fields, ending: None
     """Completes the fields of a request for NAME."""
+    help: str = ""
+    """The text of ``--help``; default: the summary of the operation."""
 
     def command(self) -> Callable[..., None]:
         """Return the function that the library calls with the values of the options."""
@@ -118,7 +119,12 @@ class RequestCommand:
             self.prepare(name, fields, ending)
             ending.answer(ctx, lambda client: send(client, self.call, name, fields), self.chief)
 
-        with_signature(run, self.call.rpartition(".")[2], self.help, self._parameters(place, options))
+        with_signature(
+            run,
+            self.call.rpartition(".")[2],
+            self.help or f"{self.operation.summary}.",
+            self._parameters(place, options),
+        )
         return run
 
     def _parameters(self, place: str | None, options: Mapping[str, FieldOption]) -> list[inspect.Parameter]:
@@ -131,20 +137,3 @@ class RequestCommand:
         if self.operation.pictures:
             ends += [parameter("plot", Plot), *(option.parameter for option in LOOK.values())]
         return [parameter("ctx", typer.Context, ...), *first, *(each.parameter for each in options.values()), *ends]
-
-
-def group(text: str, listed: RequestCommand) -> typer.Typer:
-    """Return a group of commands that lists by itself."""
-    app = typer.Typer(help=text, rich_markup_mode="rich")
-    command = listed.command()
-    app.command("list")(command)
-
-    @app.callback(invoke_without_command=True, help=text)
-    def listing(ctx: typer.Context, as_json: AsJson = False) -> None:
-        if ctx.invoked_subcommand is None:
-            command(ctx=ctx, as_json=as_json)
-        elif as_json:
-            where = f"it belongs behind the command, as in attention {ctx.info_name} list --json"
-            raise typer.BadParameter(where, param_hint="--json")
-
-    return app

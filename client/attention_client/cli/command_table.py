@@ -1,0 +1,145 @@
+"""The commands that send one request, each in a row of ``COMMANDS``."""
+
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+import typer
+
+from attention_client.cli import completion
+from attention_client.cli.model_options import Fields, Form
+from attention_client.cli.reply_output import AsJson, Ending
+from attention_client.cli.request_commands import RequestCommand
+from attention_client.cli.tensor_arguments import read_json, read_object
+from attention_contract import operations
+from attention_contract.schemas.complexity import Dimension
+
+EACH_HEAD: Final = {"tap": "context", "over": ["heads"], "set": 0}
+"""The sweep of ``effects`` that is taken without one."""
+
+
+def _for_programs(field: str) -> Callable[[str | None, Fields, Ending], None]:
+    """Return a function that asks for a large part of the reply if a program reads it."""
+    return lambda _, fields, ending: fields.setdefault(field, ending.whole)
+
+
+def _sweep_and_differences(_: str | None, fields: Fields, ending: Ending) -> None:
+    fields.setdefault("sweep", EACH_HEAD)
+    fields["return_differences"] = ending.output is not None
+
+
+def _beta(text: str, _: str) -> Any:
+    """Parse one number, or several separated by commas."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        expected = f"expected a number, or one for each head as in 0.5,2; got {text!r}"
+        raise typer.BadParameter(expected, param_hint="--beta") from None
+    return numbers if "," in text else numbers[0]
+
+
+def _sweep(text: str, _: str) -> dict[str, Any]:
+    """Parse a dimension and its sizes."""
+    dimension, equals, values = text.rpartition("=")
+    try:
+        numbers = [int(value) for value in values.split(",")]
+    except ValueError:
+        expected = f"expected dimension=number,number,… as in length=512,1024,2048; got {text!r}"
+        raise typer.BadParameter(expected, param_hint="--sweep") from None
+    if equals and dimension not in get_args(Dimension):
+        raise typer.BadParameter(f"{dimension!r} is none of {', '.join(get_args(Dimension))}", param_hint="--sweep")
+    return {"dimension": dimension if equals else "length", "values": numbers}
+
+
+def _shape_of_sweep(name: str | None, fields: Fields, ending: Ending) -> None:
+    """Take the number of queries from the sweep if none is given."""
+    shape, sweep = fields.setdefault("shape", {}), fields.get("sweep")
+    if "queries" not in shape:
+        if sweep is None or sweep["dimension"] not in {"length", "queries"}:
+            raise typer.BadParameter("expected a number, or a --sweep of length or queries", param_hint="--queries")
+        shape["queries"] = sweep["values"][0]
+    if "session" in fields and (name is None or ending.plot is not None):
+        raise typer.BadParameter("expected a module's NAME, and no --plot", param_hint="--session")
+
+
+COMMANDS: Final = {
+    "info": RequestCommand("server.info", operations.server_info),
+    "variants": RequestCommand("server.variants", operations.list_variants),
+    "hardware": RequestCommand("server.hardware", operations.list_hardware),
+    "accuracy": RequestCommand("server.accuracy", operations.accuracy),
+    "forward": RequestCommand("forward", operations.forward, operations.raw_forward, chief="output"),
+    "weights": RequestCommand(
+        "weights", operations.weights, operations.raw_weights, chief="weights",
+        prepare=_for_programs("return_weights"),
+        help="The weights of each head: statistics, the most attended keys, and with -o or --json the weights.",
+    ),
+    "attribution": RequestCommand("attribution", operations.attribution, operations.raw_attribution, chief=""),
+    "gradients": RequestCommand("gradients", operations.gradients, operations.raw_gradients, chief=""),
+    "effects": RequestCommand(
+        "effects", operations.effects, operations.raw_effects, chief="effects.norm", prepare=_sweep_and_differences,
+        forms={"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))},
+        help="The change of the output by each edit of a sweep; by default each head is knocked out in turn.\n\n"
+        "-o writes the changes of the output too.",
+    ),
+    "complexity": RequestCommand(
+        "complexity", operations.complexity, operations.raw_complexity, prepare=_shape_of_sweep,
+        forms={
+            "sweep": Form(metavar="DIMENSION=N,N,…", read=_sweep),
+            "compare": Form(
+                list[str], "JSON|FILE", name="--compare",
+                read=lambda texts, field: [read_json(text, field) for text in texts],
+            ),
+        },
+    ),
+    "circuits": RequestCommand(
+        "circuits", operations.circuits, forms={"with_": Form(name="--with", complete=completion.modules)}
+    ),
+    "rollout": RequestCommand(
+        "attention.rollout", operations.rollout, positional=("weights",), chief="values",
+        help="The inputs that the state of each token comes from, over layers whose weights a file holds.",
+    ),
+    "similarity": RequestCommand(
+        "attention.similarity", operations.similarity, positional=("a", "b"), chief="values",
+        forms={"measure": Form(bool, name="--cka", read=lambda _, __: "cka")},
+        help="The most similar heads of each, by weights or features that files hold.",
+    ),
+    "hopfield": RequestCommand(
+        "hopfield.retrieve", operations.hopfield_retrieve, chief="states", prepare=_for_programs("return_association"),
+        forms={
+            "beta": Form(metavar="NUMBER[,…]", read=_beta),
+            "return_association": Form(bool, name="--return-association/--no-return-association"),
+        },
+    ),
+    "modules list": RequestCommand("modules.list", operations.list_modules),
+    "modules show": RequestCommand("modules.get", operations.get_module),
+    "modules replace": RequestCommand("modules.replace_parameters", operations.replace_parameters),
+    "sessions list": RequestCommand("sessions.list", operations.list_sessions),
+    "sessions show": RequestCommand("sessions.get", operations.get_session),
+    "sessions open": RequestCommand(
+        "sessions.create", operations.open_session,
+        forms={"from_": Form(metavar="ID", name="--from", read=lambda session, _: {"session": session})},
+    ),
+    "recordings list": RequestCommand("recordings.list", operations.list_recordings),
+    "recordings statistics": RequestCommand("recordings.statistics", operations.recording_statistics),
+    "recordings similarity": RequestCommand("recordings.similarity", operations.recording_similarity),
+    "recordings rollout": RequestCommand("recordings.rollout", operations.recording_rollout),
+}  # fmt: skip
+"""The commands by their words. The help of most is the summary of the operation."""
+
+
+def group(words: str, text: str) -> typer.Typer:
+    """Return a group of commands, which lists by itself."""
+    app = typer.Typer(help=text, rich_markup_mode="rich")
+    rows = {name.removeprefix(f"{words} "): row for name, row in COMMANDS.items() if name.startswith(f"{words} ")}
+    commands = {name: row.command() for name, row in rows.items()}
+    for name, command in commands.items():
+        app.command(name)(command)
+
+    @app.callback(invoke_without_command=True, help=text)
+    def listing(ctx: typer.Context, as_json: AsJson = False) -> None:
+        if ctx.invoked_subcommand is None:
+            commands["list"](ctx=ctx, as_json=as_json)
+        elif as_json:
+            where = f"it belongs behind the command, as in attention {words} list --json"
+            raise typer.BadParameter(where, param_hint="--json")
+
+    return app

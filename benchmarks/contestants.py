@@ -89,11 +89,6 @@ def _attention(command: str, setup: Setup, *more: str) -> list[str]:
     return [str(Path(sys.executable).with_name("attention")), command, "--models-dir", str(models), *more]
 
 
-def calibration(setup: Setup) -> list[str]:
-    """The command that measures the device for a later start of this project's server in the same folder."""
-    return _attention("calibrate", setup)
-
-
 def create_module(url: str, workload: Workload) -> None:
     """Put the workload's weights into this project's server, as a module of its name."""
     parameters = {}
@@ -112,7 +107,7 @@ BARE = Server("bare ASGI", _python("benchmarks.servers.bare"), "/echo")
 LISTS = Server("FastAPI, pydantic lists", _python("benchmarks.servers.lists"), "/docs")
 SERVICE = Server(
     OURS,
-    # What is measured at a first start would take the processor from the measurements here; see ``serving``.
+    # What is learned from the runs would change the plans from round to round.
     lambda setup: _attention("serve", setup, "--port", str(setup.port), "--calibrate", "false"),
     "/health/ready",
     create_module,

@@ -1,4 +1,4 @@
-"""Accuracy of predicted times for requests that the calibration has not seen.
+"""Accuracy of predicted times: requests that run teach a clock, and others are predicted by it.
 
 ``python -m benchmarks.cost_model`` prints the tables in Markdown; ``--output docs/cost-model.md`` replaces the tables
 of that page.
@@ -10,26 +10,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_service.cost import Calibrated
-from attention_service.runtime.calibration.calibrating import SECONDS, Calibration
-from attention_service.runtime.calibration.fitting import Point
-from attention_service.runtime.calibration.measuring import Bench
-from attention_service.runtime.device.torch_device import Device
+from attention_service.cost import Clock, Estimate
+from attention_service.runtime.device.torch_device import Device, measure_rates
+from attention_service.runtime.planning.learned_factors import SPACING_S, LearnedFactors
+from attention_service.runtime.planning.prediction_accuracy import Run
 from benchmarks.crossovers import crossovers
+from benchmarks.measured_requests import Bench, Measured
 
 MARK = "<!-- measured -->\n"
 """The results are written after this line."""
 ROOM = 2**31
-LONGER = 0.25, 1.0
-"""Predicted seconds of requests beyond the calibrated sizes, by peak rates; they take up to three times as long."""
 ENOUGH_S = 0.5
-"""Seconds of runs per held-out request: more than in a calibration, for a more exact reference."""
+"""Seconds of runs per held-out request: more than in the first part, for a more exact reference."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +40,12 @@ class Errors:
     """Relative difference of two runs of the same request."""
 
     @classmethod
-    def of(cls, points: Sequence[Point], clock: Calibrated) -> "Errors":
+    def of(cls, measured: Sequence[Measured], predicted: Sequence[Estimate]) -> "Errors":
         """Return the errors of measured requests."""
-        predicted = [clock.of(point.terms, point.kind) for point in points]
-        pairs = list(zip(predicted, points, strict=True))
-        covered = [np.mean([each.low <= run <= each.high for run in point.seconds]) for each, point in pairs]
-        again = [abs(a / b - 1) for point in points for a, b in combinations(point.seconds, 2)]
-        return cls(
-            np.array([each.median / point.median - 1 for each, point in pairs]), np.array(covered), np.array(again)
-        )
+        pairs = list(zip(predicted, measured, strict=True))
+        covered = [np.mean([each.low <= run <= each.high for run in one.seconds]) for each, one in pairs]
+        again = [abs(a / b - 1) for one in measured for a, b in combinations(one.seconds, 2)]
+        return cls(np.array([each.median / one.median - 1 for each, one in pairs]), np.array(covered), np.array(again))
 
     def row(self, name: str) -> str:
         """Return a line of the table."""
@@ -63,67 +57,67 @@ class Errors:
         )
 
 
-def held_out(bench: Bench, count: int) -> tuple[list[Point], int]:
-    """Return the requests, and the number of those dropped because the machine was disturbed or nothing was drawn."""
-    points: list[Point] = []
+def measured(bench: Bench, count: int) -> tuple[list[Measured], int]:
+    """Return requests that ran, and the number of those dropped because the machine was disturbed."""
+    found: list[Measured] = []
     dropped = 0
-    while len(points) < count:
-        point = bench.next()
-        if point is None:
+    while len(found) < count:
+        one = bench.next_request()
+        if one is None:
             dropped += 1
         else:
-            points.append(point)
-    return points, dropped
+            found.append(one)
+    return found, dropped
 
 
-def tables(points: Sequence[Point], beyond: Sequence[Point], clock: Calibrated) -> Iterator[str]:
-    """Yield tables of errors: all, by kind, by time, and beyond the calibrated sizes."""
+def learned(base: Clock, runs: Sequence[Measured]) -> Clock:
+    """Return the clock that these runs teach."""
+    factors = LearnedFactors(base)
+    for at, one in enumerate(runs):
+        factors.see(Run(one.kernel, one.computation, one.predicted(base), one.median, 0), one.dtype, at * SPACING_S)
+    return factors.changed(0.0) or base
+
+
+def tables(held: Sequence[Measured], clocks: dict[str, Clock]) -> Iterator[str]:
+    """Yield tables of errors: of each clock, and of the last one by kind, dtype and time."""
     yield "| requests | n | median error | median of \\|error\\| | 95th percentile | runs within bounds | run to run |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
-    yield Errors.of(points, clock).row("**all**")
-    for kind in sorted({point.kind for point in points}):
-        yield Errors.of([point for point in points if point.kind == kind], clock).row(kind)
+    clock = base = next(iter(clocks.values()))
+    for name, clock in clocks.items():
+        yield Errors.of(held, [one.predicted(clock) for one in held]).row(f"**all, {name}**")
+    groups = [(f"{one.computation} {one.kernel}", one) for one in held] + [(one.dtype, one) for one in held]
     for low, high in ((0, 5e-4), (5e-4, 2e-3), (2e-3, 1e-2), (1e-2, np.inf)):
-        some = [point for point in points if low <= point.median < high]
-        if some:
-            label = f"{low * 1e3:g} to {high * 1e3:g} ms" if high < np.inf else f"{low * 1e3:g} ms and more"
-            yield Errors.of(some, clock).row(label)
-    if beyond:
-        longest = max(spread.longest for kind, spread in clock.spreads.items() if " " in kind)
-        yield Errors.of(beyond, clock).row(f"larger than calibrated (calibrated up to {longest * 1e3:.0f} ms)")
+        label = f"{low * 1e3:g} to {high * 1e3:g} ms" if high < np.inf else f"{low * 1e3:g} ms and more"
+        groups += [(label, one) for one in held if low <= one.median < high]
+    assert clock is not base or len(clocks) == 1
+    for label in dict.fromkeys(label for label, _ in groups):
+        some = [one for name, one in groups if name == label]
+        yield Errors.of(some, [one.predicted(clock) for one in some]).row(label)
 
 
 def main() -> None:
-    """Calibrate, measure, print, write."""
+    """Run, learn, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=600, help="held-out requests (default: 600)")
-    parser.add_argument(
-        "--larger", type=int, default=40, help="held-out requests beyond the calibrated sizes (default: 40)"
-    )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="seconds of the calibration (default: 60)")
+    parser.add_argument("--learn", type=int, default=600, help="requests that teach the clock (default: 600)")
+    parser.add_argument("--requests", type=int, default=300, help="held-out requests (default: 300)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--threads", type=int, default=None, help="threads on the CPU (default: one per core)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=None, help="the page whose tables are replaced")
     options = parser.parse_args()
     device = Device.open(options.device, options.threads)
-    started = perf_counter()
-    calibration = Calibration(device, ROOM, seed=options.seed, seconds=options.seconds)
-    while calibration.step():
-        pass
-    clock = calibration.clock()
-    taken = perf_counter() - started
-    rates = clock.curves.rates
-    points, dropped = held_out(Bench(device, rates, ROOM, options.seed + 1, enough_s=ENOUGH_S), options.requests)
-    beyond, _ = held_out(Bench(device, rates, ROOM, options.seed + 2, enough_s=ENOUGH_S, longer=LONGER), options.larger)
+    base, rates = device.clock, measure_rates(device.torch)
+    runs, _ = measured(Bench(device, rates, ROOM, options.seed), options.learn)
+    held, dropped = measured(Bench(device, rates, ROOM, options.seed + 1, enough_s=ENOUGH_S), options.requests)
+    clock = learned(base, runs)
     lines = [
         f"{device.model}, {device.name}, torch {torch.__version__}, Python {platform.python_version()}.",
-        f"The calibration ran {calibration.points} requests in {taken:.0f} s. The test ran {len(points)} other",
-        f"requests; {dropped} more were dropped because the machine was disturbed. Errors compare the predicted median",
-        "with the median of a request's runs. Bounds are compared with single runs. `run to run` is the difference of",
-        "two runs of one request, median and 95th percentile.",
+        f"{len(runs)} requests taught the clock, and {len(held)} others were predicted; {dropped} more were dropped",
+        "because the machine was disturbed. Errors compare the predicted median with the median of a request's runs.",
+        "Bounds are compared with single runs. `run to run` is the difference of two runs of one request, median and",
+        "95th percentile.",
         "",
-        *tables(points, beyond, clock),
+        *tables(held, {"before any ran": base, "learned": clock}),
         "",
         "## Crossovers",
         "",

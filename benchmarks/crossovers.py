@@ -11,10 +11,9 @@ from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.attention import KernelName, RawForwardRequest
 from attention_contract.schemas.complexity import Alternative, RawComplexityRequest, Shape
 from attention_contract.spec import AttentionSpec
-from attention_service.runtime.device.load_probe import Probe
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import complexity, forward
-from attention_service.runtime.operations.complexity.measured_crossover import rounds
+from attention_service.runtime.operations.complexity.measured_crossover import CacheFiller, rounds
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.scheduling.budget import Budget
 
@@ -59,7 +58,7 @@ SEARCHED = 1.6, 1.2
 
 def crossovers(device: Device) -> Iterator[str]:
     """Yield a table of crossover lengths: predicted, found by ``measure``, and measured thoroughly."""
-    yield f"Forward, {HEADS} heads of {WIDTH}, float32, with the same calibration. For `measure` the server runs both"
+    yield f"Forward, {HEADS} heads of {WIDTH}, float32, with the same clock. For `measure` the server runs both"
     yield "variants. A measured crossover comes from more runs: the line through nine ratios of interleaved medians"
     yield "near the crossover passes 1 there. Before each run other data fills the caches, as between two requests."
     yield ""
@@ -130,5 +129,5 @@ def _ratio(one: Variant, other: Variant, n: int, device: Device) -> float:
     for variant in (one, other):
         request = RawForwardRequest(query=x, key=x, value=x, spec=variant.spec, kernel=variant.kernel)
         jobs.append(forward.prepare(None, request, device, ROOM))
-    probe = Probe(device)
-    return float(np.median([first / second for first, second in (rounds(jobs, probe) for _ in range(ROUNDS))]))
+    filler = CacheFiller(device)
+    return float(np.median([first / second for first, second in (rounds(jobs, filler) for _ in range(ROUNDS))]))

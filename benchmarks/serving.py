@@ -5,18 +5,16 @@
 
 import argparse
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from benchmarks.contestants import BATCHING, ORJSON, OURS, UNBATCHED, Entry, Setup, calibration, entries
+from benchmarks.contestants import BATCHING, ORJSON, OURS, UNBATCHED, Entry, entries
 from benchmarks.load import generator
 from benchmarks.page import publish
 from benchmarks.peers import entries as peers
-from benchmarks.processes import cores_for, pinned, surroundings
 from benchmarks.rounds import Cell, Comparison, compare, peak_bytes
 from benchmarks.tables import short, spread, table
 from benchmarks.workloads import WORKLOADS, Workload
@@ -25,12 +23,10 @@ TEXT = """One module, self-attention, float32. Each server has the same weights,
 float64 before it was timed. Server and load generator ({generator}) have a core each; for W3 they share two. {rounds}
 rounds of {seconds}, in which the servers take turns: rates are medians with the least and the largest, ratios medians
 of the ratios within a round, `p50` and `p99` medians of those of each round, `processor µs` what the server computed
-for a request. `attention serve` runs with its defaults, {calibrated}.
+for a request. `attention serve` runs with its defaults, but does not learn times.
 
 `bare ASGI` has no validation, admission, metrics, request ids or errors; it is what uvicorn and torch can do at most.
 """
-CALIBRATED = "on a device that was calibrated before, as it is once it was idle for a minute"
-NOT_CALIBRATED = "before the first calibration of the device"
 PEERS = """
 Other servers ({versions}) compute the same attention by the same calls as the bare ones. Each is started for its turn
 in every round, since most keep busy while nobody asks, and runs with the settings that served it best.
@@ -48,8 +44,6 @@ def main() -> None:
 def measured(options: argparse.Namespace, folder: Path) -> Iterator[str]:
     """The sections, as they are found."""
     workloads = [WORKLOADS[name] for name in options.workload.split(",")]
-    for cores in sorted({workload.cores for workload in workloads}) if _calibrated(options) else ():
-        calibrate(next(workload for workload in workloads if workload.cores == cores), folder)
     for workload in workloads:
         chosen = entries(workload.name)
         if options.peers is not None:
@@ -66,17 +60,12 @@ def _text(options: argparse.Namespace) -> str:
     text = TEXT.format(
         generator=generator(), rounds=_rounds(options),
         seconds=f"{options.seconds:g} s" if options.seconds else "a second (W3: four)",
-        calibrated=CALIBRATED if _calibrated(options) else NOT_CALIBRATED,
     )  # fmt: skip
     return text if options.peers is None else text + PEERS.format(versions=peers.versions())
 
 
 def _rounds(options: argparse.Namespace) -> int:
     return int(options.rounds or (3 if options.quick else 11 if options.peers is None else 5))
-
-
-def _calibrated(options: argparse.Namespace) -> bool:
-    return bool(options.calibrated or not options.quick)
 
 
 def _options() -> argparse.ArgumentParser:
@@ -89,18 +78,10 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--form", choices=("bytes", "json"), help="default: both")
     parser.add_argument("--rounds", type=int, help="default: 11, with --peers 5, with --quick 3")
     parser.add_argument("--seconds", type=float, help="of one run of the load generator; default: 1, for W3 4")
-    parser.add_argument("--quick", action="store_true", help="few rounds, no calibration unless --calibrated")
-    parser.add_argument("--calibrated", action="store_true", help="calibrate the device first, for at most a minute")
+    parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--peers", nargs="?", const="", help="other servers too: all, or those of these names")
     parser.add_argument("--output", type=Path, help="the page to write")
     return parser
-
-
-def calibrate(workload: Workload, folder: Path) -> None:
-    """Measure the device on the server's cores, once for all its starts."""
-    cores, _ = cores_for(workload.cores)
-    command = calibration(Setup(workload, folder, 0, folder))
-    subprocess.run(pinned(command, cores), env=surroundings(), check=True, stdout=subprocess.DEVNULL)
 
 
 def section(found: Comparison) -> Iterator[str]:

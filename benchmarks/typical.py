@@ -1,4 +1,4 @@
-"""Typical times of each kind of work, measured at length. A calibration starts from them.
+"""Typical times of each kind of work, measured at length. Predictions start from them.
 
 ``python -m benchmarks.typical`` writes the file that the server brings along. To be run anew where terms come to mean
 other work, on a machine with nothing else to do.
@@ -9,9 +9,9 @@ import json
 from time import perf_counter
 
 from attention_service.cost.typical_rates import PATH
-from attention_service.runtime.calibration.fitting import Point, fit
-from attention_service.runtime.calibration.measuring import Bench
 from attention_service.runtime.device.torch_device import Device, measure_rates
+from benchmarks.curve_fitting import Point, fit
+from benchmarks.measured_requests import Bench
 
 ROOM = 2**31
 DIGITS = 3

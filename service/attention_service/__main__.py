@@ -1,4 +1,4 @@
-"""The commands ``attention serve``, ``calibrate`` and ``fetch``, and ``python -m attention_service``."""
+"""The commands ``attention serve`` and ``fetch``, and ``python -m attention_service``."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,6 @@ from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from attention_service.settings import Settings
 from attention_service.start_checks import can_listen, checked_settings
-
-
-class CalibrateSettings(Settings):
-    """Measure the device, by which times are predicted, and keep what was found beside the modules.
-
-    A server on the same device and model repository takes it up when it starts.
-    """
-
-    model_config = SettingsConfigDict(cli_prog_name="attention calibrate")
 
 
 class FetchSettings(Settings):
@@ -42,16 +33,6 @@ def serve(arguments: Sequence[str] | None = None) -> int:
     from attention_service.commands import run_server  # noqa: PLC0415
 
     return run_server(settings)
-
-
-def calibrate(arguments: Sequence[str] | None = None) -> int:
-    """Measure the device and keep what was found. Returns the exit status."""
-    settings = checked_settings(CalibrateSettings, arguments)
-    if settings is None:
-        return 2
-    from attention_service.commands import calibrate_device  # noqa: PLC0415
-
-    return calibrate_device(settings)
 
 
 def fetch(arguments: Sequence[str] | None = None) -> int:

@@ -1,11 +1,8 @@
-"""The work of the commands ``attention serve``, ``calibrate`` and ``fetch``, once their settings are checked."""
+"""The work of the commands ``attention serve`` and ``fetch``, once their settings are checked."""
 
-import math
 import signal
 import sys
-import time
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from attention_contract.errors import AttentionError
 from attention_service.api.access.api_keys import FILE, create_key, read_keys
@@ -15,11 +12,8 @@ from attention_service.api.app import create_app
 from attention_service.api.http_limits.descriptors import raise_descriptor_limit
 from attention_service.api.observation.log_setup import configure_logging
 from attention_service.api.serving import Server
-from attention_service.cost import Calibrated
 from attention_service.modules.checkpoints import hub
-from attention_service.runtime.calibration import stored
-from attention_service.runtime.calibration.calibrating import SECONDS, Calibration, TooBusyError
-from attention_service.runtime.device.torch_device import BUDGET_SHARE, Device, resolve
+from attention_service.runtime.device.torch_device import resolve
 from attention_service.settings import Settings
 
 SWITCH_S = 5e-4
@@ -43,34 +37,6 @@ def run_server(settings: Settings) -> int:
         signal.signal(signal.SIGHUP, server.handle_exit)
     server.run()
     return 0 if server.started else 1
-
-
-def calibrate_device(settings: Settings) -> int:
-    """Measure the device and keep what was found. Returns the exit status."""
-    if not _has_device(settings):
-        return 2
-    device = Device.open(settings.device, settings.threads)
-    budget = settings.memory_budget
-    room = int(BUDGET_SHARE * device.free_bytes()) if budget is None else budget
-    sys.stderr.write(f"measuring {device.name} ({device.model}) for at most {SECONDS:.0f} seconds\n")
-    started = time.monotonic()
-    calibration = Calibration(device, room)
-    while calibration.step():
-        if calibration.points % 20 == 0 and sys.stderr.isatty():
-            sys.stderr.write(f"\r{calibration.points} requests")
-    try:
-        clock = calibration.clock()
-    except TooBusyError as fault:
-        sys.stderr.write(f"\r{fault}\n")
-        return 1
-    sys.stderr.write(f"\r{calibration.points} requests in {time.monotonic() - started:.0f} seconds\n")
-    sys.stdout.write(_table(clock))
-    try:
-        stored.save(settings.models_dir, device, stored.Stored(clock, datetime.now(UTC), calibration.points))
-    except OSError as fault:
-        sys.stderr.write(f"what was found could not be kept: {fault.strerror}: {settings.models_dir}\n")
-        return 1
-    return 0
 
 
 def fetch_checkpoint(settings: Settings, repository: str, revision: str | None) -> int:
@@ -110,12 +76,3 @@ def _may_start(settings: Settings) -> bool:
     if reason is not None:
         sys.stderr.write(reason)
     return reason is None
-
-
-def _table(clock: Calibrated) -> str:
-    """A table of the spread of single runs around their prediction, by kind."""
-    rows = [
-        f"{kind:<24}{math.expm1(spread.low):+8.0%}{math.expm1(spread.high):+8.0%}\n"
-        for kind, spread in sorted(clock.spreads.items())
-    ]
-    return f"{'nine of ten runs':<24}{'from':>8}{'to':>8}\n" + "".join(rows)

@@ -183,8 +183,7 @@ class Settings(BaseSettings):
     """Threads of one computation on the CPU; default: one for each core."""
 
     calibrate: bool = True
-    """Measure the device at the first start, while no request waits, and again if predicted times drift; false keeps
-    the earlier measurements."""
+    """Correct predicted times by those of the requests that ran, and keep the factors beside the modules."""
 
     stuck_seconds: float = Field(default=120, gt=0, allow_inf_nan=False)
     """Seconds without progress of a running computation after which /health/live answers 503; ten times the predicted

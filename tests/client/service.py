@@ -310,7 +310,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         ]),
         "get_parameter": m.Parameter(name="q_proj.weight", version="abc", value=np.ones((2, 2), np.float32)),
         "accuracy": y.AccuracyReply(
-            device="a cpu", basis="calibrated", recalibrating=True, recalibrations=1, predictions=[
+            device="a cpu", basis="calibrated", recalibrations=1, predictions=[
                 y.PredictionErrors(
                     kernel="fused", purpose="gradients", count=20, median_error=-0.0625, mean_error=0.125,
                     median_absolute_error=0.07, p95_absolute_error=0.25, coverage=0.9,

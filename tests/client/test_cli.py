@@ -108,7 +108,7 @@ COMMANDS = {
         "0.125",
         "0.25",
         "0.9",
-        "basis calibrated; recalibrating true",
+        "basis calibrated",
     ],
     "info": ["limits.max_queue", "media_types", " application/json "],
     "variants": ["score", "dot", "O(n²)"],

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.random_specs import Lengths, draw_spec
 
 from attention_contract.positions import Rope
 from attention_contract.schemas.modules import Biases
@@ -21,7 +22,6 @@ from attention_service.cost.terms import (
     reading_terms,
     writing_terms,
 )
-from attention_service.runtime.operations.random_specs import Lengths, draw_spec
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=4e-5)
 RAW = Workload(2, 64, 64, 4, 4, 16, 16, 4)

@@ -4,16 +4,16 @@ import math
 
 import numpy as np
 import torch
+from benchmarks.measured_requests import Bench
 
 from attention_service.cost import Rates
 from attention_service.cost.curves import features
 from attention_service.cost.typical_rates import typical
-from attention_service.runtime.calibration.measuring import Bench
 from attention_service.runtime.device.torch_device import Device
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=4e-5)
 KNOWN = 0.97
-"""Of what a calibration comes by; the rest is rare, and told by the device's rates."""
+"""Share of their terms; the rest is rare, and told by the device's rates."""
 
 
 def test_it_is_about_the_terms_that_a_calibration_measures(monkeypatch):

@@ -15,6 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from benchmarks.random_requests import Drawn, Kind, draw, kinds
+from benchmarks.random_specs import (
+    MASK_OPTIONS,
+    METHOD_OPTIONS,
+    POSITION_OPTIONS,
+    SCORE_OPTIONS,
+    Lengths,
+    named,
+)
 from tests.cost.peaks import peaks
 
 from attention_contract.base import WireModel
@@ -33,15 +42,6 @@ from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
-from attention_service.runtime.operations.random_requests import Drawn, Kind, draw, kinds
-from attention_service.runtime.operations.random_specs import (
-    MASK_OPTIONS,
-    METHOD_OPTIONS,
-    POSITION_OPTIONS,
-    SCORE_OPTIONS,
-    Lengths,
-    named,
-)
 from attention_service.runtime.scheduling.jobs import Job
 
 SMALLEST, LARGEST = 2**21, 2**24

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from benchmarks.random_requests import Drawn, Kind, draw, kinds
 from tests.cost.peaks import peaks
 
 from attention_contract.errors import AttentionError
@@ -14,7 +15,6 @@ from attention_service.cost import Rates, Roofline, Workload, peak_bytes
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, gradients
 from attention_service.runtime.operations import gradient_check as checking
-from attention_service.runtime.operations.random_requests import Drawn, Kind, draw, kinds
 from attention_service.runtime.scheduling.jobs import Job
 
 DRAWN = {"check": 1, "directions": 3}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from benchmarks.random_specs import approximations
 from tests.runtime.peak_walk import Served, combinations, held, off_by, served
 
 from attention_service.core.masks import MASKS
@@ -9,7 +10,6 @@ from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.runtime.operations.random_specs import approximations
 
 SHARES = [0.25, pytest.param(1.0, marks=pytest.mark.slow)]
 """Of 1.2 % of all combinations; ``python -m tests.runtime.peak_walk`` goes through each."""

@@ -15,7 +15,6 @@ _SUMMARIES = {
     "serve": "Start the server (its own options: attention serve --help).",
     "fetch": "Fetch a checkpoint from the Hugging Face hub into the model repository of this machine.",
     "keys": "Create, list and revoke the API keys of the server on this machine.",
-    "calibrate": "Measure this machine's device, so that times are predicted well (attention calibrate --help).",
 }
 
 

@@ -10,7 +10,7 @@ Computation = Literal[
 ]
 """The kind of a request."""
 Basis = Literal["calibrated", "rates", "datasheet"]
-"""The basis of predicted times: runs of each kernel on this device, a few rates of it, or its datasheet."""
+"""The basis of predicted times: the requests that ran on this device, a few rates of it, or its datasheet."""
 
 
 class RatioHistogram(WireModel):
@@ -56,10 +56,8 @@ class AccuracyReply(WireModel):
     device: str
     basis: Basis
     calibrated_at: datetime | None = None
-    """When the clock was calibrated; null where it was not."""
-    recalibrating: bool
-    """True while the device is measured."""
+    """When predicted times were last corrected by those of what ran; null where they were not."""
     recalibrations: int
-    """The number of finished measurements since the server started."""
+    """The number of such corrections since the server started."""
     predictions: list[PredictionErrors]
     """One entry for each kernel and purpose, in alphabetical order."""

@@ -26,7 +26,6 @@ from attention_service.api import (  # the routes register their handlers
     session_routes,  # noqa: F401
 )
 from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
-from attention_service.api.access.audit import noting
 from attention_service.api.access.layer import Access, name_of
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import require_scopes
@@ -74,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
             max_sessions=settings.max_sessions,
             max_predicted_s=settings.max_predicted_s,
             stuck_s=settings.stuck_seconds,
+            learns_times=settings.calibrate,
         )
         app.state.engine = engine
         app.state.limits.entrance = engine.entrance
@@ -151,10 +151,6 @@ async def _load(engine: Engine, settings: Settings) -> None:
         models_dir=str(settings.models_dir),
         memory_budget=engine.budget.total,
     )
-    if settings.calibrate:
-        engine.recalibration.work = noting("calibration", engine.measure_device)
-        if engine.calibration is None:
-            engine.recalibration.start()
     await keep_within_budget(engine)
 
 

@@ -6,9 +6,9 @@ The estimate that is reported is the one by which a request is admitted and its 
 from attention_service.core.kernels.touched import touched
 from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
 from attention_service.cost.attribution_cost import attribution_flops, attribution_peak_bytes
-from attention_service.cost.calibrated import Calibrated, Spread
 from attention_service.cost.circuit_cost import CircuitWork, parameter_matrices, spectrum_flops
 from attention_service.cost.clock import Clock, Estimate, Roofline
+from attention_service.cost.curve_clock import CurveClock
 from attention_service.cost.curves import Curves
 from attention_service.cost.datasheet import Datasheet
 from attention_service.cost.flops import (
@@ -22,6 +22,7 @@ from attention_service.cost.gradient_memory import (
     gradient_phases,
 )
 from attention_service.cost.growth import growth, memory_order, time_order
+from attention_service.cost.learned_clock import Factor, LearnedClock, kind_of
 from attention_service.cost.memory import inspection_peak_bytes, memory_phases, peak_bytes, retrieval_peak_bytes
 from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.report import cost_of, milliseconds
@@ -53,17 +54,18 @@ from attention_service.cost.workload import Workload
 
 __all__ = [
     "SECOND_PASSES",
-    "Calibrated",
     "CircuitWork",
     "Clock",
+    "CurveClock",
     "Curves",
     "Datasheet",
     "Estimate",
+    "Factor",
+    "LearnedClock",
     "Rates",
     "Retrieval",
     "Roofline",
     "SimilarityWork",
-    "Spread",
     "Term",
     "Traffic",
     "Workload",
@@ -82,6 +84,7 @@ __all__ = [
     "growth",
     "input_bytes",
     "inspection_peak_bytes",
+    "kind_of",
     "kv_cache_bytes",
     "kv_cache_bytes_per_token",
     "memory_order",

@@ -70,7 +70,7 @@ class Clock(Protocol):
         """Predict one Hopfield retrieval, with the maximum number of steps."""
 
     def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
-        """Predict work that no calibration measures, from its seconds at the device's rates."""
+        """Predict work that no factor is learned for, from its seconds at the device's rates."""
 
 
 @dataclass(frozen=True)

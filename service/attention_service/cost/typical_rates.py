@@ -1,8 +1,7 @@
-"""Typical rates of each kind of work, relative to the device's own rates: the prior of a calibration.
+"""Typical rates of each kind of work, relative to the device's own rates: the first predictions of a device.
 
-The file was measured at length, on one processor, by ``python -m benchmarks.typical``. A minute's calibration of
-another processor needs only the difference from it, and predicts rare work as well as common work (a prior from earlier
-data: Gelman et al. 2013, chapter 5).
+The file was measured at length, on one processor, by ``python -m benchmarks.typical``. Factors learned from
+requests that run correct what differs on another processor.
 """
 
 import json

@@ -10,10 +10,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -76,10 +75,6 @@ from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module, making_bytes
 from attention_service.runtime.binding.bound_request import reads_shapes_only
-from attention_service.runtime.calibration import stored
-from attention_service.runtime.calibration.background import measured
-from attention_service.runtime.calibration.recalibration import Recalibration
-from attention_service.runtime.calibration.sharing import turn
 from attention_service.runtime.callers import caller
 from attention_service.runtime.device.torch_device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
 from attention_service.runtime.kept_passes import KeptPasses
@@ -98,7 +93,7 @@ from attention_service.runtime.operations import (
 )
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
-from attention_service.runtime.planning.drift import Drift
+from attention_service.runtime.planning.learned_factors import LearnedFactors
 from attention_service.runtime.planning.prediction_accuracy import Accuracy
 from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.request_timing import note_run
@@ -142,12 +137,12 @@ class Engine:
         max_predicted_s: float | None = None,
         max_sessions: int = 4096,
         stuck_s: float = PATIENCE_S,
+        *,
+        learns_times: bool = True,
     ) -> None:
         self.device = device
         self.library = Library(root, device.torch)
         self.recordings = RecordingStore(root, recordings_limit)
-        self.calibration: stored.Stored | None = None
-        """The calibration of the device; None before one."""
         self._root = root
         self._max_modules = max_modules
         self._max_predicted_s = max_predicted_s
@@ -165,11 +160,10 @@ class Engine:
         self.failure: str | None = None
         """The error that kept the store from being loaded at all."""
         self.accuracy = Accuracy()
-        self.recalibration = Recalibration()
-        """Its ``work`` starts when predictions drift."""
-        self._drift = Drift()
+        self.factors = LearnedFactors(device.clock) if learns_times else None
+        """Corrects predicted times by those of what ran; None to leave them as they are."""
         self._judged = device.clock
-        """The clock whose predictions ``accuracy`` and ``_drift`` are about."""
+        """The clock whose predictions ``accuracy`` is about."""
         self._seen = Later(self._keep)
         self._watchdog = Watchdog(stuck_s)
         self.execution = Execution(device, self.budget, self._seen.note, self._watchdog)
@@ -185,7 +179,6 @@ class Engine:
         # One thread of its own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="attention-planning")
-        self._fitting = ThreadPoolExecutor(1, thread_name_prefix="attention-calibration")
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,8 +187,9 @@ class Engine:
         try:
             _report(await self._in_thread(self.library.load))
             await self._in_thread(self.recordings.clean)
-            if (found := await self._in_thread(partial(stored.load, self._root, self.device))) is not None:
-                self._set_clock(found)
+            if self.factors is not None:
+                learned = await self._in_thread(partial(self.factors.load, self._root, self.device))
+                self.device.clock = learned or self.device.clock
             await self.execution.warm_up(partial(warm_up, self.device))
             await self.execution.measure()
             await self._in_thread(give_back_freed_memory)
@@ -232,38 +226,6 @@ class Engine:
         finally:
             loop.call_soon_threadsafe(self.budget.release, need)
 
-    async def measure_device(self) -> None:
-        """Calibrate the device while nobody waits, keep what was found, and predict by it from now on.
-
-        Where another server on the same folder is at it, what that one finds is taken up. Raises TooBusyError.
-        """
-        since = self.calibration.at if self.calibration is not None else None
-        async with turn(self._root, self.device, since) as theirs:
-            if theirs is not None:
-                self._set_clock(theirs)
-                return
-            try:
-                found = await self._measured()
-            finally:
-                await self._clear_up()
-            self._set_clock(found)  # also where it can't be kept
-            await self._in_thread(partial(stored.save, self._root, self.device, found))
-
-    async def _measured(self) -> stored.Stored:
-        done = await measured(self.device, self.budget, self.execution.call)
-        clock = await self._in_thread(done.clock, self._fitting)
-        return stored.Stored(clock, datetime.now(UTC), done.points)
-
-    async def _clear_up(self) -> None:
-        """Give back what a calibration needed, the code too that was compiled for shapes that do not come again."""
-        await self.execution.renew()
-        await self.execution.warm_up(partial(warm_up, self.device))
-        await self._in_thread(give_back_freed_memory)
-
-    def _set_clock(self, found: stored.Stored) -> None:
-        self.calibration = found
-        self.device.clock = found.clock
-
     def drain(self) -> None:
         """Take no new work; what is in flight goes on."""
         self.state = "draining"
@@ -277,10 +239,9 @@ class Engine:
             self._followed.cancel()
         if self._admission is not None:
             self._admission.cancel()
-        await self.recalibration.stop()
         await self.execution.stop()
         self.settle()
-        for threads in (self._files, self._following, self._counting, self._planning, self._fitting):
+        for threads in (self._files, self._following, self._counting, self._planning):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
     def check_live(self) -> None:
@@ -557,9 +518,8 @@ class Engine:
         return AccuracyReply(
             device=self.device.name,
             basis=self.device.clock.basis,
-            calibrated_at=self.calibration.at if self.calibration is not None else None,
-            recalibrating=self.recalibration.running,
-            recalibrations=self.recalibration.done,
+            calibrated_at=None if self.factors is None else self.factors.changed_at,
+            recalibrations=0 if self.factors is None else self.factors.changes,
             predictions=self.accuracy.report(),
         )
 
@@ -648,24 +608,25 @@ class Engine:
         self._seen.settle()
 
     def _keep(self, runs: list[Observation]) -> None:
-        """Remember how predictions fared, and measure the device again where those that are watched no longer hold."""
+        """Remember how predictions fared, and predict by what ran from now on if that differs."""
         self._judge()
         for observation in runs:
             if observation.clock is not self._judged:  # another was set since
                 continue
             run = observation.run
             self.accuracy.record(run)
-            watched = observation.alone and observation.prepared.watched and observation.clock.basis == "calibrated"
-            drifts = watched and self._drift.see(run, observation.at)
-            if drifts and self.state == "ready":
-                self.recalibration.start()
+            if self.factors is not None and observation.alone and observation.prepared.watched:
+                self.factors.see(run, observation.prepared.dtype, observation.at)
+        if self.factors is not None and (clock := self.factors.changed(time.monotonic())) is not None:
+            self.device.clock = clock
+            with suppress(RuntimeError):  # the engine has stopped
+                self._files.submit(self.factors.save, self._root, self.device)
 
     def _judge(self) -> None:
         """Begin anew where the device has another clock now."""
         if self.device.clock is not self._judged:
             self._judged = self.device.clock
             self.accuracy.restart()
-            self._drift.restart(time.monotonic())
 
     async def _holding(self, need: int, work: Callable[[], ResultT]) -> ResultT:
         """Run work on the store, and give back the bytes that it was admitted for when it ends.

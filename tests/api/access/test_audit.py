@@ -1,6 +1,5 @@
 """The audit log, TLS by file and trusted proxies, over real HTTPS."""
 
-import asyncio
 import ssl
 
 import httpx
@@ -11,7 +10,6 @@ from structlog.testing import capture_logs
 from attention_contract.schemas.recordings import EXAMPLE
 from attention_service.api.access import api_keys
 from attention_service.api.access.api_keys import create_key, revoke_key
-from attention_service.api.access.audit import noting
 from tests.conftest import live_server
 
 MODULE = {"name": "m", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
@@ -82,17 +80,3 @@ def test_new_and_revoked_keys_leave_a_line(secure):
             change()
             http.get("/v1", headers={"Authorization": f"Bearer {key}"})
     assert [(entry["added"], entry["removed"]) for entry in changes(entries)] == [(["guest"], []), ([], ["guest"])]
-
-
-def test_work_of_the_server_leaves_a_line_when_it_has_succeeded():
-    async def good():
-        pass
-
-    async def bad():
-        raise ValueError
-
-    with capture_logs() as entries:
-        asyncio.run(noting("calibration", good)())
-        with pytest.raises(ValueError):  # noqa: PT011
-            asyncio.run(noting("calibration", bad)())
-    assert [(entry["who"], entry["what"]) for entry in entries] == [("server", "calibration")]

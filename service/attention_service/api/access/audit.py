@@ -1,6 +1,5 @@
 """The audit log: one line for each change of what the server keeps."""
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -51,13 +50,3 @@ class Audited:
 def note(who: str, what: str, **facts: object) -> None:
     """Write one line of the audit log."""
     log.info("change", who=who, what=what, **facts)
-
-
-def noting(what: str, work: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    """Work of the server itself, which leaves a line when it has succeeded."""
-
-    async def noted() -> None:
-        await work()
-        note("server", what)
-
-    return noted

@@ -200,10 +200,11 @@ class _Counted(Collector):
         for code, count in self._engine.budget.refused.items():
             refusals.add_metric([code], count)
         yield refusals
-        calibrations = CounterMetricFamily("attention_recalibrations", "Measurements of the device", labels=["outcome"])
-        calibrations.add_metric(["done"], self._engine.recalibration.done)
-        calibrations.add_metric(["failed"], self._engine.recalibration.failed)
-        yield calibrations
+        factors = self._engine.factors
+        changes = 0 if factors is None else factors.changes
+        yield CounterMetricFamily(
+            "attention_recalibrations", "Corrections of predicted times by those of what ran", value=changes
+        )
         pool = self._engine.sessions.pool
         counts = self._engine.sessions.registry.counts | {"prefix_hits": pool.hits, "prefix_misses": pool.misses}
         events = CounterMetricFamily(

@@ -64,7 +64,7 @@ class Kernel(ABC):
     traffic: ClassVar[float] = 1.0
     """The time of its memory traffic beside that of whole tensors; less than 1 if tiles stay in caches."""
     timed_as: ClassVar[Literal["stages", "fused", "tiles"] | None] = None
-    """The group of measured rates by which a calibrated device predicts its time; None for rates of its own."""
+    """The group of measured rates by which a device predicts its time; None for rates of its own."""
     automatic: ClassVar[bool] = False
     """The planner may choose it; otherwise it runs only where a request names it."""
     compiled: ClassVar[bool] = False

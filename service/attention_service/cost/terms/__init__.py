@@ -1,4 +1,4 @@
-"""The work of one pass as terms whose rates can be measured: the summands of a calibrated clock.
+"""The work of one pass as terms whose rates can be measured: the summands of a clock by curves.
 
 Terms name registered entries by their names, so that a new entry has terms of its own; its rates are guessed from the
 device's until they are measured.

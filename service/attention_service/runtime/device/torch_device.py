@@ -17,7 +17,7 @@ import torch
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
 from attention_service.core.problem import Problem
-from attention_service.cost import Calibrated, Clock, Curves, Rates, Roofline
+from attention_service.cost import Clock, CurveClock, Curves, Rates, Roofline
 from attention_service.cost.typical_rates import typical
 from attention_service.runtime.device.cuda_graphs import Graphs
 from attention_service.runtime.device.plan_cache import PlanCache
@@ -42,7 +42,7 @@ class Device:
     name: str
     total_bytes: int
     clock: Clock
-    """Predicts times; a calibration replaces it."""
+    """Predicts times; replaced where what runs takes other times."""
     plans: PlanCache = field(default_factory=PlanCache, init=False, repr=False, compare=False)
     """The plans made with that clock."""
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
@@ -60,7 +60,7 @@ class Device:
             keep_freed_memory()
             _bound_compiled_code()
         rates, usual = measure_rates(device), typical(device.type)
-        clock = Calibrated(Curves(rates, usual), {}, "rates") if usual else Roofline(rates)
+        clock = CurveClock(Curves(rates, usual)) if usual else Roofline(rates)
         return cls(device, _name(device), _total_bytes(device), clock)
 
     def exact(self) -> "Device":

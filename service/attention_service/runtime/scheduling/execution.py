@@ -287,7 +287,7 @@ class Execution:
             self._observe(observation)
 
     def _observe(self, observation: Observation) -> None:
-        """Report a run. Beside long work a short run takes longer, which is no reason to calibrate again."""
+        """Report a run. Beside long work a short run takes longer, which says nothing of its own time."""
         observation.alone = self._long.running is None
         self._watch(observation)
 

@@ -49,7 +49,7 @@ class Prepared:
     operation: Callable[[Any], Operation]
     """Makes the operation over a bound request, or over several stacked along the batch."""
     watched: bool = True
-    """True if a calibration measures requests of this kind."""
+    """True if factors are learned from runs of this kind."""
     joining: Joining | None = None
     """None for a job that always runs alone."""
 

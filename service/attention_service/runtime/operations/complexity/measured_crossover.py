@@ -7,17 +7,18 @@ from functools import partial
 from statistics import median
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_service import cost
 from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.modules.resident import Module
-from attention_service.runtime.device.load_probe import Probe
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.complexity.crossovers import TOKENS
+from attention_service.runtime.operations.complexity.plain_requests import plainest
 from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects, Subject
-from attention_service.runtime.operations.random_requests import plainest
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.execution import Run
 from attention_service.runtime.scheduling.jobs import Job
@@ -48,7 +49,7 @@ async def tried(
     """
     asked = RequestedSubjects(module, request, place)
     here = {each.label: each for each in (asked.subject, *asked.alternatives()) if each.place.device is place.device}
-    probe, left, told = await run(partial(Probe, place.device)), _LONGEST_S, []
+    filler, left, told = await run(partial(CacheFiller, place.device)), _LONGEST_S, []
     for found in reply.crossovers:
         where = None
         if found.of == "time" and found.at and found.dimension in TOKENS and here.keys() >= set(found.between):
@@ -57,7 +58,7 @@ async def tried(
             seconds = await run(partial(trial.predicted_s, found.at))
             if seconds <= left and await run(partial(trial.need, largest)) <= budget.capacity:
                 left -= seconds
-                ratio = partial(trial.ratio, probe=probe, run=run, budget=budget)
+                ratio = partial(trial.ratio, filler=filler, run=run, budget=budget)
                 where = await crossing(ratio, found.at, found.searched)
         told.append(found if where is None else found.model_copy(update={"measured": where}))
     return reply.model_copy(update={"crossovers": told})
@@ -91,11 +92,25 @@ def _root(x: Numbers, y: Numbers) -> tuple[float, float]:
     return float(place), float(np.sqrt(off * (1 / len(x) + (place - middle) ** 2 / wide)) / abs(slope))
 
 
-def rounds(jobs: Sequence[Job], probe: Probe) -> list[float]:
-    """Return the seconds of each job, run alternately; before each run, the probe fills the caches."""
+class CacheFiller:
+    """Other data for the caches, as the work between two requests leaves it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._numbers = torch.rand(2**20, device=device.torch)
+        self._exponentials = torch.empty_like(self._numbers)
+
+    def fill(self) -> None:
+        """Read and write a few megabytes."""
+        torch.exp(self._numbers, out=self._exponentials)
+        self._device.synchronize()
+
+
+def rounds(jobs: Sequence[Job], filler: CacheFiller) -> list[float]:
+    """Return the seconds of each job, run alternately; before each run the caches are filled with other data."""
     seconds = []
     for job in jobs:
-        probe.fill_caches()
+        filler.fill()
         started = time.perf_counter()
         job.run()
         seconds.append(time.perf_counter() - started)
@@ -127,7 +142,7 @@ class _Trial:
             bytes_of_both += held + input_bytes(work) + cost.peak_bytes(work, subject.kernel_of(work))
         return bytes_of_both
 
-    async def ratio(self, size: int, *, probe: Probe, run: Run, budget: Budget) -> float:
+    async def ratio(self, size: int, *, filler: CacheFiller, run: Run, budget: Budget) -> float:
         """Return the median ratio of their times."""
         need = await run(partial(self.need, size))
         await budget.acquire(need)
@@ -136,7 +151,7 @@ class _Trial:
             ratios: list[float] = []
             taken = 0.0
             while len(ratios) < _LEAST or (len(ratios) < _MOST and taken < _ENOUGH_S):
-                seconds = await run(partial(rounds, jobs, probe))
+                seconds = await run(partial(rounds, jobs, filler))
                 ratios.append(seconds[0] / seconds[1])
                 taken += sum(seconds)
             return median(ratios)

@@ -1,4 +1,4 @@
-"""Requests that are empty, odd or beyond what was measured, on a device whose clock is calibrated."""
+"""Requests that are empty, odd or beyond what was measured, on a device whose clock has learned from runs."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from attention_contract.schemas.complexity import RawComplexityRequest, Shape
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
-from attention_service.cost import Calibrated, Curves, Rates, Spread
+from attention_service.cost import CurveClock, Curves, Factor, LearnedClock, Rates
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import complexity, forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 
 ROOM = 2**40
-CLOCK = Calibrated(Curves(Rates(1e11, 1e10, 5e-5)), {"forward fused": Spread(-0.1, 0.2, 0.01)})
+CLOCK = LearnedClock(CurveClock(Curves(Rates(1e11, 1e10, 5e-5))), {"forward fused float32": Factor(0.05, -0.1, 0.2)})
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_mask_of_what_is_kept_is_admitted_with_the_rest(device):
     assert not whole.prepared.watched
 
 
-def test_what_no_calibration_measures_raises_no_alarm(device):
+def test_what_no_factor_describes_teaches_none(device):
     x = np.ones((1, 2, 8, 4), np.float32)
     assert hopfield.prepare(HopfieldRequest(stored=x, states=x, steps=3), device).prepared.watched
     assert not hopfield.prepare(HopfieldRequest(stored=x, states=x, eps=0.1), device).prepared.watched

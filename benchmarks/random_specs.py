@@ -5,7 +5,6 @@ take.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,26 +17,12 @@ from attention_service.core.methods import METHODS, Approximation
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
+from attention_service.runtime.operations.complexity.plain_requests import Lengths
 
 Options = dict[str, Any]
 
 SHORTEST, LONGEST = 8, 8192
 """Tokens of a sequence."""
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of one request."""
-
-    batch: int
-    queries: int
-    new_keys: int
-    past: int
-
-    @property
-    def keys(self) -> int:
-        """All of them."""
-        return self.past + self.new_keys
 
 
 def between(rng: Generator, low: int, high: int) -> int:

@@ -1,12 +1,10 @@
-"""Random requests of every supported kind: the data that calibrate and test a clock."""
+"""Random requests of every supported kind: the data that teach and test a clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.random import Generator
 
 from attention_contract.base import WireModel
@@ -18,21 +16,26 @@ from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from attention_contract.spec import AttentionSpec
-from attention_contract.tensors import Array
 from attention_service.core.kernels import KERNELS, MATERIALIZED, unsuitable
-from attention_service.core.learned_tensors import learned_of
 from attention_service.core.methods import approximation_of
 from attention_service.core.methods.limits import check_spec
-from attention_service.core.multihead import Sizes, parameter_shapes
+from attention_service.core.multihead import Sizes
 from attention_service.core.positions import check_position
 from attention_service.core.problem import Widths, added_keys
-from attention_service.core.tensors import TORCH_DTYPES, to_numpy, to_torch
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Workload
 from attention_service.modules.resident import Module, complete
-from attention_service.runtime.operations.random_specs import (
+from attention_service.runtime.operations.complexity.plain_requests import (
+    Lengths,
+    learned_inputs,
+    module_inputs,
+    random_module,
+    random_tensor,
+    raw_inputs,
+)
+from benchmarks.random_specs import (
     LONGEST,
     SHORTEST,
-    Lengths,
     approximations,
     between,
     draw_spec,
@@ -44,8 +47,6 @@ _DTYPES = ("float32",) * 4 + ("bfloat16",) * 2 + ("float64",)
 _SINGLE, _LARGEST_BATCH, _MOST_STEPS = 0.4, 32, 16
 _USUAL_HEADS, _USUAL_WIDTHS, _USUAL_BATCH = (4, 8, 12, 16), (64, 64, 128), 8
 _TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse")
-_POOL = np.random.default_rng(0).standard_normal(2**16, np.float32)
-"""Random numbers, reused: the time does not depend on their values, unless they are zeros or not finite."""
 
 
 class Kind(NamedTuple):
@@ -108,24 +109,6 @@ def draw(
         return _raw(rng, kind, lengths, widths, dtype, spec, usual=usual)
     except (InvalidRequest, ValueError):  # parts that do not go together
         return None
-
-
-def plainest(kernel: str, work: Workload, dtype: str) -> tuple[Module | None, ForwardRequest]:
-    """Return a forward request of these sizes, with the taps that they name and no other options, and its module.
-
-    A module is random: the time does not depend on the values of its parameters.
-    """
-    rng = np.random.default_rng(0)
-    lengths = Lengths(work.batch, work.queries, work.new_keys, work.past)
-    rest: dict[str, Any] = {"return": sorted(work.taps)}
-    if approximation_of(work.spec) is None:
-        rest["kernel"] = kernel
-    if work.sizes is None:
-        inputs = _raw_inputs(rng, lengths, work.widths, dtype)
-        learned = _learned(rng, work.spec, work.widths, dtype)
-        return None, RawForwardRequest(**inputs, **rest, spec=work.spec, parameters=learned)
-    inputs = _module_inputs(rng, lengths, work.sizes, dtype)
-    return _module(rng, work.sizes.config(dtype)), ForwardRequest(**inputs, **rest)
 
 
 def _sizes(rng: Generator) -> tuple[Lengths, Widths, str]:
@@ -195,63 +178,21 @@ def _config(rng: Generator, widths: Widths, dtype: str, spec: AttentionSpec) -> 
 
 def _of_module(rng: Generator, kind: Kind, lengths: Lengths, config: ModuleConfig, *, usual: bool) -> Drawn:
     sizes = Sizes.of(config)
-    inputs = _module_inputs(rng, lengths, sizes, config.dtype or "float32")
+    inputs = module_inputs(rng, lengths, sizes, config.dtype or "float32")
     made = {"forward": ForwardRequest, "gradients": GradientsRequest, "weights": WeightsRequest}[kind.purpose]
     wrt = [*inputs, *(["parameters"] if rng.random() < 0.5 else [])]
     rest = _rest(rng, kind, lengths, sizes.heads, config.spec, wrt, usual=usual)
-    return Drawn(kind, _module(rng, config), made(**inputs, **rest))
-
-
-def _module(rng: Generator, config: ModuleConfig) -> Module:
-    shapes = parameter_shapes(Sizes.of(config))
-    dtype = config.dtype or "float32"
-    parameters = {name: to_torch(_tensor(rng, shape, dtype, scale=0.02)) for name, shape in shapes.items()}
-    version = sha256(config.model_dump_json().encode()).hexdigest()[:32]  # by which requests to it are known again
-    return Module.of("drawn", config, parameters, version=version)
-
-
-def _module_inputs(rng: Generator, lengths: Lengths, sizes: Sizes, dtype: str) -> dict[str, Array]:
-    """Draw the tensors of a request to a module, without those that default to others."""
-    inputs = {"query": _tensor(rng, (lengths.batch, lengths.queries, sizes.d_model), dtype)}
-    if lengths.new_keys != lengths.queries or sizes.key_width != sizes.d_model:
-        inputs["key"] = _tensor(rng, (lengths.batch, lengths.new_keys, sizes.key_width), dtype)
-    if sizes.value_width != sizes.key_width:
-        inputs["value"] = _tensor(rng, (lengths.batch, lengths.new_keys, sizes.value_width), dtype)
-    return inputs | _past(rng, lengths, sizes.widths, dtype)
+    return Drawn(kind, random_module(rng, config), made(**inputs, **rest))
 
 
 def _raw(
     rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, spec: AttentionSpec, *, usual: bool
 ) -> Drawn:
-    inputs = _raw_inputs(rng, lengths, widths, dtype)
-    learned = _learned(rng, spec, widths, dtype)
+    inputs = raw_inputs(rng, lengths, widths, dtype)
+    learned = learned_inputs(rng, spec, widths, dtype)
     made = {"forward": RawForwardRequest, "gradients": RawGradientsRequest, "weights": RawWeightsRequest}[kind.purpose]
     rest = _rest(rng, kind, lengths, widths.heads, spec, list(inputs), usual=usual)
     return Drawn(kind, None, made(**inputs, **rest, spec=spec, parameters=learned))
-
-
-def _raw_inputs(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[str, Array]:
-    inputs = {
-        "query": _tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype),
-        "key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.key_dim), dtype),
-        "value": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.new_keys, widths.value_dim), dtype),
-    }
-    return inputs | _past(rng, lengths, widths, dtype)
-
-
-def _learned(rng: Generator, spec: AttentionSpec, widths: Widths, dtype: str) -> dict[str, Array]:
-    return {
-        name: _tensor(rng, told.shape, dtype, scale=0.02, shift=1.0) for name, told in learned_of(spec, widths).items()
-    }
-
-
-def _past(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> dict[str, Array]:
-    if not lengths.past:
-        return {}
-    return {
-        "past_key": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.past, widths.key_dim), dtype),
-        "past_value": _tensor(rng, (lengths.batch, widths.kv_heads, lengths.past, widths.value_dim), dtype),
-    }
 
 
 def _rest(
@@ -291,12 +232,6 @@ def _retrieval(
     together = Lengths(lengths.batch * steps, lengths.queries, lengths.keys, 0)  # as much work as all steps
     if not affordable(_work(together, alike, dtype, AttentionSpec())):
         return None
-    stored = _tensor(rng, (lengths.batch, widths.heads, lengths.keys, widths.head_dim), dtype)
-    states = _tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype)
+    stored = random_tensor(rng, (lengths.batch, widths.heads, lengths.keys, widths.head_dim), dtype)
+    states = random_tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype)
     return Drawn(kind, None, HopfieldRequest(stored=stored, states=states, steps=steps))
-
-
-def _tensor(rng: Generator, shape: tuple[int, ...], dtype: str, *, scale: float = 1.0, shift: float = 0.0) -> Array:
-    pool = _POOL[int(rng.integers(len(_POOL) // 2)) :] * np.float32(scale) + np.float32(shift)
-    numbers = np.resize(pool, shape)
-    return to_numpy(torch.from_numpy(numbers).to(TORCH_DTYPES[dtype]))

@@ -1,8 +1,8 @@
-"""Measured times of random requests on the device of the calibration."""
+"""Measured times of random requests."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Literal
 
@@ -10,23 +10,24 @@ import numpy as np
 import torch
 
 from attention_contract.errors import AttentionError
+from attention_contract.schemas.accuracy import Computation
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
-from attention_service.cost import Rates, Roofline, Term, Workload
+from attention_service.cost import Clock, Estimate, Rates, Roofline, Term, Workload
 from attention_service.cost.terms import FORMS, Form, reading_terms, transfer_terms, writing_terms
-from attention_service.runtime.calibration.fitting import Point
-from attention_service.runtime.calibration.term_recorder import Recorder
-from attention_service.runtime.device.load_probe import Probe
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
-from attention_service.runtime.operations.random_requests import Drawn, Kind, draw, kinds
-from attention_service.runtime.operations.random_specs import approximations, between
 from attention_service.runtime.scheduling.jobs import Job
+from benchmarks.curve_fitting import Point
+from benchmarks.load_probe import Probe
+from benchmarks.prediction_recorder import Prediction, PredictionRecorder
+from benchmarks.random_requests import Drawn, Kind, draw, kinds
+from benchmarks.random_specs import approximations, between
 
 RUNS, ENOUGH_S = 3, 0.003
 """Maximum runs of a request, and seconds after which fewer suffice: more requests tell more than more runs of one."""
@@ -48,6 +49,23 @@ Measurable = tuple[str, Sequence[Term], Callable[[], object]]
 """Kind, terms and one execution of a measurement."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One request that ran."""
+
+    computation: Computation
+    kernel: str
+    dtype: str
+    seconds: tuple[float, ...]
+    predicted: Callable[[Clock], Estimate]
+    """Predicts it by a clock."""
+
+    @property
+    def median(self) -> float:
+        """Median of its runs."""
+        return float(np.median(self.seconds))
+
+
 class Bench:
     """Draws requests of every kind in turn, and measures them one at a time. Used from the device's thread only."""
 
@@ -59,18 +77,11 @@ class Bench:
         seed: int,
         *,
         enough_s: float = ENOUGH_S,
-        longer: tuple[float, float] | None = None,
-        usual: float = USUAL,
     ) -> None:
-        """``room``: maximum bytes of one request; ``enough_s``: seconds after which a request is not run again.
-
-        ``longer``: draw only requests with at least this predicted time.
-        """
-        self._longer = longer
-        self._usual = usual
+        """``room``: maximum bytes of one request; ``enough_s``: seconds after which a request is not run again."""
         self._enough_s = enough_s
         self._roofline = Roofline(rates)
-        self._recorder = Recorder(rates)
+        self._recorder = PredictionRecorder(rates)
         self._device = replace(device, clock=self._recorder)
         self._room = room
         self._rng = np.random.default_rng(seed)
@@ -93,6 +104,18 @@ class Bench:
             return None
         return Point(kind, tuple(terms), tuple(seconds))
 
+    def next_request(self) -> Measured | None:
+        """Measure one request; None if the machine was disturbed, or no request of the next kind came about."""
+        kind = next(self._kinds)
+        drawn = self._draw(kind)
+        if drawn is None:
+            return None
+        job, prediction = drawn
+        seconds, probes = self._timed(job.run)
+        if self._probe.disturbed(*probes):
+            return None
+        return Measured(kind.purpose, kind.kernel, job.prepared.dtype, tuple(seconds), prediction.again)
+
     def _timed(self, run: Callable[[], object]) -> tuple[list[float], list[float]]:
         """Return the seconds of each run that counts, and of the probe before and after them."""
         probes, seconds = [self._probe.seconds()], [_once(run)]
@@ -106,7 +129,7 @@ class Bench:
     def _request(self) -> Measurable | None:
         kind = next(self._kinds)
         drawn = self._draw(kind)
-        return None if drawn is None else (kind.name, drawn[1], drawn[0].run)
+        return None if drawn is None else (kind.name, drawn[1].terms, drawn[0].run)
 
     def _body(self) -> Measurable:
         """Return a body to read or to write, or bytes to transfer to the device."""
@@ -126,15 +149,15 @@ class Bench:
         terms = reading_terms(form, numbers, tensor.itemsize)
         return f"read {form}", terms, lambda: from_body(ForwardRequest, body, media_type, "request")
 
-    def _draw(self, kind: Kind) -> tuple[Job, Sequence[Term]] | None:
-        usual = bool(self._rng.random() < self._usual)
-        low, high = self._longer or RANGES_S[int(self._rng.choice(len(SHARES), p=SHARES))]
+    def _draw(self, kind: Kind) -> tuple[Job, Prediction] | None:
+        usual = bool(self._rng.random() < USUAL)
+        low, high = RANGES_S[int(self._rng.choice(len(SHARES), p=SHARES))]
         for _ in range(_TRIES):
             drawn = draw(self._rng, kind, lambda work: low <= self._seconds(work, kind) <= high, usual=usual)
             if drawn is None:
                 continue
             if (job := self.prepared(drawn)) is not None and job.plan.predicted.median <= max(high, RANGES_S[-1][1]):
-                return job, tuple(self._recorder.asked)
+                return job, self._recorder.made[0]
         return None
 
     def _seconds(self, work: Workload, kind: Kind) -> float:

@@ -1,7 +1,5 @@
-"""Fit of a calibrated clock to measured runs: efficiency curves by robust regression, and the spread of the runs."""
+"""Fit of efficiency curves to measured runs, by robust regression."""
 
-import math
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,8 +7,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_service.core.cancellation import checkpoint
-from attention_service.cost import Calibrated, Curves, Rates, Spread, Term
+from attention_service.cost import CurveClock, Curves, Rates, Term
 from attention_service.cost.curves import features, guess
 
 Numbers = NDArray[np.float64]
@@ -23,10 +20,6 @@ _NEARER = 0.25
 _NOISE, _TAILS = 0.08, 8.0
 """Scale of a run's noise as a natural logarithm, and the degrees of freedom of Student's distribution."""
 _STEPS, _ENOUGH, _LONGEST_STEP = 25, 1e-2, 1.5
-_FOLDS, _STEPS_OF_A_FOLD = 5, 4
-_TWENTIETH = 0.05
-_FEW = 60
-"""With this many runs, the bounds of a kind lie half-way to those of all kinds."""
 
 
 @dataclass(frozen=True)
@@ -44,26 +37,20 @@ class Point:
         return float(np.median(self.seconds))
 
 
-def fit(points: Sequence[Point], rates: Rates, typical: Mapping[str, float] = MappingProxyType({})) -> Calibrated:
-    """Return a clock that predicts the medians of these points, and whose bounds hold nine of ten of their runs.
+def fit(points: Sequence[Point], rates: Rates, typical: Mapping[str, float] = MappingProxyType({})) -> CurveClock:
+    """Return a clock that predicts the medians of these points.
 
     Maximum a posteriori estimate: errors of logarithms have Student's distribution, so that a disturbed run weighs
     little, and logarithms of rates have a normal prior around the typical rate, or around the guess if that is not
-    known. The method is Gauss-Newton with weights (Lange et al. 1989, section 3). The bounds are quantiles of the
-    residuals under cross-validation, which leaves out a few points at a time (Stone 1974).
+    known. The method is Gauss-Newton with weights (Lange et al. 1989, section 3).
     Raises ValueError without points.
     """
     if not points:
         raise ValueError("there is nothing to fit a clock to; expected at least one point")
     design = _Design(points, rates, typical)
-    logs = _most_probable(design, design.means, np.ones(len(points), bool))
-    predicted = np.empty(len(points))
-    folds = np.arange(len(points)) * _FOLDS // len(points)  # side by side in time: disturbances are shared
-    for fold in range(_FOLDS):
-        out = folds == fold
-        predicted[out] = design.predicted(_most_probable(design, logs, ~out, _STEPS_OF_A_FOLD))[out]
+    logs = _most_probable(design, design.means)
     found = zip(design.columns, logs.tolist(), strict=True)
-    return Calibrated(Curves(rates, {**typical, **dict(found)}), _spreads(points, predicted))
+    return CurveClock(Curves(rates, {**typical, **dict(found)}))
 
 
 class _Design:
@@ -121,12 +108,11 @@ def _expected(feature: str, term: Term) -> float:
     return _MARKED if told in term.marks else _SLOPED
 
 
-def _most_probable(design: _Design, logs: Numbers, used: NDArray[np.bool_], steps: int = _STEPS) -> Numbers:
-    """Optimize the logarithms for the points that are used, from a first guess."""
-    for _ in range(steps):
-        checkpoint()
+def _most_probable(design: _Design, logs: Numbers) -> Numbers:
+    """Optimize the logarithms from a first guess."""
+    for _ in range(_STEPS):
         off = design.measured - design.predicted(logs)
-        weights = (used * (_TAILS + 1) / (_TAILS + np.square(off / _NOISE)) / _NOISE**2).astype(np.float32)
+        weights = ((_TAILS + 1) / (_TAILS + np.square(off / _NOISE)) / _NOISE**2).astype(np.float32)
         slopes = design.slopes(logs)
         curvature = (slopes.T * weights) @ slopes + np.diag(design.precision)
         step = np.linalg.solve(curvature, slopes.T @ (weights * off) - design.precision * (logs - design.means))
@@ -135,26 +121,3 @@ def _most_probable(design: _Design, logs: Numbers, used: NDArray[np.bool_], step
         if largest < _ENOUGH:
             break
     return logs
-
-
-def _spreads(points: Sequence[Point], predicted: Numbers) -> dict[str, Spread]:
-    """Return the bounds of each kind."""
-    off: dict[str, list[float]] = defaultdict(list)
-    longest: dict[str, float] = defaultdict(float)
-    for point, log_seconds in zip(points, predicted.tolist(), strict=True):
-        off[point.kind] += [math.log(seconds) - log_seconds for seconds in point.seconds]
-        longest[point.kind] = max(longest[point.kind], point.median)
-    counts = Counter(point.kind for point in points)
-    common = np.quantile([x for each in off.values() for x in each], _levels(len(points)))
-    spreads = {}
-    for kind, each in off.items():
-        share = len(each) / (len(each) + _FEW)
-        low, high = share * np.quantile(each, _levels(counts[kind])) + (1 - share) * common
-        spreads[kind] = Spread(min(float(low), 0.0), max(float(high), 0.0), longest[kind])
-    return spreads
-
-
-def _levels(points: int) -> tuple[float, float]:
-    """Return the quantiles of this many points between which the next lies nine times in ten (Vovk et al. 2005)."""
-    above = min(1.0, (1 - _TWENTIETH) * (1 + 1 / points))
-    return 1 - above, above

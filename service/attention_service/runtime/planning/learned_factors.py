@@ -1,0 +1,182 @@
+"""Predicted times corrected by what ran: for each kernel, computation and dtype a factor of its last runs.
+
+The factors are kept beside the modules, one file for each device, version of torch and number of threads::
+
+    <root>/times/<key>.json        format, device, torch, threads, factors
+
+A write is on the disk before it returns, and replaces the file in one step.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import secrets
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from attention_service.cost import Clock, Factor, LearnedClock, kind_of
+from attention_service.modules.store_files import read_regular, sync
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.planning.prediction_accuracy import Run
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+"""Raised if the same kinds come to mean other work."""
+SHORTEST_S: Final = 2e-4
+"""Predicted seconds below which a run says more of the interpreter than of the device."""
+SPACING_S: Final = 0.1
+"""Seconds between two runs of a kind that count: runs of one moment share their disturbances."""
+FEWEST: Final = 5
+"""Runs from which a kind has a factor."""
+_KEPT: Final = 64
+"""Last runs of a kind."""
+_WORKED: Final = 0.8
+"""Share of its time for which the thread of a run had a processor. Below it other load explains the time."""
+_FEW, _WIDE = 16, math.log(2.0)
+"""With this many runs, the bounds lie half-way between those of the runs and a factor of 2."""
+_CHANGED: Final = 0.15
+"""Change of a logarithm, of a factor or of its bounds, for which plans are made anew."""
+_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
+"""Seconds until the clock may change again; each pause is twice the last, since a change forgets all plans."""
+_BYTES: Final = 2**20
+"""The largest file that is read."""
+_MOST_LOG: Final = 30.0
+_MOST_KINDS: Final = 4096
+
+
+@dataclass
+class _Runs:
+    """The last runs of one kind."""
+
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Natural logarithms of measured over predicted time, without a factor."""
+    at: float = -math.inf
+    """The end of the last run that counted."""
+
+
+class LearnedFactors:
+    """Learns from runs on one device. Used from the event loop only; times are seconds of a monotonic clock."""
+
+    def __init__(self, base: Clock) -> None:
+        """``base``: the clock whose predictions are corrected."""
+        self.changes = 0
+        """Changes of the clock since the start."""
+        self.changed_at: datetime | None = None
+        """The time of the last change, or of the one that was loaded."""
+        self._base = base
+        self._runs: dict[str, _Runs] = {}
+        self._factors: dict[str, Factor] = {}
+        self._next, self._pause = -math.inf, _PAUSE_S
+
+    def see(self, run: Run, dtype: str, at: float) -> None:
+        """Note a run that ended at this time. Its prediction was made with the present factors."""
+        kind = kind_of(run.purpose, run.kernel, dtype)
+        runs = self._runs.setdefault(kind, _Runs())
+        worked = run.seconds if run.processor is None else run.processor
+        if run.predicted.median < SHORTEST_S or at - runs.at < SPACING_S or worked < _WORKED * run.seconds:
+            return
+        factor = self._factors.get(kind)
+        runs.ratios.append(math.log(run.ratio) + (0.0 if factor is None else factor.middle))
+        runs.at = at
+
+    def changed(self, now: float) -> LearnedClock | None:
+        """Return a clock with the factors of the runs seen so far, if they changed and the last change is past."""
+        if now < self._next:
+            return None
+        found = {kind: _factor(runs.ratios) for kind, runs in self._runs.items() if len(runs.ratios) >= FEWEST}
+        if not any(_differs(factor, self._factors.get(kind)) for kind, factor in found.items()):
+            return None
+        self._next, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
+        self.changes += 1
+        self.changed_at = datetime.now(UTC)
+        return self._clock(found)
+
+    def load(self, root: Path, device: Device) -> LearnedClock | None:
+        """Return the clock with the factors that are kept for this device; None if there are none that can be read."""
+        try:
+            stored = _File.model_validate_json(read_regular(_path(root, device), _BYTES))
+        except (OSError, ValidationError):
+            return None
+        if stored.model_dump(include={"format", "device", "torch", "threads"}) != _facts(device):
+            return None
+        self.changed_at = stored.at
+        return self._clock({kind: Factor(**each.model_dump()) for kind, each in stored.factors.items()})
+
+    def save(self, root: Path, device: Device) -> None:
+        """Keep the factors for this device. A folder that cannot be written to is logged."""
+        path, staged = _path(root, device), None
+        stored = _facts(device) | {
+            "at": (self.changed_at or datetime.now(UTC)).isoformat(),
+            "factors": {kind: asdict(factor) for kind, factor in self._factors.items()},
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged = path.with_name(f".new-{secrets.token_hex(8)}")
+            staged.write_text(json.dumps(stored, indent=1), encoding="utf-8")
+            sync(staged)
+            os.replace(staged, path)
+            sync(path.parent)
+        except OSError as fault:
+            log.warning("learned times could not be kept: %s: %s", fault.strerror, path)
+        finally:
+            if staged is not None:
+                staged.unlink(missing_ok=True)
+
+    def _clock(self, found: dict[str, Factor]) -> LearnedClock:
+        self._factors = self._factors | found
+        return LearnedClock(self._base, self._factors)
+
+
+def _factor(ratios: deque[float]) -> Factor:
+    low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95)).tolist()
+    share = len(ratios) / (len(ratios) + _FEW)
+    return Factor(middle, share * (low - middle) - (1 - share) * _WIDE, share * (high - middle) + (1 - share) * _WIDE)
+
+
+def _differs(factor: Factor, former: Factor | None) -> bool:
+    if former is None:
+        return True
+    pairs = (factor.middle, former.middle), (factor.low, former.low), (factor.high, former.high)
+    return any(abs(one - other) > _CHANGED for one, other in pairs)
+
+
+class _Factor(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    middle: float = Field(ge=-_MOST_LOG, le=_MOST_LOG, allow_inf_nan=False)
+    low: float = Field(ge=-_MOST_LOG, le=0, allow_inf_nan=False)
+    high: float = Field(ge=0, le=_MOST_LOG, allow_inf_nan=False)
+
+
+class _File(BaseModel):
+    format: int
+    device: str
+    torch: str
+    threads: int
+    at: datetime
+    factors: dict[str, _Factor] = Field(max_length=_MOST_KINDS)
+
+
+def _path(root: Path, device: Device) -> Path:
+    facts = json.dumps(_facts(device), sort_keys=True).encode()
+    return root / "times" / f"{device.torch.type}-{hashlib.sha256(facts).hexdigest()[:16]}.json"
+
+
+def _facts(device: Device) -> dict[str, Any]:
+    """Return the facts that the factors depend on."""
+    return {
+        "format": FORMAT,
+        "device": device.model,
+        "torch": str(torch.__version__),
+        "threads": device.threads,
+    }

@@ -22,8 +22,8 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import unsuitable
-from attention_service.core.learned_tensors import learned_of
 from attention_service.core.methods import approximation_of
+from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Problem, Widths
 from attention_service.core.registry import variants
 from attention_service.cost import Workload, growth

@@ -7,7 +7,7 @@ import torch
 from attention_client import AttentionError, Client
 from attention_contract import spec as contract
 from attention_service.core.attention import taps_of
-from attention_service.core.learned_tensors import learned_of
+from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Widths
 from attention_service.core.registry import variants
 from attention_service.core.tensors import to_torch

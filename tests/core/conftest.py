@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attention_service.runtime  # noqa: F401  # it registers the passes that the cost model rehearses
 from attention_contract import positions, spec
-from attention_service.core.learned_tensors import learned_of
+from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Problem, Running
 
 SPECS = {

@@ -6,7 +6,7 @@ from tests.core.conftest import scored
 from torch.nn.functional import cosine_similarity
 
 from attention_contract import spec
-from attention_service.core.learned_tensors import learned_of
+from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Widths
 from attention_service.core.scores import SCORES, additive_sums
 

@@ -21,9 +21,8 @@ from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import tiles
 from attention_service.core.kernels.tiling import Layout
-from attention_service.core.learned_tensors import learned_of
 from attention_service.core.methods.linear import running
-from attention_service.core.multihead import project, project_out
+from attention_service.core.multihead import learned_of, project, project_out
 from attention_service.core.problem import Dropout, Problem
 from attention_service.cost import Traffic, Workload
 from attention_service.cost.operation_counter import OperationCounter

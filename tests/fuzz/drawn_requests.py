@@ -16,8 +16,7 @@ from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import DTYPES
 from attention_contract.validation import validate
 from attention_service.core.attention import taps_of
-from attention_service.core.learned_tensors import learned_of
-from attention_service.core.multihead import Sizes, parameter_shapes
+from attention_service.core.multihead import Sizes, learned_of, parameter_shapes
 from attention_service.core.problem import Widths
 from tests.fuzz.plain_attention import AXES, IfRequested
 

@@ -15,9 +15,10 @@ from torch.nn.functional import linear as whole_linear
 from attention_contract.schemas.modules import Biases, ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_service.core.cancellation import checked, checkpoint, cuts, exceeds_a_slice, slice_flops
-from attention_service.core.learned_tensors import learned_of
 from attention_service.core.masks.global_projections import has_separate
+from attention_service.core.methods import METHODS
 from attention_service.core.problem import Learned, Problem, Widths, added_keys
+from attention_service.core.stages import stage_tensors
 from attention_service.core.tensors import pick
 
 Parameters = Mapping[str, Tensor]
@@ -283,3 +284,8 @@ def project_heads(parameters: Parameters, context: Tensor, heads: Sequence[int] 
     if heads is not None:
         weight = pick(weight.view(len(weight), count, -1), 1, heads).flatten(1)  # [d_model, len(heads)·V]
     return linear(merge_heads(context), weight)
+
+
+def learned_of(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:
+    """Every learned tensor that this spec needs beside the projections, by name, in the order of the computation."""
+    return stage_tensors(spec, widths) | METHODS.of(spec.method).learned(widths)

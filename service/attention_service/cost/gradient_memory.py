@@ -9,8 +9,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from attention_service.core.attention import taps_of
-from attention_service.core.learned_tensors import learned_of
-from attention_service.core.multihead import parameter_shapes
+from attention_service.core.multihead import learned_of, parameter_shapes
 from attention_service.cost.approximate import approximated
 from attention_service.cost.extrapolation import by_pieces
 from attention_service.cost.kernels import kernel_of

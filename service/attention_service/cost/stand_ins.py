@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.spec import Linformer
-from attention_service.core.learned_tensors import learned_of
-from attention_service.core.multihead import parameter_shapes
+from attention_service.core.multihead import learned_of, parameter_shapes
 from attention_service.core.problem import Selection
 from attention_service.cost.approximate import approximated
 from attention_service.cost.pairs import request_mask

@@ -4,8 +4,7 @@ from functools import lru_cache
 from math import prod
 
 from attention_contract.spec import Linear
-from attention_service.core.learned_tensors import learned_of
-from attention_service.core.multihead import parameter_shapes
+from attention_service.core.multihead import learned_of, parameter_shapes
 from attention_service.cost.workload import Workload
 
 

@@ -19,7 +19,7 @@ from attention_contract.spec import (
 from attention_service.core.attention import attend
 from attention_service.core.kernels import tiling
 from attention_service.core.kernels.tiling import Tiling
-from attention_service.core.learned_tensors import learned_of
+from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Dropout
 
 WINDOW = AttentionSpec(masks=[SlidingWindow(left=3, right=1)])

@@ -10,7 +10,6 @@ from functools import lru_cache
 
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.kernels.materialized import MATERIALIZED
-from attention_service.core.plain import is_plain
 from attention_service.cost.approximate import approximated, exactly, method_cost
 from attention_service.cost.flops import SECOND_PASSES
 from attention_service.cost.kernels import kernel_of
@@ -20,6 +19,7 @@ from attention_service.cost.terms.base import Term, backward, elements, lg, move
 from attention_service.cost.terms.carrying import FORMS, Form, reading_terms, transfer_terms, writing_terms
 from attention_service.cost.terms.common_terms import around, around_backward, factors, taps
 from attention_service.cost.terms.kernel_terms import again, of_kernel, stages
+from attention_service.cost.terms.plain import is_plain
 from attention_service.cost.traffic import own_traffic
 from attention_service.cost.workload import Workload
 

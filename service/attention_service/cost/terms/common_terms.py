@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attention_contract.positions import NoPosition
-from attention_service.core.learned_tensors import learned_of
 from attention_service.core.masks.operation_count import leaves, relative_cost
+from attention_service.core.multihead import learned_of
 from attention_service.core.positions.embeddings import TABLE
 from attention_service.cost.pairs import score_cost
 from attention_service.cost.position_cost import tabled_places, token_traffic

@@ -6,8 +6,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
-from attention_service.core.learned_tensors import learned_of
 from attention_service.core.masks.global_projections import has_separate
+from attention_service.core.multihead import learned_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.problem import Widths
 from attention_service.core.scores import SCORES

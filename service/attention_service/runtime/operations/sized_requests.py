@@ -19,7 +19,7 @@ from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Array
 from attention_service.core.attention import taps_of
 from attention_service.core.kernels import Kernel
-from attention_service.core.learned_tensors import learned_of
+from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Dropout
 from attention_service.core.tensors import TORCH_DTYPES, to_numpy, torch_dtype_name
 from attention_service.cost.passes import rehearse_with

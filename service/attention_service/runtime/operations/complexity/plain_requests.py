@@ -12,9 +12,8 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
-from attention_service.core.learned_tensors import learned_of
 from attention_service.core.methods import approximation_of
-from attention_service.core.multihead import Sizes, parameter_shapes
+from attention_service.core.multihead import Sizes, learned_of, parameter_shapes
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import TORCH_DTYPES, to_numpy, to_torch
 from attention_service.cost import Workload

@@ -241,7 +241,7 @@ async def in_process(folder: Path, rounds: int) -> str:
     ids = []
     for engine in engines:
         await engine.start()
-        await engine.create(validate(CreateModule, {"name": "layer", "config": CONFIG, "seed": 0}))
+        await engine.modules.create(validate(CreateModule, {"name": "layer", "config": CONFIG, "seed": 0}))
         ids.append((await engine.sessions.open("layer", OpenSession())).session)
     query = validate(StepRequest, {"query": rng.standard_normal((1, WIDTH)).astype(np.float32)})
     long = (await engines[0].sessions.open("layer", OpenSession())).session

@@ -44,7 +44,7 @@ def exchange(tmp_path, messages, headers):
             engine = app.state.engine
             while engine.state == "loading":
                 await asyncio.sleep(0.01)
-            await engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4), seed=0))
+            await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4), seed=0))
             scope = {"type": "http", "method": "POST", "path": "/v1/modules/m/forward", "query_string": b""}
             await app(scope | {"headers": [*HEADERS, *headers], "http_version": "1.1"}, receive, send)
 

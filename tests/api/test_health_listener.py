@@ -11,7 +11,7 @@ import pytest
 
 from attention_service.api.http_limits import health_listener
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
-from attention_service.runtime.engine import Engine
+from attention_service.runtime.scheduling.request_runner import RequestRunner
 from tests.conftest import live_server
 
 
@@ -49,7 +49,7 @@ def test_it_answers_while_the_event_loop_does_not(urls):
             began.set()
             goes_on.wait(60)
 
-    with patch.object(Engine, "check_ready", held):
+    with patch.object(RequestRunner, "check_ready", held):
         asker = threading.Thread(target=httpx.get, args=(f"{urls[0]}/health/ready",), kwargs={"timeout": 60})
         asker.start()
         assert began.wait(60)

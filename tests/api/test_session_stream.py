@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from attention_contract.errors import Draining
 from attention_contract.frames import MAX_FRAME_BYTES, MAX_UNANSWERED
 from attention_contract.schemas.sessions import StepReply, StepsReply
-from attention_service.runtime.engine import Engine
+from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions.live_sessions import Sessions
 from tests.api.talk import post
 from tests.client.service import RAN
@@ -247,7 +247,7 @@ def test_a_server_that_takes_no_work_refuses_the_handshake(server, monkeypatch):
     def refuse(self):
         raise Draining("stopping")
 
-    monkeypatch.setattr(Engine, "check_ready", refuse)
+    monkeypatch.setattr(RequestRunner, "check_ready", refuse)
     with pytest.raises(InvalidStatus) as caught, stream(server):
         pass
     assert caught.value.response.status_code == 503

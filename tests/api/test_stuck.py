@@ -13,10 +13,10 @@ from attention_contract.errors import Stuck
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_service.core.cancellation import Cancellation, cancellable, checkpoint
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.scheduling import jobs
+from attention_service.runtime.operations import forward
+from attention_service.runtime.scheduling import jobs, request_runner
 from attention_service.runtime.scheduling.execution import Execution
 from attention_service.runtime.scheduling.watchdog import Watchdog
 from tests.conftest import live_server
@@ -72,12 +72,12 @@ def test_a_lost_device_takes_no_work_and_is_not_live(tmp_path, monkeypatch):
         device = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
         engine = Engine(tmp_path, device)
         await engine.start()
-        engine.check_live()
+        engine.runner.check_live()
         request = RawForwardRequest(query=np.ones((1, 1, 1, 2), np.float32))
         monkeypatch.setattr(jobs, "execute", lost)
         with pytest.raises(torch.AcceleratorError):
             await engine.forward(None, request)
-        for ask in (engine.check_live, engine.check_ready):
+        for ask in (engine.runner.check_live, engine.runner.check_ready):
             with pytest.raises(Stuck, match="illegal memory access was encountered"):
                 ask()
         with pytest.raises(Stuck):
@@ -106,9 +106,9 @@ def test_a_checkpoint_is_progress_and_a_long_prediction_gives_more_time():
 
 def test_planning_is_watched_too(url, monkeypatch):
     going_on = threading.Event()
-    monkeypatch.setattr(engine_module, "quickly_planned", lambda *_: going_on.is_set())
-    real = engine_module.forward.prepare
-    monkeypatch.setattr(engine_module.forward, "prepare", lambda *args: going_on.wait(30) and real(*args))
+    monkeypatch.setattr(request_runner, "quickly_planned", lambda *_: going_on.is_set())
+    real = forward.prepare
+    monkeypatch.setattr(forward, "prepare", lambda *args: going_on.wait(30) and real(*args))
     asking = threading.Thread(target=lambda: httpx.post(f"{url}/v1/attention/forward", json=BODY))
     asking.start()
     assert "planning" in until(url, "/health/live", 503).json()["detail"]

@@ -10,7 +10,7 @@ import pytest
 from attention_client import AsyncClient, Client, ConnectionFailed, DeadlineExceeded, SessionNotFound, UnexpectedReply
 from attention_contract.errors import BodyTooLarge, Draining
 from attention_contract.schemas.sessions import StepReply
-from attention_service.runtime.engine import Engine
+from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions.live_sessions import Sessions
 from tests.client.service import RAN
 
@@ -123,7 +123,7 @@ def test_a_server_that_is_not_there_or_takes_no_work_is_told(server, monkeypatch
     def refuse(self):
         raise Draining("stopping")
 
-    monkeypatch.setattr(Engine, "check_ready", refuse)
+    monkeypatch.setattr(RequestRunner, "check_ready", refuse)
     with pytest.raises(Draining):
         asyncio.run(ask(server))
 

@@ -93,7 +93,7 @@ async def _situation(engine: Engine, name: str, outcome: Outcome) -> None:
         situation = settled(drawn_situation(name))
         if situation.config is not None:
             made = {"name": "m", "config": situation.config, "parameters": situation.parameters, "durable": False}
-            await engine.create(validate(CreateModule, made))
+            await engine.modules.create(validate(CreateModule, made))
     except AttentionError as error:
         refused(error)
         outcome.counts["refused"] += REQUESTS_OF_ONE
@@ -106,7 +106,7 @@ async def _situation(engine: Engine, name: str, outcome: Outcome) -> None:
         if kind in {"wrong", "unexpected"}:
             outcome.faults.append(f"situation {name}: {situation.operation} {request}\n{found}")
     if situation.config is not None:
-        await engine.delete("m")
+        await engine.modules.delete("m")
 
 
 async def _answer(engine: Engine, situation: Situation, request: dict[str, Any]) -> tuple[str, Any]:

@@ -22,6 +22,7 @@ from attention_service.modules.library import Library
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.operations import recorded_statistics
 from attention_service.runtime.operations.forward import Forward
 
 ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
@@ -164,7 +165,7 @@ def test_the_memory_of_a_module_is_held_until_its_making_ends_whoever_went_away(
 
         monkeypatch.setattr(engine.library, "create", slow)
         making = asyncio.create_task(
-            engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+            engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
         )
         assert await asyncio.to_thread(begun.wait, 10)
         making.cancel()
@@ -204,10 +205,10 @@ def test_resident_modules_count_against_the_budget(tmp_path, device):
         engine = Engine(tmp_path, device, memory_budget=2**20)
         await engine.start()
         before = engine.budget.available
-        info = await engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+        info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
         assert engine.budget.available == before - info.bytes
-        assert engine.modules().bytes == info.bytes
-        await engine.delete("m")
+        assert engine.modules.list().bytes == info.bytes
+        await engine.modules.delete("m")
         assert engine.budget.available == before
         await engine.stop()
 
@@ -232,7 +233,7 @@ def test_modules_are_resident_on_cuda_and_answer_from_there(tmp_path):
     async def play():
         engine = Engine(tmp_path, Device.open("auto"))
         await engine.start()
-        info = await engine.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+        info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
         assert info.device == "cuda:0"
         reply = await engine.forward(None, ASK)
         assert reply.ran.device == "cuda:0"
@@ -306,7 +307,7 @@ def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device, monke
 
 
 def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path, device, monkeypatch):
-    began, work = threading.Event(), engine_module.recorded_statistics
+    began, work = threading.Event(), recorded_statistics
 
     def endless(heads, queries, keys):
         began.set()
@@ -319,8 +320,8 @@ def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path, devi
     async def play():
         engine = Engine(tmp_path, device)
         await engine.start()
-        info = await engine.add_recording(RecordingFile.model_validate(EXAMPLE))
-        asked = asyncio.create_task(engine.recording_statistics(info.id, RecordingStatisticsRequest()))
+        info = await engine.recordings.add(RecordingFile.model_validate(EXAMPLE))
+        asked = asyncio.create_task(engine.recordings.statistics(info.id, RecordingStatisticsRequest()))
         assert await asyncio.to_thread(began.wait, 10)
         assert engine.budget.in_flight > 0
         asked.cancel()

@@ -33,7 +33,7 @@ def test_a_request_beyond_the_gpu_fails_alone(tmp_path):
                     np.testing.assert_allclose(reply.output, expected, rtol=1e-5, atol=1e-6)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        engine.check_live()
+        engine.runner.check_live()
         assert engine.budget.in_flight == 0
         await engine.stop()
 

@@ -40,7 +40,7 @@ def play(tmp_path, story):
     async def acts():
         engine = Engine(tmp_path, Device.open("cpu"), 2**30)
         await engine.start()
-        await engine.create(CreateModule(name="m", config={"d_model": WIDTH, "num_heads": HEADS}))
+        await engine.modules.create(CreateModule(name="m", config={"d_model": WIDTH, "num_heads": HEADS}))
         try:
             await story(engine)
         finally:
@@ -89,7 +89,9 @@ def test_requests_of_one_outline_are_answered_by_their_own_numbers(tmp_path, rng
 
 def test_lists_keep_the_dtype_of_the_module(tmp_path):
     async def story(engine):
-        await engine.create(CreateModule(name="wide", config={"d_model": 2, "num_heads": 1, "dtype": "float64"}))
+        await engine.modules.create(
+            CreateModule(name="wide", config={"d_model": 2, "num_heads": 1, "dtype": "float64"})
+        )
         for number in (0.5, 1.5):
             body = b'{"query": [[%f, 2.5]]}' % number
             request, outline = request_from_body(ForwardRequest, body, JSON, measure_text(body))
@@ -118,8 +120,8 @@ def test_neither_a_deleted_module_nor_a_body_stays_in_memory(tmp_path):
         request, outline = request_from_body(ForwardRequest, memoryview(body), SAFETENSORS)
         await engine.forward("m", request, outline=outline)
         module, query = weakref.ref(engine.library.get("m")), weakref.ref(request.query)
-        await engine.delete("m")
-        engine.settle()
+        await engine.modules.delete("m")
+        engine.predictions.settle()
         del request
         gc.collect()
         assert module() is None

@@ -163,7 +163,7 @@ def _facts(call: Call, operation: Operation[Any], path: dict[str, str], body: An
     facts: dict[str, Any] = {"operation": operation.name, "request_id": problems.request_id.get()}
     if operation.path.startswith("/v1/recordings/"):
         return facts | {"recording": path["id"]}, None
-    module = call.engine.module(path["name"], body.version) if "name" in path else None
+    module = call.engine.modules.get(path["name"], body.version) if "name" in path else None
     if operation.path.startswith("/v1/sessions/"):
         session = call.engine.sessions.registry.get(path["id"])
         module = session.module

@@ -181,22 +181,22 @@ async def hopfield_retrieve(body: HopfieldRequest, call: CallDep) -> HopfieldRep
 
 @serve(operations.list_modules)
 async def list_modules(call: CallDep) -> ModuleList:
-    return call.engine.modules()
+    return call.engine.modules.list()
 
 
 @serve(operations.create_module)
 async def create_module(body: CreateModule, call: CallDep) -> ModuleInfo:
-    return await call.engine.create(body)
+    return await call.engine.modules.create(body)
 
 
 @serve(operations.import_module)
 async def import_module(body: ImportModule, call: CallDep) -> ModuleInfo:
-    return await call.engine.import_checkpoint(body)
+    return await call.engine.modules.import_checkpoint(body)
 
 
 @serve(operations.list_checkpoints)
 async def list_checkpoints(call: CallDep) -> CheckpointList:
-    return await call.engine.checkpoints()
+    return await call.engine.modules.checkpoints()
 
 
 @serve(operations.fetch_checkpoint)
@@ -208,39 +208,39 @@ async def fetch_checkpoint(body: FetchCheckpoint, call: CallDep) -> CheckpointRe
             param="repository",
             setting="ATTENTION_HUB",
         )
-    return await call.engine.fetch_checkpoint(body)
+    return await call.engine.modules.fetch_checkpoint(body)
 
 
 @serve(operations.get_checkpoint)
 async def get_checkpoint(path: str, call: CallDep) -> CheckpointReply:
-    return await call.engine.checkpoint(path)
+    return await call.engine.modules.checkpoint(path)
 
 
 @serve(operations.get_module)
 async def get_module(name: str, call: CallDep) -> ModuleInfo:
-    return call.engine.module(name, call.pin).info()
+    return call.engine.modules.get(name, call.pin).info()
 
 
 @serve(operations.delete_module)
 async def delete_module(name: str, call: CallDep) -> None:
-    await call.engine.delete(name, call.pin)
+    await call.engine.modules.delete(name, call.pin)
 
 
 @serve(operations.list_parameters)
 async def list_parameters(name: str, call: CallDep) -> ParameterList:
-    return await call.engine.parameters(name, call.pin)
+    return await call.engine.modules.parameters(name, call.pin)
 
 
 @serve(operations.replace_parameters)
 async def replace_parameters(name: str, body: ReplaceParameters, call: CallDep) -> ModuleInfo:
-    return await call.engine.replace(name, body)
+    return await call.engine.modules.replace(name, body)
 
 
 @serve(operations.get_parameter)
 async def get_parameter(
     name: str, parameter: str, body: Annotated[ParameterQuery, Query()], call: CallDep
 ) -> Parameter:
-    return await call.engine.parameter(name, parameter, body)
+    return await call.engine.modules.parameter(name, parameter, body)
 
 
 # ── recordings ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,22 +248,22 @@ async def get_parameter(
 
 @serve(operations.list_recordings)
 async def list_recordings(call: CallDep) -> RecordingList:
-    return await call.engine.list_recordings()
+    return await call.engine.recordings.list()
 
 
 @serve(operations.create_recording)
 async def create_recording(body: RecordingFile, call: CallDep) -> RecordingInfo:
-    return await call.engine.add_recording(body)
+    return await call.engine.recordings.add(body)
 
 
 @serve(operations.record_text)
 async def record_text(body: RecordText, call: CallDep) -> RecordingInfo:
-    return await call.engine.record_text(body, call.deadline)
+    return await call.engine.recordings.record_text(body, call.deadline)
 
 
 @serve(operations.predict_text)
 async def predict_text(body: PredictText, call: CallDep) -> TextPredictions:
-    return await call.engine.predict_text(body, call.deadline)
+    return await call.engine.recordings.predict_text(body, call.deadline)
 
 
 @serve(operations.get_recording)
@@ -273,9 +273,9 @@ async def get_recording(
     call: CallDep,
 ) -> RecordingInfo | Response:
     if body.tensor_name() is None and accepted(call.headers, operations.get_recording) == SAFETENSORS:
-        path = await call.engine.recording_path(id)
+        path = await call.engine.recordings.path(id)
         return FileResponse(path, media_type=SAFETENSORS, headers={"Vary": "Accept"}, filename=f"{id}.safetensors")
-    return await call.engine.recording(id, body)
+    return await call.engine.recordings.get(id, body)
 
 
 @serve(operations.recording_statistics)
@@ -284,7 +284,7 @@ async def recording_statistics(
     body: RecordingStatisticsRequest,
     call: CallDep,
 ) -> RecordingStatistics:
-    return await call.engine.recording_statistics(id, body)
+    return await call.engine.recordings.statistics(id, body)
 
 
 @serve(operations.recording_similarity)
@@ -293,7 +293,7 @@ async def recording_similarity(
     body: RecordingSimilarityRequest,
     call: CallDep,
 ) -> RecordingSimilarity:
-    return await call.engine.recording_similarity(id, body, call.deadline)
+    return await call.engine.recordings.similarity(id, body, call.deadline)
 
 
 @serve(operations.recording_rollout)
@@ -302,12 +302,12 @@ async def recording_rollout(
     body: RecordingRolloutRequest,
     call: CallDep,
 ) -> RecordingRollout:
-    return await call.engine.recording_rollout(id, body, call.deadline)
+    return await call.engine.recordings.rollout(id, body, call.deadline)
 
 
 @serve(operations.delete_recording)
 async def delete_recording(id: str, call: CallDep) -> None:  # noqa: A002 - the path's name
-    await call.engine.delete_recording(id)
+    await call.engine.recordings.delete(id)
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -398,12 +398,12 @@ async def list_hardware(call: CallDep) -> HardwareList:
 
 @serve(operations.health_live)
 async def health_live(call: CallDep) -> Health:
-    call.engine.check_live()
+    call.engine.runner.check_live()
     return call.engine.health("live")
 
 
 @serve(operations.health_ready)
 async def health_ready(call: CallDep) -> Health:
-    call.engine.check_ready()
-    call.engine.check_live()
+    call.engine.runner.check_ready()
+    call.engine.runner.check_live()
     return call.engine.health("ready")

@@ -60,7 +60,7 @@ class SessionStreams:
         spoken = PROTOCOL in scope.get("subprotocols", ())
         try:
             call = call_of(scope)
-            call.engine.check_ready()
+            call.engine.runner.check_ready()
         except AttentionError as error:
             await problems.render(error)(scope, receive, send)
             return

@@ -147,7 +147,7 @@ def compared(tiny: Tiny, run, engine, root, place: str) -> None:
     model = built(tiny)
     saved(model, root / place)
     block = captured(model, tiny)
-    info = run(engine.import_checkpoint(ImportModule(checkpoint=place, name=place, **tiny.request)))
+    info = run(engine.modules.import_checkpoint(ImportModule(checkpoint=place, name=place, **tiny.request)))
     assert info.source.family == tiny.family
     query = numbers(block.query)
     inputs = tiny.ask | {"query": query} | ({} if tiny.k is None else {"key": numbers(block.key)})

@@ -97,14 +97,14 @@ def play(tmp_path, device, story):
 def test_each_question_is_recorded_with_what_its_reply_says(tmp_path, device):
     async def story(engine):
         seen = []
-        engine.accuracy.watchers.append(seen.append)
+        engine.predictions.accuracy.watchers.append(seen.append)
         replies = [
             await engine.forward(None, RawForwardRequest(query=X)),
             await engine.weights(None, RawWeightsRequest(query=X)),
             await engine.gradients(None, RawGradientsRequest(query=X)),
             await engine.retrieve(HopfieldRequest(stored=X, states=X)),
         ]
-        engine.settle()
+        engine.predictions.settle()
         assert [each.purpose for each in seen] == ["forward", "weights", "gradients", "hopfield"]
         for each, reply in zip(seen, replies, strict=True):
             ran = reply.ran
@@ -156,11 +156,11 @@ def test_requests_that_run_correct_the_predictions_and_a_restart_begins_with_the
     times = iter(range(1, 10**6))
 
     async def story(engine):
-        keep, base = engine._keep, device.clock
+        keep, base = engine.predictions._keep, device.clock
         x = np.ones((1, 4, 512, 64), np.float32)  # long enough to count
         work = RawForwardRequest(query=x, kernel="fused")
         plain = (await engine.forward(None, work)).ran.predicted_ms
-        engine.settle()
+        engine.predictions.settle()
 
         def thrice(seen):
             taken = 3e-3 * plain
@@ -183,7 +183,7 @@ def test_requests_that_run_correct_the_predictions_and_a_restart_begins_with_the
 
     async def after(engine):
         assert device.clock.basis == engine.accuracy_report().basis == "calibrated"
-        assert list(engine.factors._factors) == ["forward fused float32"]
+        assert list(engine.predictions.factors._factors) == ["forward fused float32"]
 
     device.clock = Roofline(RATES)
     play(tmp_path, device, after)
@@ -197,7 +197,7 @@ def test_a_server_that_does_not_learn_leaves_predictions_as_they_are(tmp_path, d
             clock = device.clock
             for _ in range(3 * FEWEST):
                 await engine.forward(None, RawForwardRequest(query=X))
-            engine.settle()
+            engine.predictions.settle()
             assert device.clock is clock
             assert not (tmp_path / "times").exists()
         finally:

@@ -151,7 +151,9 @@ def drawn(rng, kinds):
 
 async def modules(engine):
     for name, spec in SPECS.items():
-        await engine.create(CreateModule(name=name, config=ModuleConfig(d_model=8, num_heads=2, spec=spec), seed=1))
+        await engine.modules.create(
+            CreateModule(name=name, config=ModuleConfig(d_model=8, num_heads=2, spec=spec), seed=1)
+        )
 
 
 @pytest.mark.parametrize(("seed", "on_the_loop"), [(0, True), pytest.param(1, False, marks=pytest.mark.slow)])

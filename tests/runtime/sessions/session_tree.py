@@ -54,10 +54,10 @@ def engine_of(root: Path, **settings: Any) -> Engine:
 async def create(engine: Engine, name: str, spec: dict[str, Any], **config: Any) -> None:
     """Make a module, and its copy in float64."""
     shape = {"d_model": D_MODEL, "num_heads": 4, "num_kv_heads": 2, "dtype": "float64"} | config | {"spec": spec}
-    await engine.create(validate(CreateModule, {"name": name, "config": shape, "seed": 3}))
-    weights = {key: to_numpy(value.double()) for key, value in engine.module(name).parameters.items()}
+    await engine.modules.create(validate(CreateModule, {"name": name, "config": shape, "seed": 3}))
+    weights = {key: to_numpy(value.double()) for key, value in engine.modules.get(name).parameters.items()}
     exact = {"name": name + EXACT, "config": shape | {"dtype": "float64"}, "parameters": weights}
-    await engine.create(validate(CreateModule, exact))
+    await engine.modules.create(validate(CreateModule, exact))
 
 
 async def uncached(engine: Engine, name: str, tokens: Array, start: int, **fields: Any) -> ForwardReply:

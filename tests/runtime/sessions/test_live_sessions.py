@@ -211,7 +211,7 @@ def test_what_changes_keys_is_not_shared(play, hidden: str):
 
     async def test(engine: Engine) -> None:
         x, more = tokens(PAGE_TOKENS), tokens(1, 5)
-        weights = {name: to_numpy(value) for name, value in engine.module("m").parameters.items()}
+        weights = {name: to_numpy(value) for name, value in engine.modules.get("m").parameters.items()}
         fields = {
             "key_mask": {"key_mask": np.arange(PAGE_TOKENS)[None] != 5},
             "key_lengths": {"key_lengths": np.array([PAGE_TOKENS - 1])},
@@ -577,16 +577,16 @@ def test_a_session_keeps_the_version_that_it_was_opened_with(play):
     async def test(engine: Engine) -> None:
         x, ident = tokens(6), await opened(engine)
         await step(engine, ident, x[:, :3])
-        held, old = engine.budget.capacity, engine.module("m")
+        held, old = engine.budget.capacity, engine.modules.get("m")
         parameters = {name: to_numpy(2 * value) for name, value in old.parameters.items()}
-        await engine.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
+        await engine.modules.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
         assert engine.budget.capacity == held - old.bytes
         close((await step(engine, ident, x[:, 3:5])).output, (await uncached(engine, "m", x[:, :5], 3)).output)
         with pytest.raises(VersionMismatch):
-            await step(engine, ident, x[:, 5:], version=engine.module("m").version)
+            await step(engine, ident, x[:, 5:], version=engine.modules.get("m").version)
         with pytest.raises(InvalidRequest, match="version"):
             await opened(engine, **{"from": {"session": ident}})
-        await engine.delete("m")
+        await engine.modules.delete("m")
         fork = (await engine.sessions.fork(ident, ForkSession())).session
         await engine.sessions.delete(ident)
         close((await step(engine, fork, x[:, 5:])).output, (await uncached(engine, "m", x, 5)).output)
@@ -602,8 +602,8 @@ def test_new_weights_share_no_pages_with_old_ones(play):
     async def test(engine: Engine) -> None:
         x, first = tokens(PAGE_TOKENS), await opened(engine, share=True)
         await step(engine, first, x)
-        parameters = {name: to_numpy(2 * value) for name, value in engine.module("m").parameters.items()}
-        await engine.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
+        parameters = {name: to_numpy(2 * value) for name, value in engine.modules.get("m").parameters.items()}
+        await engine.modules.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
         second = await opened(engine, share=True)
         await step(engine, second, x)
         asked = validate(ForwardRequest, {"query": np.concatenate([x, x[:, :1]], 1)})

@@ -222,7 +222,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
 async def uncached_outputs(engine: Engine, x: Array, plan: list[int], policy: dict[str, Any]) -> tuple[Array, int]:
     """Outputs ``[1, L, d]`` by masks that hide what the policy has dropped, and the tokens that it holds at the end."""
-    sizes = engine.sessions._host.module("m", None).sizes
+    sizes = engine.library.get("m").sizes
     group = sizes.heads // sizes.kv_heads
     heads = [Held(policy) for _ in range(sizes.kv_heads)]
     length = x.shape[1]

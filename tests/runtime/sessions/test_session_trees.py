@@ -134,7 +134,7 @@ def test_random_trees(tmp_path, request: pytest.FixtureRequest, first: int) -> N
                 await tree.walk(8)
                 await tree.end()
                 for name in tree.name, tree.name + EXACT:
-                    await engine.delete(name)
+                    await engine.modules.delete(name)
             except BaseException as fault:
                 fault.add_note(f"tree {seed}: {dtype}, {shape}, {spec}")
                 raise

@@ -32,7 +32,7 @@ class HealthListener:
     def __init__(self, served: FastAPI) -> None:
         self._served = served
         settings: Settings = served.state.settings
-        self.state = SimpleNamespace(guard=ConnectionLimits(settings, lambda _: "health"))
+        self.state = SimpleNamespace(limits=ConnectionLimits(settings, lambda _: "health"))
         """The limits of its connections, which are those of the server's own."""
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -88,6 +88,6 @@ class HealthListener:
         if engine is None:
             raise Loading("the server is starting; try again in a moment")
         if path == "/health/ready":
-            engine.check_ready()
-        engine.check_live()
+            engine.runner.check_ready()
+        engine.runner.check_live()
         return engine.health("ready" if path == "/health/ready" else "live")

@@ -133,8 +133,8 @@ class Metrics:
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self.registry).set_function(read)
         self.registry.register(_Counted(engine))
-        engine.accuracy.watchers.append(self._predicted)
-        self.settle.append(engine.settle)
+        engine.predictions.accuracy.watchers.append(self._predicted)
+        self.settle.append(engine.predictions.settle)
 
     def watch_streams(self, streams: Sized) -> None:
         """Export the number of open streams."""
@@ -200,7 +200,7 @@ class _Counted(Collector):
         for code, count in self._engine.budget.refused.items():
             refusals.add_metric([code], count)
         yield refusals
-        factors = self._engine.factors
+        factors = self._engine.predictions.factors
         changes = 0 if factors is None else factors.changes
         yield CounterMetricFamily(
             "attention_recalibrations", "Corrections of predicted times by those of what ran", value=changes
@@ -219,7 +219,7 @@ class _Counted(Collector):
             "Share of the last requests whose time was within the predicted range of nine in ten",
             labels=["kernel", "purpose"],
         )
-        for kernel, purpose, share in self._engine.accuracy.coverage():
+        for kernel, purpose, share in self._engine.predictions.accuracy.coverage():
             coverage.add_metric([kernel, purpose], share)
         yield coverage
 

@@ -67,7 +67,7 @@ class Execution:
         """Jobs that might take longer go to a thread. Set by ``measure``."""
         self.expects_mates = False
         """True if most jobs of the last turn came beside one that can run in the same pass."""
-        self._device = device
+        self.device = device
         self._budget = budget
         self._watch = watch
         self._short, self._long = Lane(device, watchdog, long=False), Lane(device, watchdog, long=True)
@@ -84,7 +84,7 @@ class Execution:
 
         Nothing runs there for a GPU, which would have to be waited for. On a single core a thread gains nothing.
         """
-        if self._device.is_cuda:
+        if self.device.is_cuda:
             return
         if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1:
             self.hold_s = LONGEST_HOLD_S
@@ -109,7 +109,7 @@ class Execution:
         its memory is free then. Raises what the budget does, DeadlineExceeded, Draining, NeverFits if the device runs
         out of memory after all, and what the job raises.
         """
-        clock, plan = self._device.clock, job.prepared.plan
+        clock, plan = self.device.clock, job.prepared.plan
         if not self._budget.take(plan.peak_bytes):
             try:
                 await self._admit(job, deadline)
@@ -123,7 +123,7 @@ class Execution:
         now = self._begins(group, lane, came)
         if now and (deadline is None or came < deadline) and self._stays(plan):
             try:
-                ended, observation = run_alone(job, clock, came, self._device)
+                ended, observation = run_alone(job, clock, came, self.device)
             finally:
                 self._release(job)
             self._observe(observation)
@@ -171,7 +171,7 @@ class Execution:
 
     async def _call(self, work: Callable[[], ResultT], lane: Lane) -> ResultT:
         """Run other work in the queue of a lane."""
-        waiting = Waiting(asyncio.get_running_loop().create_future(), work, None, self._device.clock)
+        waiting = Waiting(asyncio.get_running_loop().create_future(), work, None, self.device.clock)
         now = self._begins(None, lane, waiting.admitted)
         result: ResultT = await self._through(waiting, lane, now=now)
         return result
@@ -236,7 +236,7 @@ class Execution:
         if following.more:
             self._budget.take_more(following.more)
         if self._stays(following.plan):
-            self._finish(following, following.run(self._device))
+            self._finish(following, following.run(self.device))
             return
         try:
             lane.submit(following, self._finish)

@@ -48,12 +48,14 @@ from attention_contract.schemas.weights import WeightsReply
 from attention_service.core.kv_cache import cpu_steps
 from attention_service.core.kv_cache.policies import keeper_of
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
+from attention_service.modules.library import Library
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.recurrence_binding import check_past
 from attention_service.runtime.callers import caller
 from attention_service.runtime.operations import attribution, effects, gradients, weights
 from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions import step, step_operation
 from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.decode_session import DecodeSession, bytes_of, page_kind
@@ -61,7 +63,6 @@ from attention_service.runtime.sessions.page_room import PageRoom
 from attention_service.runtime.sessions.pages import PagePool
 from attention_service.runtime.sessions.session_registry import SessionRegistry
 from attention_service.runtime.sessions.shared_prefixes import Prefix, is_shareable, share
-from attention_service.runtime.sessions.step import Host
 
 _KEPT_BYTES = 2**16
 """Bytes of a reply that is kept, at most; the step of a larger one is computed again. 64 tokens of 256 numbers."""
@@ -71,19 +72,27 @@ log = logging.getLogger(__name__)
 class Sessions:
     """The sessions of one engine. Used from the event loop only."""
 
-    def __init__(self, host: Host, ttl_s: float, limit: int, pinned_limit: int, most: int = 4096) -> None:
+    def __init__(
+        self,
+        library: Library,
+        runner: RequestRunner,
+        ttl_s: float,
+        limit: int,
+        pinned_limit: int,
+        most: int = 4096,
+    ) -> None:
         """``limit`` and ``pinned_limit``: bytes that the pages of all and of pinned sessions may take.
 
         ``most``: the number of sessions.
         """
         self.pool = PagePool(limit)
-        self.registry = SessionRegistry(host.check_ready, host.budget.wake, most)
-        self._host = host
+        self.registry = SessionRegistry(runner.check_ready, runner.budget.wake, most)
+        self._library, self._runner = library, runner
         self._compiled: set[torch.dtype] = set()
         self._ttl_s = ttl_s
         evict = partial(self.registry.end, reason="evicted")
         self._room = PageRoom(
-            self.pool, host.budget, limit, pinned_limit, self.registry.totals, lambda: self.registry.live, evict
+            self.pool, runner.budget, limit, pinned_limit, self.registry.totals, lambda: self.registry.live, evict
         )
 
     @property
@@ -95,7 +104,8 @@ class Sessions:
 
     async def open(self, name: str, request: OpenSession) -> SessionInfo:
         """Open a session, empty or with a past. Raises what ``PageRoom.reserve`` does, and InvalidRequest."""
-        module = self._host.module(name, request.version)
+        self._runner.check_ready()
+        module = self._library.get(name, request.version)
         check_past(module.config.spec, "name")
         await self._prepare(module)
         if request.from_ is not None:
@@ -192,7 +202,7 @@ class Sessions:
             if began != session.length:
                 self._take_back(session)
             self._room.reserve(session, new)
-            reply = await step.step(self._host, session, request, new, deadline)
+            reply = await step.step(self._runner, session, request, new, deadline)
             if session.prefixes is not None and not is_shareable(request):
                 session.prefixes = None
             if session.prefixes is not None:
@@ -241,11 +251,11 @@ class Sessions:
         """Return the keys and values that a session holds."""
         async with self.registry.turn(id) as session:
             need = 2 * len(session.tables) * session.held * page_kind(session.module).token_bytes
-            await self._host.budget.acquire(need)
+            await self._runner.budget.acquire(need)
             try:
-                past = await self._host.in_thread(partial(step.past_of, session))
+                past = await self._runner.in_thread(partial(step.past_of, session))
             finally:
-                self._host.budget.release(need)
+                self._runner.budget.release(need)
             return SessionCache(session=session.id, version=session.module.version, length=session.length, **past)
 
     async def replace_cache(self, id: str, request: ReplaceCache) -> SessionInfo:  # noqa: A002
@@ -289,19 +299,19 @@ class Sessions:
             session.module.check_version(request.version)
             step.new_tokens(session, request)
             over, rows = partial(step_operation.over_past, prepare), step.readable(session.tables)
-            fields, ran = await step.run_over_past(self._host, session, over, request, deadline, rows)
+            fields, ran = await step.run_over_past(self._runner, session, over, request, deadline, rows)
             return fields | {"ran": ran}
 
     async def _prepare(self, module: Module) -> None:
         """Compile what steps of a module need, beside the event loop, when its dtype first comes."""
         dtype = page_kind(module).dtype
         if dtype not in self._compiled and module.device.type == "cpu":
-            await self._host.in_thread(partial(cpu_steps.prepare, dtype))
+            await self._runner.in_thread(partial(cpu_steps.prepare, dtype))
             self._compiled.add(dtype)
 
     async def _written(self, session: DecodeSession, past: tuple[Tensor, Tensor]) -> None:
         """Let an empty session hold a past. If the caller leaves, wait for the thread that writes to its pages."""
-        work = asyncio.ensure_future(self._host.in_thread(partial(step.begin_with, session, *past)))
+        work = asyncio.ensure_future(self._runner.in_thread(partial(step.begin_with, session, *past)))
         try:
             await asyncio.shield(work)
         finally:

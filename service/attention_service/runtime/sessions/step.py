@@ -1,7 +1,6 @@
 """The parts of a session's requests: checks, the run over its past, and the tokens that its policy keeps."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,9 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.frequencies import outgrown_length
 from attention_service.core.tensors import to_numpy, to_torch
 from attention_service.modules.resident import Module
-from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.jobs import Job, JobEnd
 from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions import step_operation
 from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.decode_session import DecodeSession
@@ -29,23 +28,6 @@ CUT_PAIRS = 2**25
 """Pairs of a new token and a key from which on a step over a past is cut: its mask alone would take 32 MiB."""
 LEAST_PART = 64
 """The fewest tokens of a part."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """The parts of the engine that sessions use."""
-
-    budget: Budget
-    module: Callable[[str, str | None], Module]
-    """A resident module by name and version. Raises ModuleNotFound and VersionMismatch."""
-    plan: Callable[[Callable[..., Job], Module, Any], Awaitable[Job]]
-    """Bind and plan a request of a module by an operation's ``prepare``."""
-    run: Callable[[Job, float | None], Awaitable[tuple[Fields, Ran]]]
-    """Admit and run a job by a deadline."""
-    check_ready: Callable[[], None]
-    """Raise Loading or Draining unless work is taken."""
-    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
-    """Run work beside the event loop."""
 
 
 def check_at(length: int, at: int | None) -> None:
@@ -96,7 +78,7 @@ def check_capacity(capacity: int | None, held: int, more: int, param: str) -> No
 
 
 async def run_over_past(
-    host: Host,
+    runner: RequestRunner,
     session: DecodeSession,
     prepare: Callable[..., Job],
     request: AttentionInputs,
@@ -108,25 +90,27 @@ async def run_over_past(
     if reads and session.keeper is not None and rows[0].tokens != session.length and request.positions is None:
         tokens = np.arange(session.length, session.length + request.query.shape[-2])
         request = request.model_copy(update={"positions": np.broadcast_to(tokens, (len(rows), len(tokens)))})
-    job = await host.plan(partial(prepare, rows=tuple(rows)), session.module, request)
+    job = await runner.planned(partial(prepare, rows=tuple(rows)), session.module, request)
     session.running = job.ending = JobEnd()
-    return await host.run(job, deadline)
+    return await runner.run(job, deadline)
 
 
-async def step(host: Host, session: DecodeSession, request: StepRequest, new: int, deadline: float | None) -> StepReply:
+async def step(
+    runner: RequestRunner, session: DecodeSession, request: StepRequest, new: int, deadline: float | None
+) -> StepReply:
     """Compute a step and append its tokens; a step that fails appends nothing."""
     rows = writable(session.tables, new)
     if session.keeper is None and session.held and new * (session.held + new) > CUT_PAIRS:
-        fields, ran = await _in_parts(host, session, request, new, deadline, rows)
+        fields, ran = await _in_parts(runner, session, request, new, deadline, rows)
     else:
-        fields, ran = await run_over_past(host, session, step_operation.prepare, request, deadline, rows)
+        fields, ran = await run_over_past(runner, session, step_operation.prepare, request, deadline, rows)
     kept: Tensor | None = None
     whole: Sequence[Cached] = ()
     if session.whole is not None:
         whole = writable(session.whole, new)
-        fields["error"] = await _error(host, session, request, deadline, whole, fields)
+        fields["error"] = await _error(runner, session, request, deadline, whole, fields)
     if session.keeper is not None:
-        seen = await _weights(host, session, request, new, deadline, rows)
+        seen = await _weights(runner, session, request, new, deadline, rows)
         kept = session.keeper.after_step(seen, session.held, new)
     for tables, found in ((session.tables, rows), (session.whole or (), whole)):
         for table, row in zip(tables, found, strict=True):
@@ -152,7 +136,12 @@ def _warning(session: DecodeSession, began: int) -> str | None:
 
 
 async def _in_parts(
-    host: Host, session: DecodeSession, request: StepRequest, new: int, deadline: float | None, rows: Sequence[Cached]
+    runner: RequestRunner,
+    session: DecodeSession,
+    request: StepRequest,
+    new: int,
+    deadline: float | None,
+    rows: Sequence[Cached],
 ) -> tuple[Fields, Ran]:
     """Compute a long step over a past part by part, if it can be cut: other requests run between the parts."""
     at_once = max(CUT_PAIRS // (session.held + new), LEAST_PART)
@@ -163,7 +152,7 @@ async def _in_parts(
         stop = min(start + at_once, new)
         part = request.model_copy(update={"query": request.query[..., start:stop, :]})
         cut = [row.part(start, stop) for row in rows]
-        fields, ran = await run_over_past(host, session, step_operation.prepare, part, deadline, cut)
+        fields, ran = await run_over_past(runner, session, step_operation.prepare, part, deadline, cut)
         outputs.append(fields)
         runs.append(ran)
     if len(runs) == 1:
@@ -190,7 +179,7 @@ def readable(tables: Sequence[BlockTable]) -> list[Cached]:
 
 
 async def _error(
-    host: Host,
+    runner: RequestRunner,
     session: DecodeSession,
     request: StepRequest,
     deadline: float | None,
@@ -198,7 +187,7 @@ async def _error(
     fields: Fields,
 ) -> ApproximationError | None:
     """The difference of a step's output from that over the whole past; None if the step returns no output."""
-    exact, _ = await run_over_past(host, session, step_operation.prepare, request, deadline, whole)
+    exact, _ = await run_over_past(runner, session, step_operation.prepare, request, deadline, whole)
     if "output" not in fields:
         return None
     difference = (to_torch(fields["output"]) - to_torch(exact["output"])).double()
@@ -208,7 +197,7 @@ async def _error(
 
 
 async def _weights(
-    host: Host,
+    runner: RequestRunner,
     session: DecodeSession,
     request: StepRequest,
     new: int,
@@ -225,7 +214,7 @@ async def _weights(
         "kernel": None, "report_error": False, "dropout": None, "compare": None,
     }  # fmt: skip
     asked = request.model_copy(update=changes)
-    fields, _ = await run_over_past(host, session, step_operation.prepare, asked, deadline, rows)
+    fields, _ = await run_over_past(runner, session, step_operation.prepare, asked, deadline, rows)
     found = to_torch(fields["weights"])
     return found if request.query.ndim == 3 else found[None]
 

@@ -1,0 +1,123 @@
+"""Resident modules and the checkpoints that they are imported from: what requests change, and what they see of it."""
+
+from collections.abc import Callable
+from functools import partial
+
+from attention_contract.errors import StoreFull
+from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
+from attention_contract.schemas.modules import (
+    CreateModule,
+    ImportModule,
+    ModuleInfo,
+    ModuleList,
+    Parameter,
+    ParameterList,
+    ParameterQuery,
+    ReplaceParameters,
+)
+from attention_service.core.tensors import to_numpy
+from attention_service.modules import parameters
+from attention_service.modules.checkpoints import catalogue, hub
+from attention_service.modules.library import Library
+from attention_service.modules.resident import Module, making_bytes
+from attention_service.runtime.callers import caller
+from attention_service.runtime.kept_passes import KeptPasses
+from attention_service.runtime.scheduling.request_runner import RequestRunner
+
+
+class ModuleService:
+    """Answers requests about modules. Used from the event loop only."""
+
+    def __init__(self, library: Library, runner: RequestRunner, passes: KeptPasses, max_modules: int) -> None:
+        self._library = library
+        self._runner = runner
+        self._budget = runner.budget
+        self._passes = passes
+        self._max_modules = max_modules
+        self._makers: dict[str, str] = {}
+        """The caller who made each module since the start."""
+
+    async def create(self, request: CreateModule) -> ModuleInfo:
+        """Make a module resident, and durable unless the request says otherwise."""
+        return await self._add(request, partial(self._library.create, request))
+
+    async def import_checkpoint(self, request: ImportModule) -> ModuleInfo:
+        """Make a module of one layer of a checkpoint."""
+        return await self._add(request, partial(self._library.import_checkpoint, request))
+
+    async def checkpoints(self) -> CheckpointList:
+        """Every checkpoint of the model repository, by its headers."""
+        return await self._runner.in_thread(partial(catalogue.listed, self._library.root))
+
+    async def checkpoint(self, path: str) -> CheckpointReply:
+        """One checkpoint. Raises CheckpointNotFound and InvalidCheckpoint."""
+        return await self._runner.in_thread(partial(catalogue.described, self._library.root, path))
+
+    async def fetch_checkpoint(self, request: FetchCheckpoint) -> CheckpointReply:
+        """Fetch a checkpoint from the hub. Raises CheckpointNotFound, Unavailable and InvalidRequest."""
+        await self._runner.in_thread(partial(hub.fetch, self._library.root, request.repository, request.revision))
+        return await self.checkpoint(request.repository)
+
+    async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
+        self._runner.check_ready()
+        self._check_count(request.name)
+        asks = caller.get()
+        made = sum(
+            self._makers.get(each.name) == asks.name for each in self._library.list() if each.name != request.name
+        )
+        asks.check("modules", made + 1, f"{made} resident modules are yours; delete one first")
+        need = await self._runner.in_thread(partial(self._library.estimate, request))
+        self._budget.check(need, "making the module needs {need} bytes", "Make a smaller one: its config sets its size")
+        await self._budget.acquire(need)
+        module, is_new = await self._runner.holding(need, add)
+        if is_new:
+            self._makers[module.name] = asks.name
+        return module.info()
+
+    def _check_count(self, name: str | None) -> None:
+        names = [module.name for module in self._library.list()]
+        if len(names) >= self._max_modules and name not in names:
+            raise StoreFull(
+                f"the server has {len(names)} modules; max_modules allows {self._max_modules}. Delete one first",
+                limit=self._max_modules,
+                actual=len(names) + 1,
+            )
+
+    def get(self, name: str, version: str | None = None) -> Module:
+        """A resident module. Raises ModuleNotFound, or VersionMismatch where it is no longer at the version."""
+        self._runner.check_ready()
+        return self._library.get(name, version)
+
+    def list(self) -> ModuleList:
+        """Every resident module."""
+        self._runner.check_ready()
+        return ModuleList(
+            modules=[module.info() for module in self._library.list()], bytes=self._library.resident_bytes
+        )
+
+    async def delete(self, name: str, version: str | None = None) -> None:
+        """Remove a module from the device and the store."""
+        self._runner.check_ready()
+        await self._runner.in_thread(partial(self._library.delete, name, version))
+        self._makers.pop(name, None)
+        self._passes.drop_of(name)
+        self._budget.wake()
+
+    async def replace(self, name: str, request: ReplaceParameters) -> ModuleInfo:
+        """Replace all parameters of a module, or none."""
+        need = making_bytes(self.get(name).config)  # its pin is checked with the write
+        replace = partial(self._library.replace, name, request.parameters, request.version)
+        await self._budget.acquire(need)
+        info = (await self._runner.holding(need, replace)).info()
+        self._passes.drop_of(name)
+        return info
+
+    async def parameters(self, name: str, version: str | None = None) -> ParameterList:
+        """Names, shapes and statistics of a module's parameters."""
+        return await self._runner.in_thread(partial(parameters.describe, self.get(name, version)))
+
+    async def parameter(self, name: str, parameter: str, query: ParameterQuery) -> Parameter:
+        """One parameter, or a part of it."""
+        module = self.get(name, query.version)
+        value = await self._runner.in_thread(lambda: to_numpy(parameters.read(module, parameter, query)))
+        return Parameter(name=parameter, version=module.version, value=value)

@@ -1,0 +1,110 @@
+"""Recordings of texts: stored, read in parts, analysed; and texts that a checkpoint runs."""
+
+from functools import partial
+from pathlib import Path
+
+from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
+from attention_contract.schemas.recordings import (
+    RecordingFile,
+    RecordingInfo,
+    RecordingList,
+    RecordingQuery,
+    RecordText,
+)
+from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest
+from attention_contract.schemas.similarity import RecordingSimilarity, RecordingSimilarityRequest
+from attention_contract.schemas.text_predictions import PredictText, TextPredictions
+from attention_service.modules.recording_store import RecordingStore
+from attention_service.runtime.callers import caller
+from attention_service.runtime.operations import recorded_statistics
+from attention_service.runtime.operations.rollout import prepare_recorded as prepare_rollout
+from attention_service.runtime.operations.similarity import prepare_recorded as prepare_similarity
+from attention_service.runtime.scheduling.request_runner import RequestRunner
+from attention_service.runtime.text_recording import TextRecorder, needed_bytes
+
+
+class RecordingService:
+    """Answers requests about recordings. Used from the event loop only."""
+
+    def __init__(self, root: Path, store: RecordingStore, runner: RequestRunner) -> None:
+        self._root = root
+        self._store = store
+        self._runner = runner
+        self._budget = runner.budget
+        self._recorder = TextRecorder(root, runner.budget.holding)
+
+    async def add(self, recording: RecordingFile) -> RecordingInfo:
+        """Store a recording durably. The same content is stored once."""
+        self._runner.check_ready()
+        check = partial(caller.get().check, "recordings_bytes")
+        return await self._runner.in_thread(partial(self._store.add, recording, _owner(), check))
+
+    async def record_text(self, request: RecordText, deadline: float | None = None) -> RecordingInfo:
+        """Record a text's way through a checkpoint, and store it."""
+        self._runner.check_ready()
+        need = await self._runner.in_thread(partial(needed_bytes, self._root, request))
+        self._budget.check(need, "recording this text takes up to {need} bytes", "Send a shorter text")
+        return await self.add(await self._recorder.record(request, need, deadline))
+
+    async def predict_text(self, request: PredictText, deadline: float | None = None) -> TextPredictions:
+        """Tokens that a checkpoint predicts, unedited and edited."""
+        self._runner.check_ready()
+        need = await self._runner.in_thread(partial(needed_bytes, self._root, request))
+        self._budget.check(need, "running this text takes up to {need} bytes", "Send a shorter text")
+        return await self._recorder.predict(request, need, deadline)
+
+    async def list(self) -> RecordingList:
+        """Every stored recording of the caller."""
+        return await self._runner.in_thread(partial(self._store.listing, _owner()))
+
+    async def get(self, recording: str, query: RecordingQuery) -> RecordingInfo:
+        """The description of a recording, with the part of a tensor that the query names."""
+        owner = _owner()
+        need = await self._runner.in_thread(partial(self._store.part_bytes, recording, query, owner))
+        self._budget.check(need, "reading this part takes {need} bytes", "Read fewer heads, queries or keys at a time")
+        await self._budget.acquire(need)
+        return await self._runner.holding(need, partial(self._store.get, recording, query, owner))
+
+    async def statistics(self, recording: str, request: RecordingStatisticsRequest) -> RecordingStatistics:
+        """Statistics of the recorded weights, by layer and head."""
+        owner = _owner()
+        info = await self._runner.in_thread(partial(self._store.get, recording, RecordingQuery(), owner))
+        need = recorded_statistics.held_bytes(info, request)
+        self._budget.check(need, "these statistics take {need} bytes", "Ask for layers with fewer keys")
+        await self._budget.acquire(need)
+        return await self._runner.holding(
+            need, partial(recorded_statistics.statistics_of, self._store, recording, request, owner)
+        )
+
+    async def similarity(
+        self, recording: str, request: RecordingSimilarityRequest, deadline: float | None = None
+    ) -> RecordingSimilarity:
+        """The similarity of every pair of recorded heads or layers."""
+        self._runner.check_ready()
+        prepare = partial(prepare_similarity, self._store, recording, request, _owner(), self._runner.device)
+        fields, ran = await self._runner.run(await self._runner.in_thread(prepare), deadline)
+        return RecordingSimilarity(**fields, ran=ran)
+
+    async def rollout(
+        self, recording: str, request: RecordingRolloutRequest, deadline: float | None = None
+    ) -> RecordingRollout:
+        """Rollout or flow of the recorded weights."""
+        self._runner.check_ready()
+        prepare = partial(prepare_rollout, self._store, recording, request, _owner(), self._runner.device)
+        fields, ran = await self._runner.run(await self._runner.in_thread(prepare), deadline)
+        return RecordingRollout(**fields, ran=ran)
+
+    async def path(self, recording: str) -> Path:
+        """The file of a recording."""
+        return await self._runner.in_thread(partial(self._store.path, recording, _owner()))
+
+    async def delete(self, recording: str) -> None:
+        """Remove a recording from the store."""
+        self._runner.check_ready()
+        await self._runner.in_thread(partial(self._store.delete, recording, _owner()))
+
+
+def _owner() -> str | None:
+    """The owner of the recordings that the caller may use; None for all of them."""
+    asks = caller.get()
+    return None if asks.manages else asks.name

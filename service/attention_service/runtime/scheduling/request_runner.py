@@ -1,0 +1,167 @@
+"""The line that every request takes: bound, planned, admitted, run."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
+from functools import partial
+from typing import Literal, TypeVar
+
+from attention_contract.errors import Draining, Loading, Stuck, TooLong, Unavailable
+from attention_contract.request_options import Outline
+from attention_contract.schemas.attention import AttentionInputs, Ran
+from attention_service.core.cancellation import Cancellation, cancellable
+from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import reads_shapes_only
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.planning.quickness import quickly_planned
+from attention_service.runtime.request_timing import note_run
+from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.scheduling.pass_execution import ran_of
+from attention_service.runtime.scheduling.watchdog import Watchdog
+
+RequestT = TypeVar("RequestT", bound=AttentionInputs)
+ResultT = TypeVar("ResultT")
+State = Literal["loading", "ready", "draining"]
+Prepare = Callable[[Module | None, RequestT, Device, int], Job]
+"""Binds and plans a request of a module, or of raw attention, within so many bytes: an operation's ``prepare``."""
+
+
+class RequestRunner:
+    """Plans and runs the requests of one device. Used from the event loop only."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        budget: Budget,
+        watchdog: Watchdog,
+        files: ThreadPoolExecutor,
+        max_predicted_s: float | None = None,
+    ) -> None:
+        """``files``: the threads for work on the store."""
+        self.device = execution.device
+        self.budget = budget
+        self.execution = execution
+        self.state: State = "loading"
+        self.failure: str | None = None
+        """The error that kept the store from being loaded at all."""
+        self._watchdog = watchdog
+        self._max_predicted_s = max_predicted_s
+        self._files = files
+        self._planning = ThreadPoolExecutor(1, thread_name_prefix="attention-planning")
+
+    def check_live(self) -> None:
+        """Raise Stuck if the device is lost, or if a thread that plans or computes makes no progress."""
+        if self.device.lost is not None:
+            raise Stuck(f"the device computes nothing any more ({self.device.lost}); restart the server")
+        self._watchdog.check()
+
+    def check_ready(self) -> None:
+        """Raise Loading, Draining or Stuck unless work is taken."""
+        if self.device.lost is not None:
+            self.check_live()
+        if self.failure is not None:
+            raise Unavailable(f"the store could not be loaded ({self.failure}); the server's log has the cause")
+        if self.state == "loading":
+            raise Loading("the modules of the store are still being loaded; try again in a moment")
+        if self.state == "draining":
+            raise Draining("the server is stopping; try another, or this one once it is back")
+
+    async def remembered(
+        self,
+        prepare: Prepare[RequestT],
+        module: Module | None,
+        request: RequestT,
+        outline: Outline | None,
+    ) -> Job:
+        """A request as a job, bound and planned.
+
+        Jobs are remembered by outline: few different ones come often, and of large requests planning is a small part.
+        """
+        if outline is None or not reads_shapes_only(outline):
+            return await self.planned(prepare, module, request)
+        room, plans, clock = self.budget.capacity, self.device.plans, self.device.clock
+        key = prepare, None if module is None else module.config_json, outline, room.bit_length()
+        job: Job | None = plans.find(clock, key)
+        if job is None or job.plan.peak_bytes > room:
+            job = await self.planned(prepare, module, outline.blank())
+            plans.keep(clock, key, job.without_module())
+        return job.with_arrays(module, request, outline)
+
+    async def planned(self, prepare: Prepare[RequestT], module: Module | None, request: RequestT) -> Job:
+        """Bind and plan here if that is quick, otherwise beside the event loop."""
+        make = partial(prepare, module, request, self.device, self.budget.capacity)
+        if quickly_planned(module, request):
+            return make()
+        return await self.in_thread(make, self._planning, "planning")
+
+    async def run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
+        """Have a job run, if it can begin by then, and say what ran."""
+        predicted, most = job.prepared.plan.predicted.median, self._max_predicted_s
+        if most is not None and predicted > most:
+            raise TooLong(
+                f"the request is predicted to compute for {predicted:.3g} s; max_predicted_s allows {most:g}. Ask for "
+                "less at a time; /complexity tells the time of a shape beforehand",
+                limit_s=most,
+                predicted_s=predicted,
+            )
+        came = time.monotonic()
+        ended = await self.execution.run(job, deadline)
+        ran = ran_of(job, ended, self.device)
+        note_run(came, ran)
+        return ended.fields, ran
+
+    async def stop(self) -> None:
+        """Let the threads go, once what runs on them has ended."""
+        for threads in (self._files, self._planning):
+            await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
+
+    async def holding(self, need: int, work: Callable[[], ResultT]) -> ResultT:
+        """Run work on the store, and give back the bytes that it was admitted for when it ends.
+
+        Work whose caller went away may be running already. It stops at its next checkpoint and frees its memory then.
+        """
+        cancellation = Cancellation()
+
+        def cancellable_work() -> ResultT:
+            with cancellable(cancellation):
+                return work()
+
+        try:
+            future = self._files.submit(cancellable_work)
+        except RuntimeError:
+            self.budget.release(need)
+            raise Draining("the server is stopping; try another, or this one once it is back") from None
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise
+
+    async def in_thread(
+        self, work: Callable[[], ResultT], threads: ThreadPoolExecutor | None = None, watched: str | None = None
+    ) -> ResultT:
+        """Run work beside the event loop; it stops at its next checkpoint if the caller is cancelled.
+
+        ``watched``: the name under which the watchdog watches it.
+        """
+        cancellation = Cancellation()
+
+        def cancellable_work() -> ResultT:
+            watching = nullcontext() if watched is None else self._watchdog.watching(watched, cancellation)
+            with cancellable(cancellation), watching:
+                return work()
+
+        try:
+            of_request = partial(copy_context().run, cancellable_work)  # log lines name the request
+            return await asyncio.get_running_loop().run_in_executor(threads or self._files, of_request)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise

@@ -158,7 +158,7 @@ def test_flops_and_seconds_grow_with_the_steps_and_bytes_with_neither_steps_nor_
     seconds = predicted_retrieval_seconds(many, rates) / predicted_retrieval_seconds(one, rates)
     assert 30 < seconds < 100
     assert retrieval_peak_bytes(longer) < 1.6 * retrieval_peak_bytes(one)
-    assert retrieval_peak_bytes(many) < 1.3 * retrieval_peak_bytes(one)
+    assert retrieval_peak_bytes(many) < 1.4 * retrieval_peak_bytes(one)
 
 
 def test_projections_are_counted():

@@ -20,7 +20,7 @@ from attention_service.core.inputs import make_problem
 from attention_service.core.multihead import Sizes, project
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.pair_bias import pair_bias
-from attention_service.core.problem import Widths
+from attention_service.core.problem import Span, Widths
 from attention_service.core.scores import qk_norm
 
 HEADS, KV_HEADS, HEAD, WIDTH, TOKENS = 4, 2, 8, 12, 7
@@ -169,5 +169,5 @@ def test_keys_that_the_spec_adds_have_no_bias(name):
     assert whole.shape[3] == TOKENS + 1
     assert not whole[..., -1].any()
     assert whole[..., :-1].equal(pair_bias(Case(plain, "raw").prepared(case.tensors()), torch.float64).tile())
-    assert bias.tile(keys=slice(5, 8)).equal(whole[..., 5:])
-    assert bias.tile(keys=[7, 0]).equal(whole[..., [7, 0]])
+    assert bias.tile(keys=[Span(5, 8)]).equal(whole[..., 5:])
+    assert bias.tile(keys=[Span(0, 1), Span(7, 8)]).equal(whole[..., [0, 7]])

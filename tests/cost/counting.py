@@ -19,8 +19,8 @@ from torch.utils.flop_counter import flop_registry
 
 from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
-from attention_service.core.kernels import tiles
-from attention_service.core.kernels.tiling import Layout
+from attention_service.core.kernels import query_blocks
+from attention_service.core.kernels.query_blocks import Layout
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import learned_of, project, project_out
 from attention_service.core.problem import Dropout, Problem
@@ -104,7 +104,7 @@ def executed(work: Workload, kernel: str) -> tuple[Counting, Counting]:
         _ = [x.to(dtype_of(work)) for x in found.taps.values()]  # as the reply has them
         return found.context if work.sizes is None else project_out(parameters, found.context)
 
-    with _tiles_are_found_uncounted():
+    with _keys_are_found_uncounted():
         with torch.no_grad(), Counting() as forward:
             run(work.taps)
         for x in leaves:
@@ -129,7 +129,7 @@ def problem_of(work: Workload, tensors: dict[str, Tensor], parameters: dict[str,
     prepared = make_problem(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
     tokens = tensors.get("key", tensors["query"])
     given = running(work.spec, tensors, parameters, tokens, wanted="return_state" in work.sent)
-    return replace(prepared, running=given, dropout=Dropout(0.1, 0) if work.dropped else None)
+    return replace(prepared, recurrent=given, dropout=Dropout(0.1, 0) if work.dropped else None)
 
 
 def _real(x: Tensor) -> Tensor:
@@ -142,17 +142,18 @@ def _real(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _tiles_are_found_uncounted() -> Iterator[None]:
-    """Leave out of the account how a host finds the tiles."""
+def _keys_are_found_uncounted() -> Iterator[None]:
+    """Leave out of the account how a host finds the keys of each block."""
 
     def uncounted(find: Callable[..., Any], *args: Any) -> Any:
         with _disable_current_modes():
             return find(*args)
 
-    kinds, places = Layout.kinds, tiles.places
+    kinds, firsts, real_in_any = Layout.kinds, query_blocks.firsts, query_blocks.real_in_any
     Layout.kinds = lambda *args: uncounted(kinds, *args)  # type: ignore[method-assign]
-    tiles.places = partial(uncounted, places)
+    query_blocks.firsts, query_blocks.real_in_any = partial(uncounted, firsts), partial(uncounted, real_in_any)
     try:
         yield
     finally:
-        Layout.kinds, tiles.places = kinds, places  # type: ignore[method-assign]
+        Layout.kinds = kinds  # type: ignore[method-assign]
+        query_blocks.firsts, query_blocks.real_in_any = firsts, real_in_any

@@ -15,11 +15,11 @@ from attention_contract.spec import (
     SlidingWindow,
     Strided,
 )
-from attention_service.core.kernels import tiling
-from attention_service.core.kernels import touched as counted
-from attention_service.core.kernels.blocked import _blocks
+from attention_service.core.kernels import KERNELS, blocked
+from attention_service.core.kernels import query_blocks as counted
 from attention_service.core.kernels.fused import cpu_blocks
-from attention_service.core.kernels.tiling import Tiling
+from attention_service.core.kernels.query_blocks import Cut, Layout, query_blocks, rehearsed_blocks
+from attention_service.core.masks.rules import pattern_of
 from attention_service.cost import (
     Rates,
     Roofline,
@@ -29,7 +29,6 @@ from attention_service.cost import (
     memory_order,
     peak_bytes,
     time_order,
-    touched,
 )
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.kernel_choice import Computation, choose_kernel
@@ -42,54 +41,47 @@ LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=256, right=256), 
 NO_ROOM, ROOM = 0, 2**62
 
 
-@pytest.mark.parametrize("more", [{}, {"softcap": 5.0}, {"normalizer": Entmax15()}], ids=["fused", "streamed", "rows"])
-def test_tiles_are_counted_as_the_kernel_cuts_them(more, every_mask, monkeypatch, make_problem):
-    monkeypatch.setattr(tiling, "TILING", Tiling(8, 8, 2, 2**8))
-    monkeypatch.setattr(tiling, "WHOLE", Tiling(8, 2**62, 2, 2**10))
+@pytest.mark.parametrize("more", [{}, {"softcap": 5.0}, {"normalizer": Entmax15()}], ids=["fused", "softcap", "rows"])
+@pytest.mark.parametrize("real", [None, 8, 18])
+def test_pairs_are_counted_as_the_kernel_cuts_them(more, real, every_mask, monkeypatch, make_problem):
+    small = Cut(8, 2**8, cell=2)
+    monkeypatch.setattr(blocked, "CUT", small)
+    monkeypatch.setattr(cpu_blocks, "CUT", replace(small, shared=True))
     spec = AttentionSpec(masks=every_mask, **more)
     problem = make_problem(batch=3, queries=21, keys=19, spec=spec)
-    found = touched(Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=spec))
-    whole_rows = cpu_blocks.takes(problem) or "normalizer" in more
-    assert cpu_blocks.takes(problem) == (bool(every_mask) and not more)
-    through = cpu_blocks.every_block if not more and every_mask else _blocks
+    work = Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=spec)
+    if real is not None:
+        problem = replace(problem, key_lengths=torch.full((3,), real))
+        work = replace(work, padded=True, real_keys=real)
+    by_fused = cpu_blocks.takes(problem)
+    assert by_fused == cpu_blocks.takes_sizes(work) == (bool(every_mask) and not more and real is None)
+    cut = cpu_blocks.CUT if by_fused else small
     done = [
-        (group.problem.q.shape[0], block.stop - block.start, [strip.width for strip in block.strips])
-        for group, block in through(problem, whole_rows=whole_rows)
+        block.problem.q.shape[0] * len(block.queries) * sum(len(span) for span in block.keys)
+        for block in query_blocks(problem, cut)
     ]
-    assert found.pairs == sum(sequences * rows * sum(widths) for sequences, rows, widths in done)
-    assert found.blocks == len(done)
-    assert found.strips == sum(max(len(widths), whole_rows) for _, _, widths in done)
-    assert found.widest == max(sum(widths) for _, _, widths in done) or not every_mask
-
-
-@pytest.mark.parametrize("real", [1, 8, 18])
-def test_padding_of_all_sequences_is_not_counted(real, every_mask, monkeypatch, make_problem):
-    monkeypatch.setattr(tiling, "TILING", Tiling(8, 8, 2, 2**8))
-    problem = make_problem(batch=3, queries=21, keys=19, spec=AttentionSpec(masks=every_mask))
-    problem = replace(problem, key_lengths=torch.full((3,), real))
-    whole_cells = -(-real // 2) * 2
-    work = Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=problem.spec, padded=True, real_keys=whole_cells)
-    done = [(group, block) for group, block in _blocks(problem, whole_rows=False)]
-    found = touched(work)
-    assert found.strips == sum(len(block.strips) for _, block in done)
-    assert found.pairs == sum(
-        group.problem.q.shape[0] * (block.stop - block.start) * sum(strip.width for strip in block.strips)
-        for group, block in done
-    )
+    assert KERNELS["blocked"].make().executed(work).pairs == sum(done)
 
 
 @pytest.mark.parametrize("spec", [AttentionSpec(), AttentionSpec(masks=[Causal()]), WINDOW, LONGFORMER], ids=str)
 def test_beyond_counting_the_estimate_is_near_and_quick(spec, monkeypatch):
-    work = replace(RAW, spec=spec)
-    exact = touched(work)
+    work, kernel = replace(RAW, spec=spec), KERNELS["blocked"].make()
+    exact = kernel.executed(work).pairs
     monkeypatch.setattr(counted, "_MOST_CELLS", 0)
-    estimate = touched(work)
-    assert exact.pairs <= 1.3 * estimate.pairs <= 1.95 * exact.pairs
-    assert exact.blocks == estimate.blocks
+    counted._few.cache_clear()
+    assert kernel.executed(work).pairs == pytest.approx(exact, rel=0.15)
     started = process_time()
-    largest = touched(replace(work, queries=2**31, keys=2**31))
+    largest = kernel.executed(replace(work, queries=2**31, keys=2**31))
     assert process_time() - started < 1
     assert 0 < largest.pairs <= 2**62
+
+
+def test_the_largest_block_is_rehearsed(every_mask):
+    work = replace(RAW, queries=300, keys=280, spec=AttentionSpec(masks=every_mask, softcap=2.0))
+    few = [len(queries) * sum(map(len, keys)) for _, queries, keys, _ in rehearsed_blocks(work, blocked.CUT)]
+    pattern = pattern_of(every_mask, 300, 280) if every_mask else None
+    every = Layout(pattern, 0, 300, 280).blocks(blocked.CUT)
+    assert max(few) == max(len(queries) * sum(map(len, keys)) for queries, keys in every)
 
 
 def test_a_window_grows_as_a_window():

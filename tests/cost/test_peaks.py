@@ -44,7 +44,7 @@ GRADIENT_TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "wei
 ALL_TAPS = frozenset({"output", "lse", *GRADIENT_TAPS})
 UNDER, OVER = 0.02, 0.05
 OVER_IN_TILES = 0.25
-"""The blocked kernel is rehearsed with one tile as large as any."""
+"""The blocked kernel is rehearsed with a few of its blocks."""
 SLACK = 2**16
 """Bytes that an estimate may be off by whatever the size: indices, flags of rows, the leftovers of a last tile."""
 
@@ -235,7 +235,7 @@ def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kern
 
 def test_sizes_beyond_any_machine_are_counted_all_the_same():
     work = module(queries=2**31, keys=2**31, spec=WINDOW)
-    assert peak_bytes(work, "materialized") > 12 * work.pairs * work.heads
+    assert peak_bytes(work, "materialized") > 8 * work.pairs * work.heads
     assert gradient_peak_bytes(work, "materialized", names_of(work, taps=True), checked=True) > 2**62
     for name in METHODS:
         work = approximate(name, queries=2**31 - 1, keys=2**31 - 1)

@@ -110,7 +110,7 @@ def test_the_places_of_sequences_tell_which_queries_are_projected_apart(kernel):
     offsets = {"batched_offsets": True, "batched_places": True, "offsets": (-20, 140)}
     work = module(queries=300, keys=300, spec=AttentionSpec(masks=[APART]), **offsets)
     actual = peaks([partial(Request(work).backward, kernel)])[0]
-    over = 0.25 if kernel == "blocked" else 0.01  # of its tiles, one as large as any is told
+    over = 0.25 if kernel == "blocked" else 0.01  # a few of its blocks are rehearsed
     assert 0.99 * actual <= gradient_peak_bytes(work, kernel) <= (1 + over) * actual
 
 

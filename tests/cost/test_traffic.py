@@ -14,7 +14,7 @@ from attention_contract.schemas.complexity import Shape
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, GlobalTokens, SlidingWindow, Softmax
 from attention_service.core.kernels import KERNELS, unsuitable
-from attention_service.core.kernels.touched import by_fused
+from attention_service.core.kernels.fused.cpu_blocks import takes_sizes
 from attention_service.core.masks import MASKS
 from attention_service.core.multihead import Sizes
 from attention_service.core.normalizers import NORMALIZERS
@@ -28,7 +28,6 @@ from attention_service.cost import (
     Workload,
     cost_of,
     gradient_traffic,
-    touched,
     traffic,
 )
 from attention_service.cost.taps import tap_costs
@@ -57,6 +56,15 @@ def assert_counted_exactly(work: Workload, kernel: str) -> None:
     assert gradient_traffic(work, kernel) == backward.traffic
 
 
+def assert_counted_nearly(work: Workload) -> None:
+    """Compare every count of the blocked kernel, where the largest block of each kind stands for others."""
+    for counted, told in zip(executed(work, "blocked"), (traffic, gradient_traffic), strict=True):
+        found = told(work, "blocked")
+        assert found.moved == pytest.approx(counted.traffic.moved, rel=0.05)
+        assert found.transcendentals == pytest.approx(counted.traffic.transcendentals, rel=0.02)
+        assert found.operations == pytest.approx(counted.traffic.operations, rel=0.15)
+
+
 def able(work: Workload) -> list[str]:
     """The kernels that compute it."""
     dtype = DTYPES[work.itemsize]
@@ -65,7 +73,10 @@ def able(work: Workload) -> list[str]:
 
 def check(work: Workload) -> None:
     for kernel in able(work):
-        assert_counted_exactly(work, kernel)
+        if kernel == "blocked" and work.batched_offsets:
+            assert_counted_nearly(work)
+        else:
+            assert_counted_exactly(work, kernel)
 
 
 # ── the convention ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -222,14 +233,14 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("masks", PATTERNS.values(), ids=PATTERNS)
-def test_every_tile_of_the_blocked_kernel_is_counted(masks):
-    """In blocks of the fused kernel, and streamed, where a softcap keeps the fused kernel out."""
-    assert_counted_exactly(work_of(AttentionSpec(masks=masks), **LONG), "blocked")
-    assert_counted_exactly(work_of(AttentionSpec(masks=masks, softcap=5.0), **LONG), "blocked")
+def test_every_block_of_the_blocked_kernel_is_counted(masks):
+    """In blocks of the fused kernel, and by stages, where a softcap keeps the fused kernel out."""
+    assert_counted_nearly(work_of(AttentionSpec(masks=masks), **LONG))
+    assert_counted_nearly(work_of(AttentionSpec(masks=masks, softcap=5.0), **LONG))
 
 
 WIDE_ENDING = AttentionSpec(masks=[Causal(align="bottom_right")])
-MANY_TILES = {
+MANY_BLOCKS = {
     "dense": work_of(AttentionSpec(), **LONG),
     "sinks": work_of(AttentionSpec(masks=WIDE, normalizer=Softmax(sinks=True)), **LONG),
     "sigmoid": work_of(AttentionSpec(masks=WIDE, normalizer=spec.Sigmoid()), **LONG),
@@ -251,16 +262,16 @@ IN_BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("work", (MANY_TILES | IN_BLOCKS).values(), ids=MANY_TILES | IN_BLOCKS)
-def test_what_the_blocked_kernel_does_in_a_tile_is_counted(work):
-    assert_counted_exactly(work, "blocked")
+@pytest.mark.parametrize("work", (MANY_BLOCKS | IN_BLOCKS).values(), ids=MANY_BLOCKS | IN_BLOCKS)
+def test_what_the_blocked_kernel_does_in_a_block_is_counted(work):
+    assert_counted_nearly(work)
 
 
 def test_blocks_of_the_fused_kernel_take_the_exponentials_of_their_pairs():
     for work in IN_BLOCKS.values():
-        assert by_fused(work)
+        assert takes_sizes(work)
         for counted in executed(replace(work, taps=frozenset({"output"})), "blocked"):
-            assert counted.traffic.transcendentals == touched(work).pairs * work.heads
+            assert counted.traffic.transcendentals == KERNELS["blocked"].make().executed(work).pairs * work.heads
 
 
 def test_additive_scores_are_cut_into_blocks_as_large_as_on_average():

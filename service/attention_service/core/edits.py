@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.problem import Selection
-from attention_service.core.tensors import head_read_by, pick
+from attention_service.core.tensors import heads_read_by, pick
 
 AXES: dict[str, dict[str, int]] = {
     "q": {"heads": 1, "queries": 2},
@@ -50,7 +50,7 @@ def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> Tensor:
 def narrowed(edits: Sequence[BoundEdit], selection: Selection, heads: int, kv_heads: int) -> list[BoundEdit]:
     """Return the edits as they apply to taps narrowed to this selection; one that touches none of it is left out.
 
-    Narrowed keys and values have one entry for each selected query head: the key/value head that it reads.
+    Narrowed keys and values have the heads of ``heads_read_by``.
     """
     chosen: dict[str, Sequence[int] | None] = {"heads": selection.heads, "queries": selection.queries}
     found: list[BoundEdit | None] = []
@@ -60,7 +60,7 @@ def narrowed(edits: Sequence[BoundEdit], selection: Selection, heads: int, kv_he
             if part is None or indices is None or axis not in AXES[edit.tap]:
                 continue
             of_keys = axis == "heads" and edit.tap in ("k", "v")
-            read = [head_read_by(head, heads, kv_heads) for head in indices] if of_keys else indices
+            read = heads_read_by(indices, heads, kv_heads) if of_keys else indices
             part = _among(part, axis, read)
         found.append(part)
     return [edit for edit in found if edit is not None]

@@ -48,6 +48,8 @@ class Dropout:
 
     p: float
     seed: int
+    first: int = 0
+    """Index of the first sequence, on which the weights that are dropped depend too."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,30 @@ def added_keys(spec: AttentionSpec) -> int:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Heads and queries of a tap to keep; None keeps all."""
+class Span:
+    """Keys side by side."""
 
-    heads: tuple[int, ...] | None = None
-    queries: tuple[int, ...] | None = None
+    start: int
+    stop: int
+    masked: bool = True
+    """False if the masks of positions let every query of the selection look at each of these keys."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Heads, queries and keys of a tap to keep; None keeps all."""
+
+    heads: Sequence[int] | None = None
+    """A range of heads that reads whole key/value heads keeps these as they are; a tuple repeats one for each."""
+    queries: Sequence[int] | None = None
+    keys: tuple[Span, ...] | None = None
+    """In ascending order. Keys that the spec adds are always kept."""
+
+    def keys_of(self, problem: Problem) -> tuple[Span, ...] | None:
+        """Return the spans among all keys of a problem, those that the spec added included."""
+        if self.keys is None or not problem.added_keys:
+            return self.keys
+        return (*self.keys, Span(problem.keys, problem.k.shape[2], masked=False))

@@ -13,14 +13,15 @@ from attention_service.core.cancellation import checked
 from attention_service.core.dropout import dropped, kept
 from attention_service.core.edits import BoundEdit
 from attention_service.core.masks.global_projections import global_rows
-from attention_service.core.masks.visibility import EVERYTHING, real_keys, visibility, without_padding
+from attention_service.core.masks.key_spans import pick_spans, places
+from attention_service.core.masks.visibility import EVERYTHING, narrow_mask, real_keys, visibility
 from attention_service.core.nonfinite_keys import find_nonfinite_keys, with_nan_scores, without
 from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.pair_bias import pair_bias
-from attention_service.core.problem import Learned, Problem, Selection, Widths
+from attention_service.core.problem import Learned, Problem, Selection, Span, Widths
 from attention_service.core.scores import SCORES, qk_norm
-from attention_service.core.tensors import head_read_by, pick, product
+from attention_service.core.tensors import heads_read_by, pick, product
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
 """Taps in the order of the computation. Only a softmax has ``lse``."""
@@ -36,10 +37,11 @@ def stages(
     taps: Collection[str],
     edits: Sequence[BoundEdit] = (),
     selection: Selection = EVERYTHING,
+    parts: "Parts | None" = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield each of these taps by name, computed only for the selected heads and queries and up to the last tap.
+    """Yield each of these taps by name, computed only for the selection and up to the last tap.
 
-    Edits name heads and queries of the whole problem.
+    Edits name heads and queries of the whole problem. ``parts``: tensors to use in place of ``parts_of``.
 
     Every tap is a node of its own in the graph that leads to the context, so that each has a gradient.
     """
@@ -48,7 +50,7 @@ def stages(
         raise ValueError(f"{problem.spec.normalizer.name} has no {', '.join(lacking)}; ask `taps_of` first")
     if not missing:
         return
-    for tap, x in _stages(problem, edits, selection, with_lse="lse" in taps):
+    for tap, x in _stages(problem, edits, selection, parts or parts_of(problem, selection), with_lse="lse" in taps):
         checked(x)
         if tap in missing:
             missing.remove(tap)
@@ -58,31 +60,52 @@ def stages(
             return
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The tensors of a problem, narrowed to a selection."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    """The request's mask, of rank 4."""
+    learned: Mapping[str, Tensor]
+    padded: bool = True
+    """False if padding has zeros already."""
+
+
+def parts_of(problem: Problem, selection: Selection) -> Parts:
+    """Return views of the tensors of a problem; copies of heads, queries and keys that are not side by side."""
+    q, k, v = (narrow(x, name, problem, selection) for name, x in (("q", problem.q), *_kv(problem)))
+    return Parts(q, k, v, narrow_mask(problem, selection), narrow_learned(problem, selection))
+
+
 def _stages(
-    problem: Problem, edits: Sequence[BoundEdit], selection: Selection, *, with_lse: bool
+    problem: Problem, edits: Sequence[BoundEdit], selection: Selection, parts: Parts, *, with_lse: bool
 ) -> Iterator[tuple[str, Tensor]]:
     spec = problem.spec
     edits = interventions.narrowed(edits, selection, problem.q.shape[1], problem.k.shape[1])
     normalizer = NORMALIZERS.of(spec.normalizer)
     apart = global_rows(problem, selection)
-    q = narrow(problem.q, "q", problem, selection)
+    q = parts.q
     if apart is not None:
         q = apart.put(q, pick(narrow(apart.problem.q, "q", problem, selection), 2, apart.rows))
     q = interventions.apply(edits, "q", q)
     yield "q", q  # [B, H, Q, D]
-    k = interventions.apply(edits, "k", narrow(problem.k, "k", problem, selection))
+    k = interventions.apply(edits, "k", parts.k)
     yield "k", k  # [B, Hkv, K, D]
-    v = interventions.apply(edits, "v", narrow(problem.v, "v", problem, selection))
+    v = interventions.apply(edits, "v", parts.v)
     yield "v", v  # [B, Hkv, K, V]
 
-    seen = _seen(problem, k, v)
-    learned = narrow_learned(problem, selection)
+    real = real_keys(problem, selection)
+    seen = _seen(problem, k, v, real if parts.padded else None)
+    learned = parts.learned
     # Half types are scored in float32, as a fused kernel accumulates, unless the spec asks for a half type itself.
     dtype = torch.promote_types(q.dtype, normalizer.runs_in(q.dtype))
     x = seen.scored(q, dtype, learned)
     if apart is not None:
         far = apart.problem
-        seen_apart = _seen(problem, narrow(far.k, "k", far, selection), narrow(far.v, "v", far, selection))
+        seen_apart = _seen(problem, narrow(far.k, "k", far, selection), narrow(far.v, "v", far, selection), real)
         x = apart.put(x, seen_apart.scored(pick(q, 2, apart.rows), dtype, learned))
     x = interventions.apply(edits, "scores", x)
     yield "scores", x  # [B, H, Q, K], as all up to the weights
@@ -93,8 +116,8 @@ def _stages(
 
     x = x.view_as(x)
     if (bias := pair_bias(problem, x.dtype)) is not None:
-        x = x + bias.tile(selection.queries, heads=selection.heads)
-    x = visibility(problem, selection).forbid(x)
+        x = x + bias.tile(selection.queries, selection.keys_of(problem), selection.heads)
+    x = visibility(problem, selection, parts.mask).forbid(x)
     if any(edit.tap == "masked_scores" for edit in edits):
         forbidden = x == -torch.inf
         x = interventions.apply(edits, "masked_scores", x).masked_fill(forbidden, -torch.inf)
@@ -103,8 +126,7 @@ def _stages(
     if with_lse and isinstance(normalizer, Exponential):
         yield "lse", normalizer.lse(x, learned)  # [B, H, Q]
 
-    real = real_keys(problem)
-    x = normalizer.weights(x, None if real is None else real.sum(-1), learned).to(q.dtype)
+    x = normalizer.weights(x, _lengths(problem, selection, real), learned).to(q.dtype)
     x = interventions.apply(edits, "weights", x)
     yield "weights", x
 
@@ -136,14 +158,25 @@ class _Seen:
         return with_nan_scores(self.nonfinite, x)
 
 
-def _seen(problem: Problem, k: Tensor, v: Tensor) -> _Seen:
-    clean = without_padding(replace(problem, k=k, v=v))
+def _lengths(problem: Problem, selection: Selection, real: Tensor | None) -> Tensor | None:
+    """Return the number of all real keys of each sequence, ``[B]``; None if the selection has all keys."""
+    if real is None and selection.keys is not None:
+        return torch.full(problem.q.shape[:1], problem.k.shape[2], device=problem.q.device)
+    real = real if real is None or selection.keys is None else real_keys(problem)
+    return None if real is None else real.sum(-1)
+
+
+def _seen(problem: Problem, k: Tensor, v: Tensor, real: Tensor | None) -> _Seen:
+    if real is not None:
+        padded = ~real[:, None, :, None]  # [B, 1, K, 1]
+        k, v = k.masked_fill(padded, 0), v.masked_fill(padded, 0)
+    clean = replace(problem, k=k, v=v, key_mask=None, key_lengths=None)
     nonfinite = find_nonfinite_keys(clean)
     return _Seen(clean if nonfinite is None else without(nonfinite, clean), nonfinite)
 
 
 def values_read(
-    problem: Problem, edits: Sequence[BoundEdit] = (), heads: tuple[int, ...] | None = None
+    problem: Problem, edits: Sequence[BoundEdit] = (), heads: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the values ``[B, Hkv, K, V]`` that weights multiply, and those of global projections; None for none.
 
@@ -152,10 +185,11 @@ def values_read(
     """
     selection, far = Selection(heads), None
     k, v = (narrow(interventions.apply(edits, name, x), name, problem, selection) for name, x in _kv(problem))
-    near = _seen(problem, k, v).v
+    near = _seen(problem, k, v, real_keys(problem)).v
     if problem.global_qkv is not None:
         apart = replace(problem, k=problem.global_qkv[1], v=problem.global_qkv[2], global_qkv=None)
-        far = _seen(apart, *(narrow(x, name, apart, selection) for name, x in _kv(apart))).v
+        k, v = (narrow(x, name, apart, selection) for name, x in _kv(apart))
+        far = _seen(apart, k, v, real_keys(problem)).v
     return near, far
 
 
@@ -164,29 +198,32 @@ def _kv(problem: Problem) -> tuple[tuple[str, Tensor], ...]:
 
 
 def kept_weights(problem: Problem, selection: Selection = EVERYTHING) -> Tensor:
-    """Bool ``[B, H, Q, K]``: which weights the problem's dropout keeps, of the selected heads and queries."""
+    """Bool ``[B, H, Q, K]``: which weights of the selection the problem's dropout keeps."""
     if problem.dropout is None:
         raise ValueError("the problem has no dropout")
     device, (batch, heads, queries, _) = problem.q.device, problem.q.shape
-    keys = problem.k.shape[2]
-    chosen = (range(batch), selection.heads or range(heads), selection.queries or range(queries), range(keys))
-    of_batch, of_heads, of_queries, of_keys = (torch.tensor(each, dtype=torch.int64, device=device) for each in chosen)
-    rows = rows_at_once(batch, len(of_heads), keys)  # the numbers drawn are eight times as large as the answer
+    first = problem.dropout.first
+    chosen = (range(first, first + batch), selection.heads or range(heads), selection.queries or range(queries))
+    of_batch, of_heads, of_queries = (torch.tensor(each, dtype=torch.int64, device=device) for each in chosen)
+    spans = selection.keys_of(problem)
+    of_keys = places((Span(0, problem.k.shape[2]),) if spans is None else spans, device)
+    rows = rows_at_once(batch, len(of_heads), len(of_keys))  # the numbers drawn are eight times as large as the answer
     starts = range(0, max(len(of_queries), 1), rows)
     parts = (kept(problem.dropout, of_batch, of_heads, of_queries[start : start + rows], of_keys) for start in starts)
     return put_together(parts, len(of_queries))
 
 
 def narrow(x: Tensor, tap: str, problem: Problem, selection: Selection) -> Tensor:
-    """The selected heads and queries of a tap; of k and v, the head that each selected query head reads."""
+    """The selection of a tap; of k and v, the selected keys of the heads that the selected query heads read."""
     axes = interventions.AXES[tap] if tap != "lse" else interventions.AXES["context"]
     heads, queries = selection.heads, selection.queries
     if heads is not None and tap in ("k", "v"):
-        heads = tuple(head_read_by(head, problem.q.shape[1], problem.k.shape[1]) for head in heads)
+        heads = heads_read_by(heads, problem.q.shape[1], problem.k.shape[1])
     for axis, index in (("heads", heads), ("queries", queries)):
         if index is not None and axis in axes:
             x = pick(x, axes[axis], index)
-    return x
+    spans = selection.keys_of(problem)
+    return x if spans is None or "keys" not in axes else pick_spans(x, axes["keys"], spans)
 
 
 def stage_tensors(spec: AttentionSpec, widths: Widths) -> dict[str, Learned]:

@@ -118,9 +118,11 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
-    """The listed entries of one dimension, in the order of the list; a view of a single one."""
+    """The listed entries of one dimension, in the order of the list; a view of a single one and of a range."""
     if len(index) == 1:
         return x.narrow(dim, index[0], 1)
+    if isinstance(index, range) and index.step == 1:
+        return x.narrow(dim, index.start, len(index))
     return x.index_select(dim, torch.tensor(index, device=x.device))
 
 
@@ -145,6 +147,16 @@ def product_backward(x: Tensor, upstream: Tensor, kv_heads: int) -> Tensor:
 def head_read_by(head: int, heads: int, kv_heads: int) -> int:
     """The key/value head that a query head reads."""
     return head // (heads // kv_heads)
+
+
+def heads_read_by(chosen: Sequence[int], heads: int, kv_heads: int) -> Sequence[int]:
+    """Return one key/value head for each of the query heads; of a range that reads whole ones, each of them once."""
+    group = heads // kv_heads
+    if isinstance(chosen, range) and chosen and (chosen.start % group == 0 or len(chosen) < group):
+        read = range(chosen.start // group, (chosen.stop - 1) // group + 1)
+        if len(read) == 1 or len(chosen) == len(read) * group:
+            return read
+    return [head // group for head in chosen]
 
 
 def one_for_each_query_head(x: Tensor, heads: int) -> Tensor:

@@ -3,7 +3,6 @@
 The estimate that is reported is the one by which a request is admitted and its kernel chosen.
 """
 
-from attention_service.core.kernels.touched import touched
 from attention_service.cost.approximate import decode_step, exactly, plainly, sent_always
 from attention_service.cost.attribution_cost import attribution_flops, attribution_peak_bytes
 from attention_service.cost.circuit_cost import CircuitWork, parameter_matrices, spectrum_flops
@@ -106,6 +105,5 @@ __all__ = [
     "spectrum_flops",
     "tap_elements",
     "time_order",
-    "touched",
     "traffic",
 ]

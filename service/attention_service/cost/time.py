@@ -16,9 +16,9 @@ from attention_service.cost.retrieval import Retrieval, retrieval_flops
 from attention_service.cost.traffic import gradient_traffic, traffic
 from attention_service.cost.workload import Workload
 
-_STARTS = 1.5, 1.0
-_BACKWARD_STARTS = 5.0, 3.0
-"""Constant cost of a block and of a tile of the blocked kernel, in starts of an attention; measured."""
+_STARTS = 2.5, 1.0
+_BACKWARD_STARTS = 8.0, 3.0
+"""Constant cost of a block of queries, and of a step of a method, in starts of an attention; measured."""
 _OPERATIONS = 8.0
 """Small operations that take as long as a start; masks with fewer add nothing."""
 _STEP_MOVED = 20
@@ -112,14 +112,12 @@ def _executed(stages: StageFlops, work: Workload, kernel: str) -> int:
 
 
 def _starts(work: Workload, kernel: str, each: tuple[float, float]) -> float:
-    """Number of starts: for each block of queries and each tile, or each step of a method.
+    """Number of starts: for each block of queries, or each step of a method.
 
     Masks of many operations add starts each time that they are laid out.
     """
     if approximated(work) is not None:
         return each[1] * method_cost(work).steps
     laying = max(mask_cost(work.spec.masks) / _OPERATIONS - 1, 0.0)
-    counted = kernel_of(work, kernel).executed(work)
-    if not counted.blocks:
-        return laying
-    return each[0] * counted.blocks + (each[1] + laying) * counted.tiles
+    blocks = kernel_of(work, kernel).executed(work).blocks
+    return (each[0] + laying) * blocks if blocks else laying

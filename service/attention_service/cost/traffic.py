@@ -51,7 +51,7 @@ def _found(work: Workload, kernel: str, backward: bool) -> dict[str, dict[str, i
 def _counted(work: Workload, kernel: str, *, backward: bool) -> dict[str, dict[str, int]]:
     """The counts of a forward pass and of its attention, or of the way back alone."""
     passes, counter = registered(), OperationCounter()
-    by, parameters = kernel_of(work, kernel).counted(work), passes.parameters(work)
+    by, parameters = kernel_of(work, kernel).rehearsal(work), passes.parameters(work)
     repeated = REPEATED.set(counter.repeated)
     try:
         with counted_in(counter, graph=backward):

@@ -1,4 +1,4 @@
-"""The blocked kernel over many small tiles: the formula's numbers and the stages' gradients, whatever the edges."""
+"""The blocked kernel over many small blocks: the formula's numbers and the stages' gradients, whatever the edges."""
 
 from dataclasses import replace
 from zlib import crc32
@@ -17,8 +17,9 @@ from attention_contract.spec import (
     Softmax,
 )
 from attention_service.core.attention import attend
-from attention_service.core.kernels import tiling
-from attention_service.core.kernels.tiling import Tiling
+from attention_service.core.kernels import blocked
+from attention_service.core.kernels.fused import cpu_blocks
+from attention_service.core.kernels.query_blocks import Cut
 from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Dropout
 
@@ -43,15 +44,15 @@ REQUESTS = {
 }
 
 
-SMALL = [Tiling(3, 4, 2, 2**10), Tiling(4, 2, 1, 8), Tiling(64, 3, 3, 2**10)]
+SMALL = [Cut(3, 2**10, cell=2), Cut(4, 8, cell=1), Cut(64, 60, cell=3)]
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(request, monkeypatch):
-    """Blocks, strips and cells of a few queries and keys: of one size or another, by the name of the test."""
+def small_blocks(request, monkeypatch):
+    """Blocks and cells of a few queries and keys: of one size or another, by the name of the test."""
     small = SMALL[crc32(request.node.name.encode()) % len(SMALL)]
-    monkeypatch.setattr(tiling, "TILING", small)
-    monkeypatch.setattr(tiling, "WHOLE", replace(small, keys=2**62))
+    monkeypatch.setattr(blocked, "CUT", small)
+    monkeypatch.setattr(cpu_blocks, "CUT", replace(small, shared=True))
 
 
 @pytest.fixture(params=REQUESTS.values(), ids=REQUESTS)

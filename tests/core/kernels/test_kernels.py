@@ -150,7 +150,7 @@ def test_nothing_to_attend(queries, keys, every_mask, make_problem):
         ("fused", AttentionSpec(), torch.float32, {"double_backward": True}, "differentiated again"),
         ("fused", AttentionSpec(), torch.float32, {"dropout": True}, "dropout"),
         ("blocked", AttentionSpec(), torch.float32, {"edits": True}, "edits"),
-        ("blocked", AttentionSpec(), torch.float32, {"taps_gradient": True}, "one tile"),
+        ("blocked", AttentionSpec(), torch.float32, {"taps_gradient": True}, "one block"),
         ("blocked", AttentionSpec(), torch.float32, {"double_backward": True}, "differentiated again"),
     ],
 )

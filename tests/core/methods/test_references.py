@@ -167,7 +167,7 @@ def test_delta_rules_are_transformers(rule, gated, state, monkeypatch):
     initial = normal(2, 3, 8, 6, seed=5) if state else None
     method = spec.Linear(rule="gated_delta" if gated else "delta", scale=8**-0.5)
     running = Running(log_gate[..., None] if gated else None, beta[..., None], initial, wanted=True)
-    found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL), running=running))
+    found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL), recurrent=running))
 
     # Theirs computes in float32; in float64, all that is left to differ is the arithmetic.
     monkeypatch.setattr(torch, "float32", torch.float64)
@@ -198,6 +198,6 @@ def test_a_gated_state_is_minimaxs_lightning_attention(length):
     q, k, v = three.split(width, dim=-1)
     running = Running(-rate.expand(2, -1, length, 1), wanted=True)
     method = spec.Linear(rule="gated", features="identity")
-    found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL), running=running))
+    found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL), recurrent=running))
     assert_close(found.context.transpose(1, 2).flatten(2), seen["context"])
     assert_close(found.state["final_state"], final)

@@ -64,7 +64,7 @@ def problem_of(name, queries=11, keys=11, seed=0, *, causal=True, state=True, wa
     masks = [spec.Causal(**more)] if causal else []
     described = spec.AttentionSpec(method=options, masks=masks)
     q, k, v = normal(2, 4, queries, WIDTH), normal(2, 2, keys, WIDTH), normal(2, 2, keys, VALUE_WIDTH)
-    return Problem(q, k, v, described, running=given)
+    return Problem(q, k, v, described, recurrent=given)
 
 
 def token_by_token(problem: Problem, reach: int, real=None):
@@ -156,7 +156,7 @@ def part(problem, start, stop, found=None):
     state = given.state if found is None else found["final_state"]
     total = given.normalizer if found is None else found.get("final_normalizer")
     running_ = Running(cut(given.log_gate), cut(given.beta), state, total, True)
-    return replace(problem, q=cut(problem.q), k=cut(problem.k), v=cut(problem.v), running=running_)
+    return replace(problem, q=cut(problem.q), k=cut(problem.k), v=cut(problem.v), recurrent=running_)
 
 
 @settings(max_examples=25, deadline=None)

@@ -124,7 +124,7 @@ class Attribution:
 
 
 def lengths_of(
-    values: tuple[Tensor, Tensor | None], projection: Tensor | None, heads: tuple[int, ...] | None, of: int
+    values: tuple[Tensor, Tensor | None], projection: Tensor | None, heads: Sequence[int] | None, of: int
 ) -> tuple[ValueLengths, ValueLengths | None]:
     """Compute what ``norm`` needs of both kinds of values, of these heads of all ``of`` heads."""
     near, far = values

@@ -41,9 +41,7 @@ class Executed:
     pairs: int
     """Query-key pairs of one head over the batch."""
     blocks: int = 0
-    """Blocks of queries that it starts from Python, over all sequences."""
-    tiles: int = 0
-    """Tiles that it starts from Python, over all sequences."""
+    """Parts that it starts from Python, over all sequences."""
 
 
 class Kernel(ABC):
@@ -90,16 +88,10 @@ class Kernel(ABC):
     def rehearsal(self, sizes: Extent) -> "Kernel":
         """Return a kernel that makes, keeps and frees on meta tensors what this one does on real ones.
 
-        By default the kernel itself. A kernel whose operations have no meta implementation returns another one.
+        By default the kernel itself. A kernel whose operations have no meta implementation returns another one. One of
+        many equal parts may stand for all, within ``blocks.REPEATED``.
         """
         return self
-
-    def counted(self, sizes: Extent) -> "Kernel":
-        """Return a kernel that starts on meta tensors the operations of this one; by default that of ``rehearsal``.
-
-        One of many equal parts may stand for all, within ``blocks.REPEATED``.
-        """
-        return self.rehearsal(sizes)
 
 
 KERNELS = Registry[Kernel]("kernel", group="attention_service.kernels")

@@ -1,7 +1,10 @@
-"""Attention tile by tile: exact, in memory that grows with the length alone, skipping what the masks forbid."""
+"""Attention by blocks of queries: exact, in memory that grows with the length alone, skipping what the masks forbid."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product as pairs_of
+from math import ceil, gcd
 from typing import Any
 
 import torch
@@ -10,32 +13,43 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.cancellation import checkpoint
+from attention_service.core.blocks import some_of
+from attention_service.core.dropout import dropped
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels import tiling
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
-from attention_service.core.kernels.blocked_rehearsal import LargestTile
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.fused import cpu_blocks
-from attention_service.core.kernels.tile_kinds import OneOfEach
-from attention_service.core.kernels.tiles import Group, Through, groups, scored_in
-from attention_service.core.kernels.tiling import Block
-from attention_service.core.kernels.totals import Totals
-from attention_service.core.kernels.touched import by_fused, touched
-from attention_service.core.kernels.ways import Streamed, upstreams, way
-from attention_service.core.normalizers import NORMALIZERS, Exponential
+from attention_service.core.kernels.query_blocks import (
+    Cut,
+    QueryBlock,
+    query_blocks,
+    rehearsed_blocks,
+    sequences_at_once,
+)
+from attention_service.core.masks.key_spans import add_to_spans
+from attention_service.core.masks.visibility import without_padding
+from attention_service.core.normalizers import has_lse
 from attention_service.core.problem import Problem
+from attention_service.core.pullback import pullback_where_used
+from attention_service.core.stages import Parts, kept_weights, parts_of, stages
+from attention_service.core.tensors import heads_read_by, pick, product, product_backward
+
+CUT = Cut(rows=64, scores=2**20)
+"""Larger tensors than 4 MB do not stay in the processor's caches."""
+_LEAST_ROWS = 32
+"""Queries of a part at least: products of fewer take twice as long for each pair."""
 
 
 @KERNELS.register(
     "blocked",
-    formula="o ← o·exp(m − m') + exp(s − m')·v tile by tile, m' the running maximum; divided by the running sum",
-    gradient="recomputed tile by tile, w = exp(s − lse), ∂s = w (∂o·v − ∂o·o); not twice differentiable",
+    formula="softmax(cap(q·k · scale) + mask) · v, for 64 queries at a time and the keys that the masks leave them",
+    gradient="each block computed again and differentiated; not twice differentiable",
     cost="O(n·w·d) time if the masks leave w adjacent keys a query, O(n·d) memory",
-    source="Milakov & Gimelshein 2018, algorithm 3; Rabe & Staats 2021; Dao et al. 2022, algorithm 4 (backward)",
+    source="Rabe & Staats 2021; Chen et al. 2016, section 4 (gradients by recomputation)",
 )
+@dataclass(frozen=True)
 class Blocked(Kernel):
-    """Skips tiles that the spec's masks forbid, and never keeps the weights: takes every spec."""
+    """Skips keys that the spec's masks forbid, and never keeps the weights: takes every spec."""
 
     keeps = frozenset({"lse"})
     holds = "tiles"
@@ -44,33 +58,29 @@ class Blocked(Kernel):
     timed_as = "tiles"
     automatic = True
 
-    def __init__(self, through: Through | None = None, *, in_blocks: bool | None = None) -> None:
-        """Create the kernel.
-
-        through: the blocks to compute; None for all. ``in_blocks``: PyTorch's fused kernel computes the blocks; None
-        asks each problem.
-        """
-        self._through, self._in_blocks = through, in_blocks
+    sizes: Extent | None = None
+    """Those of a pass over meta tensors, in which a few blocks stand for all."""
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context, and return q, k, v and the log-sum-exp if they are asked for."""
-        q, k, v, mask = problem.q, problem.k, problem.v, problem.mask
-        if cpu_blocks.takes(problem) if self._in_blocks is None else self._in_blocks:
-            context, lse = cpu_blocks.attend_in_blocks(problem, with_lse="lse" in taps, through=self._through)
-            known = {"q": q, "k": k, "v": v, "lse": lse}
-            return {"context": context} | {tap: x for tap, x in known.items() if tap in taps and x is not None}
-        added = mask if mask is not None and mask.is_floating_point() else None
-        nothing = q.new_empty(0)
-        # What is differentiated goes beside the problem, and nothing is held twice.
-        told = None if added is not None else mask
-        frame = replace(problem, q=nothing, k=nothing, v=nothing, mask=told, learned={}, global_qkv=None)
-        context, lse = _Blocked.apply(  # type: ignore[no-untyped-call]
-            frame, self._through or _blocks, tuple(problem.learned), q, k, v, added, *problem.learned.values()
-        )
-        known = {"q": q, "k": k, "v": v}
-        normalizer = NORMALIZERS.of(problem.spec.normalizer)
-        if isinstance(normalizer, Exponential):
-            known["lse"] = lse.to(normalizer.runs_in(scored_in(problem)))
+        known = {"q": problem.q, "k": problem.k, "v": problem.v}
+        by_fused = cpu_blocks.takes(problem) if self.sizes is None else cpu_blocks.takes_sizes(self.sizes)
+        if by_fused:
+            context, lse = cpu_blocks.attend_in_blocks(problem, with_lse="lse" in taps, sizes=self.sizes)
+        else:
+            with_lse = "lse" in taps and has_lse(problem.spec.normalizer)
+            nothing, learned = problem.q.new_empty(0), problem.learned
+            added = problem.mask if problem.mask is not None and problem.mask.is_floating_point() else None
+            # What is differentiated goes beside the problem, so that autograd frees it.
+            frame = replace(
+                problem, q=nothing, k=nothing, v=nothing, mask=None if added is not None else problem.mask,
+                learned={}, global_qkv=None, finite=True,
+            )  # fmt: skip
+            context, lse = _Blocked.apply(  # type: ignore[no-untyped-call]
+                frame, self.sizes, with_lse, (*learned,), *known.values(), added, *learned.values()
+            )
+            lse = lse if with_lse else None
+        known |= {} if lse is None else {"lse": lse}
         return {"context": context} | {tap: x for tap, x in known.items() if tap in taps}
 
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
@@ -78,74 +88,63 @@ class Blocked(Kernel):
         if needs.edits:
             yield "edits need every tap in memory, which the blocked kernel does not keep"
         if needs.taps_gradient:
-            yield "scores and weights are wanted in memory, where the blocked kernel has one tile of them at a time"
+            yield "scores and weights are wanted in memory, where the blocked kernel has one block of them at a time"
         if needs.double_backward:
             yield "gradients of the blocked kernel cannot be differentiated again"
 
     def executed(self, sizes: Extent) -> Executed:
-        """Count the tiles that the masks leave."""
-        found = touched(sizes)
-        return Executed(found.pairs, found.blocks, found.strips)
+        """Count the pairs that the masks leave, in whole cells, and the parts that are started from Python."""
+        fused, pairs, parts = cpu_blocks.takes_sizes(sizes), Fraction(0), Fraction(0)
+        chosen = cpu_blocks.CUT if fused else CUT
+        at_once = sequences_at_once(sizes, chosen)
+        for _, queries, keys, times in rehearsed_blocks(sizes, chosen):
+            width = sum(map(len, keys)) + sizes.added_keys
+            pairs += times * len(queries) * width
+            cut = 1 if fused else len(_cut(at_once, sizes.heads, sizes.kv_heads, len(queries), width))
+            parts += times * cut / at_once
+        return Executed(round(pairs), ceil(parts))
 
-    def rehearsal(self, sizes: Extent) -> "Blocked":
-        """Return a kernel that computes the largest tile alone."""
-        return Blocked(LargestTile(sizes), in_blocks=by_fused(sizes))
-
-    def counted(self, sizes: Extent) -> "Blocked":
-        """Return a kernel that computes one tile of each kind."""
-        return Blocked(OneOfEach(sizes), in_blocks=by_fused(sizes))
+    def rehearsal(self, sizes: Extent) -> Kernel:
+        """Return a kernel that computes a few blocks for all."""
+        return Blocked(sizes)
 
 
 class _Blocked(Function):
-    """The context ``[B, H, Q, V]`` and the log-sum-exp ``[B, H, Q]``, which is empty where there is none."""
+    """The context ``[B, H, Q, V]`` and the log-sum-exp ``[B, H, Q]``, which is empty where nobody asks for it."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        frame: Problem,
-        through: Through,
-        names: tuple[str, ...],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        *learned: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        problem = _filled(frame, q, k, v, mask, dict(zip(names, learned, strict=True)))
-        steps = way(problem)
-        summed_in, streamed = torch.promote_types(scored_in(problem), torch.float32), isinstance(steps, Streamed)
-        lse = q.new_empty(q.shape[:3] if streamed else 0, dtype=summed_in)
-        # Half types keep it in float32 for the gradient, where Σ context·∂context is taken from products as large.
-        exact = streamed and any(ctx.needs_input_grad)
-        kept_in = torch.promote_types(q.dtype, torch.float32) if exact else q.dtype
-        context = q.new_empty(*q.shape[:3], v.shape[3], dtype=kept_in)
-        for group, block in through(problem, whole_rows=steps.whole_rows):
-            at = group.sequences, slice(None), slice(block.start, block.stop)
-            context[at], of_block = steps.forward(group, block)
-            if of_block is not None:
-                lse[at] = of_block
-        ctx.frame, ctx.through, ctx.names = frame, through, names
-        ctx.save_for_backward(q, k, v, mask, context, lse, *learned)
+        ctx: Any, frame: Problem, sizes: Extent | None, with_lse: bool, names: tuple[str, ...],
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *learned: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        problem = without_padding(_filled(frame, q, k, v, mask, dict(zip(names, learned, strict=True))))
+        context = q.new_empty(*q.shape[:3], v.shape[3])
+        lse = q.new_empty(q.shape[:3] if with_lse else 0, dtype=torch.promote_types(q.dtype, torch.float32))
+        results = {"context": context} | ({"lse": lse} if with_lse else {})
+        for block in _parts(problem, sizes):
+            parts = _exact(parts_of(block.problem, block.selection))
+            for tap, x in stages(block.problem, results, (), block.selection, parts):
+                _rows(results[tap], block).copy_(x)
+                del x  # before the next block
+            del parts
+        ctx.frame, ctx.sizes, ctx.names = frame, sizes, names
+        ctx.save_for_backward(q, k, v, mask, *learned)
         ctx.mark_non_differentiable(lse)
-        return context.to(q.dtype), lse
+        return context, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Tile by tile again: the gradient of its scores, and by it those of what they are made of."""
-        q, k, v, mask, context, lse, *values = ctx.saved_tensors
-        wanted = dict(zip(("q", "k", "v", "mask", *ctx.names), ctx.needs_input_grad[3:], strict=True))
-        learned = {name: x.detach().requires_grad_(wanted[name]) for name, x in zip(ctx.names, values, strict=True)}
-        problem = _filled(ctx.frame, q, k, v, mask, learned)
-        totals = Totals(problem, wanted, torch.promote_types(scored_in(problem), torch.float32))
-        steps = way(problem)
-        for group, block in ctx.through(problem, whole_rows=steps.whole_rows):
-            upstream = upstreams(gradient, context, lse, group, block)
-            for strip in block.strips:
-                totals.add(group, block, strip, steps, upstream)
-            if isinstance(steps, Streamed) and wanted.get("sinks"):
-                totals.add_learned("sinks", steps.of_sinks(group, upstream))
-        return None, None, None, *totals.gradients()
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute each block again, and add its gradients to those of the others, half types in float32."""
+        given = dict(zip(("q", "k", "v", "mask", *ctx.names), ctx.saved_tensors, strict=True))
+        wanted = dict(zip(given, ctx.needs_input_grad[4:], strict=True))
+        learned = {name: given[name].detach().requires_grad_(wanted[name]) for name in ctx.names}
+        problem = without_padding(_filled(ctx.frame, given["q"], given["k"], given["v"], given["mask"], learned))
+        totals = {name: _zeros(x) for name, x in given.items() if wanted[name]}
+        for block in _parts(problem, ctx.sizes):
+            _differentiate(block, _rows(upstream, block), totals)
+        gradients = (totals[name].to(x.dtype) if name in totals else None for name, x in given.items())
+        return None, None, None, None, *gradients
 
 
 def _filled(
@@ -154,11 +153,98 @@ def _filled(
     return replace(frame, q=q, k=k, v=v, mask=frame.mask if mask is None else mask, learned=learned)
 
 
-def _blocks(problem: Problem, *, whole_rows: bool) -> Iterator[tuple[Group, Block]]:
-    """Every block of queries of every group of sequences."""
-    _, heads, queries, _ = problem.q.shape
-    fitted = tiling.TILING.fitted(heads, queries, problem.k.shape[2])
-    for group in groups(problem, fitted):
-        for block in group.blocks(fitted, whole_rows=whole_rows):
-            checkpoint()
-            yield group, block
+def _parts(problem: Problem, sizes: Extent | None) -> Iterator[QueryBlock]:
+    """Every block, in parts of no more scores than are held at a time."""
+    for block in query_blocks(problem, CUT, sizes):
+        batch, kv_heads = block.problem.k.shape[:2]
+        cut = _cut(batch, len(block.heads), kv_heads, len(block.queries), block.width)
+        for heads, rows in some_of(problem.q, cut):
+            yield replace(block, heads=heads, queries=block.queries[rows.start : rows.stop])
+
+
+def _cut(batch: int, heads: int, kv_heads: int, queries: int, keys: int) -> list[tuple[range, range]]:
+    """Cut a block along its heads, then along its queries. Heads of a part read one key/value head, or whole groups."""
+    fitting = max(_LEAST_ROWS, CUT.scores // max(1, batch * keys))  # rows of scores
+    rows, group = min(queries, fitting), heads // kv_heads
+    at_once = min(heads, fitting // rows)
+    at_once = at_once // group * group if at_once >= group else gcd(at_once, group)
+    return [
+        (range(head, min(head + at_once, heads)), range(row, min(row + rows, queries)))
+        for head, row in pairs_of(range(0, heads, at_once), range(0, queries, rows))
+    ]
+
+
+def _differentiate(block: QueryBlock, upstream: Tensor, totals: dict[str, Tensor]) -> None:
+    """Compute the weights of a part again, and add its gradients to the totals that are wanted."""
+    problem = block.problem
+    with torch.enable_grad():
+        leaves = _leaves(_exact(parts_of(problem, block.selection)), totals)
+        ((_, weights),) = stages(problem, {"weights"}, (), block.selection, leaves)
+    keep = None if problem.dropout is None else kept_weights(problem, block.selection)
+    upstream = upstream.to(leaves.v.dtype)
+    if "v" in totals:
+        shares = _dropped(weights.detach(), problem, keep).to(upstream.dtype)
+        _add(totals["v"], "v", product_backward(shares, upstream, leaves.v.shape[1]), block)
+        del shares
+    if not weights.requires_grad:
+        return
+    of_weights = _dropped(product(upstream, leaves.v.mT), problem, keep)
+    at = {name: x for name, x in {**vars(leaves), **problem.learned}.items() if name in totals and name != "v"}
+    found = pullback_where_used([weights], [*at.values()], [of_weights.to(weights.dtype)])
+    for name, gradient in zip(at, found, strict=True):
+        if gradient is not None:
+            _add(totals[name], name, gradient, block)
+
+
+def _dropped(x: Tensor, problem: Problem, keep: Tensor | None) -> Tensor:
+    return x if keep is None or problem.dropout is None else dropped(x, problem.dropout, keep)
+
+
+def _exact(parts: Parts) -> Parts:
+    """The parts, half types in float32: sums over weights and over blocks are as exact as a fused kernel's."""
+
+    def exact(x: Tensor) -> Tensor:
+        return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+
+    mask = None if parts.mask is None else exact(parts.mask)
+    return replace(parts, q=exact(parts.q), k=exact(parts.k), v=exact(parts.v), mask=mask, padded=False)
+
+
+def _leaves(parts: Parts, wanted: Collection[str]) -> Parts:
+    """The parts detached, those that are wanted with a gradient."""
+
+    def leaf(x: Tensor, name: str) -> Tensor:
+        return x.detach().requires_grad_(name in wanted)
+
+    mask = None if parts.mask is None else leaf(parts.mask, "mask")
+    return replace(parts, q=leaf(parts.q, "q"), k=leaf(parts.k, "k"), v=parts.v.detach(), mask=mask)
+
+
+def _zeros(x: Tensor) -> Tensor:
+    """Half types are summed in float32: a key's gradient is a sum over all blocks of queries."""
+    return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+
+
+def _rows(x: Tensor, block: QueryBlock) -> Tensor:
+    """The part ``[B, H, Q, ...]`` of a tensor over all sequences, heads and queries."""
+    return pick(pick(x[block.sequences], 1, block.heads), 2, block.queries)
+
+
+def _add(total: Tensor, name: str, gradient: Tensor, block: QueryBlock) -> None:
+    """Add the gradient of a part to that of the whole tensor."""
+    if name == "q":
+        _rows(total, block).add_(gradient)
+    elif name in {"k", "v"}:
+        read = heads_read_by(block.heads, block.problem.q.shape[1], total.shape[1])
+        add_to_spans(pick(total[block.sequences], 1, read), 2, block.all_keys, gradient)
+    elif name == "mask":
+        whole = total.view((1,) * (4 - total.ndim) + total.shape)
+        sequences = range(block.sequences.start, block.sequences.stop)
+        for dim, index in enumerate((sequences, block.heads, block.queries)):
+            whole = whole if whole.shape[dim] == 1 else pick(whole, dim, index)
+        if gradient.shape[-1] == whole.shape[-1] == 1:
+            whole.add_(gradient)
+        else:
+            add_to_spans(whole, 3, block.keys, gradient)
+    else:
+        total.add_(gradient)

@@ -13,7 +13,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Needs
 from attention_service.core.kernels.blocked import Blocked
-from attention_service.core.kernels.tiling import Layout, Tiling
+from attention_service.core.kernels.query_blocks import Cut, Layout
 from attention_service.core.masks.bands import Keys, Queries
 from attention_service.core.masks.random_blocks import Drawn
 from attention_service.core.masks.rules import MAX_POSITION, pattern_of
@@ -141,8 +141,8 @@ def _block_mask(problem: Problem, mask: Tensor | None) -> BlockMask | None:
         told = mask[b, h, i, j]
         return seen & (told if mask.dtype == torch.bool else told != -torch.inf)
 
-    tiling = Tiling(BLOCK, BLOCK, BLOCK)
-    kinds = [Layout(pattern, start, queries, keys).kinds(tiling, 0, queries) for start in first.tolist()]
+    cut, starts = Cut(BLOCK, 0, cell=BLOCK), range(0, queries, BLOCK)
+    kinds = [Layout(pattern, start, queries, keys).kinds(cut, starts) for start in first.tolist()]
     touched = torch.from_numpy(np.stack(kinds))[:, None].to(device)  # [B, 1, query blocks, key blocks]
     whole = touched == 2 if real is None and mask is None else torch.zeros_like(touched, dtype=torch.bool)
     some = (touched > 0) & ~whole

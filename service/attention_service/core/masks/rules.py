@@ -18,6 +18,7 @@ from attention_service.core.masks.combinations import AllOf, AnyOf
 from attention_service.core.masks.pattern import Pattern
 from attention_service.core.masks.random_blocks import Drawn
 from attention_service.core.masks.tilings import Blocks, Leading, Remainder, Segments, Stripes
+from attention_service.core.problem import Span
 from attention_service.core.registry import Registry
 
 
@@ -31,7 +32,7 @@ class MaskRule(Protocol):
 MASKS = Registry[MaskRule]("mask")
 _GRADIENT = "∂s where looking is allowed, 0 elsewhere"
 MAX_POSITION = 2**61
-"""Offsets are clamped to ±FAR: beyond any position in a sequence, and sums with it fit int64."""
+"""Offsets are clamped to ±MAX_POSITION: beyond any position in a sequence, and sums with it fit int64."""
 
 
 @MASKS.register(
@@ -256,11 +257,13 @@ def allowed(
     past: int = 0,
     offsets: Tensor | None = None,
     rows: Tensor | None = None,
+    spans: Sequence[Span] | None = None,
     device: torch.device | str = "cpu",
 ) -> Tensor | None:
     """Lay out all masks together: bool ``[1 or B, 1, Q or len(rows), K]``; None without masks.
 
-    offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries to answer for, by default all.
+    offsets ``[B]`` or ``[]``, by default the past; rows: the indices of the queries to answer for, by default all;
+    spans: the keys, by default all.
     """
     if not masks:
         return None
@@ -271,8 +274,15 @@ def allowed(
         else offsets.to(device).long().clamp(-MAX_POSITION, MAX_POSITION)
     )
     p = index.view(1, 1, -1, 1) + shift.view(-1, 1, 1, 1)  # [1 or B, 1, Q, 1]
-    j = torch.arange(keys, device=device).view(1, 1, 1, -1)  # [1, 1, 1, K]
-    return pattern_of(masks, queries, keys, past).allows(p, j).expand(p.shape[0], 1, p.shape[2], keys)
+    pattern, found = pattern_of(masks, queries, keys, past), []
+    for span in (Span(0, keys),) if spans is None else spans:
+        shape = p.shape[0], 1, p.shape[2], len(span)
+        if span.masked:
+            j = torch.arange(span.start, span.stop, device=device).view(1, 1, 1, -1)  # [1, 1, 1, K]
+            found.append(pattern.allows(p, j).expand(shape))
+        else:
+            found.append(torch.ones((), dtype=torch.bool, device=device).expand(shape))
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
 def allowed_pairs(

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from attention_contract import spec
 from attention_service.core.normalizers.base import (
@@ -47,17 +49,17 @@ class Softmax:
         """Return exp(s/T − lse)."""
         if self.options.sinks:
             return self._with_sinks(masked_scores, learned).softmax(-1)[..., :-1]
-        seeing, blind = self._seeing(masked_scores)
-        weights = seeing.softmax(-1)
-        del seeing  # free one tensor of this size before the peak
-        return weights.masked_fill(blind, 0)
+        dtype = self.runs_in(masked_scores.dtype)
+        weights: Tensor = _SeeingSoftmax.apply(tempered_scores(masked_scores, self.options.temperature, dtype))  # type: ignore[no-untyped-call]
+        return weights
 
     def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
         """Return log Σ exp(s/T), including a sink; −∞ for a query that may look nowhere."""
         if self.options.sinks:
             return self._with_sinks(masked_scores, learned).logsumexp(-1)
-        seeing, blind = self._seeing(masked_scores)
-        return seeing.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
+        tempered = tempered_scores(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
+        blind = _blind(tempered)
+        return tempered.masked_fill(blind, 0).logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
 
     def cost(self, keys: int) -> PairCost:
         """Count forward: maximum, subtract, exp, sum, divide. Backward: w·∂w, its sum, subtract, multiply by w."""
@@ -71,15 +73,30 @@ class Softmax:
         sinks = sinks.clamp(min=torch.finfo(dtype).min).view(1, -1, 1, 1)
         return torch.cat([x, sinks.expand(*x.shape[:3], 1)], -1)
 
-    def _seeing(self, masked_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return s/T with finite rows for blind queries, and a mask of these rows.
 
-        Both ends of the softmax must be filled: a row of −∞ is 0/0 forward, and its NaN would come back through the
-        gradient of anything that only covers it afterwards.
-        """
-        tempered = tempered_scores(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
-        blind = (tempered == -torch.inf).all(-1, keepdim=True)  # [..., 1]
-        return tempered.masked_fill(blind, 0), blind
+class _SeeingSoftmax(Function):
+    """Softmax with zeros for a row of −∞, which is 0/0, and with zeros for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        weights, blind = x.softmax(-1), _blind(x)
+        if blind.is_cuda or not bool(blind.sum() == 0):  # a GPU is not waited for
+            weights.masked_fill_(blind, 0)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        found: Tensor = torch.ops.aten._softmax_backward_data(upstream, weights, -1, weights.dtype)
+        return found
+
+
+def _blind(x: Tensor) -> Tensor:
+    """Return a mask ``[..., 1]`` of the rows of queries that may look nowhere."""
+    if not x.shape[-1]:
+        return torch.ones((*x.shape[:-1], 1), dtype=torch.bool, device=x.device)
+    return x.detach().amax(-1, keepdim=True) == -torch.inf
 
 
 @NORMALIZERS.register(

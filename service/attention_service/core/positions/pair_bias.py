@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attention_service.core.masks.key_spans import pick_spans
 from attention_service.core.positions import POSITIONS, Heads, Position
 from attention_service.core.positions.token_positions import places_in
-from attention_service.core.problem import Problem
+from attention_service.core.problem import Problem, Span
 from attention_service.core.tensors import pick
-
-Index = slice | Sequence[int] | None
-"""Queries or keys; None for all."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,14 @@ class PairBias:
     """``[1 or B, K]``: places; arbitrary for keys that the spec adds, which have no bias."""
     dtype: torch.dtype
 
-    def tile(self, queries: Index = None, keys: Index = None, heads: Sequence[int] | None = None) -> Tensor:
+    def tile(
+        self,
+        queries: Sequence[int] | None = None,
+        keys: Sequence[Span] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> Tensor:
         """Return the bias of these queries, keys and heads: ``[1 or B, H, Q, K]``."""
-        rows, columns = _some(self.queries, queries), _some(self.keys, keys)
+        rows, columns = _queries(self.queries, queries), _keys(self.keys, keys)
         of = Heads(self.problem.q.shape[1], heads)
         bias = self.position.bias(rows, columns, of, self.problem.learned, self.dtype)
         if bias is None:
@@ -38,7 +41,7 @@ class PairBias:
         if not self.problem.added_keys:
             return bias
         added = torch.arange(self.keys.shape[1], device=self.keys.device) >= self.problem.keys
-        return bias.masked_fill(_some(added[None], keys), 0)
+        return bias.masked_fill(_keys(added[None], keys), 0)
 
 
 def pair_bias(problem: Problem, dtype: torch.dtype) -> PairBias | None:
@@ -50,9 +53,9 @@ def pair_bias(problem: Problem, dtype: torch.dtype) -> PairBias | None:
     return PairBias(problem, position, places.queries, pad(places.keys, (0, problem.added_keys)), dtype)
 
 
-def _some(places: Tensor, index: Index) -> Tensor:
-    if index is None:
-        return places
-    if isinstance(index, slice):
-        return places[:, index]
-    return pick(places, 1, index)
+def _queries(places: Tensor, index: Sequence[int] | None) -> Tensor:
+    return places if index is None else pick(places, 1, index)
+
+
+def _keys(places: Tensor, spans: Sequence[Span] | None) -> Tensor:
+    return places if spans is None else pick_spans(places, 1, spans)

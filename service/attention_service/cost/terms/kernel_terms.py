@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from attention_service.core.kernels.blocked import CUT
 from attention_service.core.kernels.fused.call_memory import FUSED_KEYS, FusedCall
-from attention_service.core.kernels.touched import by_fused, sequences, tiling_of, touched
+from attention_service.core.kernels.fused.cpu_blocks import CUT as FUSED_CUT
+from attention_service.core.kernels.fused.cpu_blocks import takes_sizes
+from attention_service.core.kernels.query_blocks import sequences_at_once
 from attention_service.core.positions import POSITIONS
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import (
@@ -37,7 +40,7 @@ def of_kernel(work: Workload, kernel: str, *, gradient: bool = False) -> Iterato
         case "fused":
             return fused(work, share=executed_share(work, kernel), packs=FusedCall.of(work).packed and not gradient)
         case "tiles":
-            return fused_blocks(work, gradient=gradient) if by_fused(work) else blocked(work)
+            return fused_blocks(work, kernel, gradient=gradient) if takes_sizes(work) else blocked(work, kernel)
         case None:
             return of_other(work, kernel)
 
@@ -138,10 +141,10 @@ def _attended(work: Workload, how: str, share: float, calls: float = 1, *, packs
     yield Term(f"start tile of {name}", "start", tiles * calls)
 
 
-def fused_blocks(work: Workload, *, gradient: bool) -> Iterator[Term]:
+def fused_blocks(work: Workload, kernel: str, *, gradient: bool) -> Iterator[Term]:
     """Yield a call of PyTorch's kernel for each block of queries, over the keys that the masks leave."""
-    counted, fitted = touched(work), tiling_of(work)
-    rows, together = min(fitted.queries, max(work.queries, 1)), sequences(work, fitted)
+    counted, together = kernel_of(work, kernel).executed(work), sequences_at_once(work, FUSED_CUT)
+    rows = min(FUSED_CUT.rows, max(work.queries, 1))
     keys = max(1, round(counted.pairs / max(work.batch * work.queries, 1)))
     block = replace(work, batch=together, queries=rows, keys=keys)
     yield start("tiles")
@@ -157,21 +160,21 @@ def fused_blocks(work: Workload, *, gradient: bool) -> Iterator[Term]:
     yield moved("rows of blocks", (moving + keys_of_blocks * (work.head_dim + work.value_dim)) * work.itemsize, work)
 
 
-def blocked(work: Workload) -> Iterator[Term]:
-    """Yield the terms tile by tile: a start for each operation on each tile, and its work."""
-    counted = touched(work)
-    spec, tiles = work.spec, counted.strips
+def blocked(work: Workload, kernel: str) -> Iterator[Term]:
+    """Yield the terms tile by tile: a start for each operation on each part of a block, and its work."""
+    counted = kernel_of(work, kernel).executed(work)
+    spec, tiles = work.spec, counted.blocks
     pairs, c = counted.pairs * work.heads, score_itemsize(work)
     each = pairs / max(tiles, 1)
     products = score_cost(work).pair_products + 2 * work.value_dim
     yield start("tiles")
-    yield start("block of queries", counted.blocks)
+    yield start("block of queries", tiles)
     yield start("tile", tiles)
     yield replace(
         product("tiles", products * pairs, work.head_dim, work, max(tiles, 1), wide=True),
         slopes=(("depth", lg(work.head_dim) - 6),),
     )
-    yield from factors(work, max(1.0, tiles / max(counted.blocks, 1)))
+    yield from factors(work)
     normalizer = spec.normalizer.name
     yield start(f"{normalizer} of a tile", tiles)
     yield _in_tiles(work, normalizer, pairs * softmax_itemsize(work), each)
@@ -198,7 +201,7 @@ def blocked(work: Workload) -> Iterator[Term]:
         yield _in_tiles(work, spec.position.name, pairs * c, each)
     queries = work.batch * work.heads * work.queries
     yield moved("rows of tiles", queries * (work.head_dim + work.value_dim) * c, work)
-    keys = counted.pairs / max(1, min(tiling_of(work).queries, work.queries)) * work.kv_heads
+    keys = counted.pairs / max(1, min(CUT.rows, work.queries)) * work.kv_heads
     yield moved("keys of tiles", keys * (work.head_dim + work.value_dim) * c, work)
 
 

@@ -10,7 +10,7 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service import cost
-from attention_service.core.kernels.tiling import WHOLE
+from attention_service.core.kernels.fused.cpu_blocks import CUT
 from attention_service.core.masks.global_tokens import with_global_tokens
 from attention_service.core.masks.operation_count import CHEAP, mask_cost
 from attention_service.core.positions.token_positions import MAX_POSITION
@@ -270,7 +270,7 @@ def _real_keys(bound: BoundRequest) -> int:
     if mask is not None:
         real = np.flatnonzero(mask.any(0))
         last = min(last, int(real[-1]) + 1 if len(real) else 0)
-    return -(-max(last, 1) // WHOLE.cell) * WHOLE.cell
+    return -(-max(last, 1) // CUT.cell) * CUT.cell
 
 
 def _flops(work: Workload, kernel: str, purpose: Computation) -> int:

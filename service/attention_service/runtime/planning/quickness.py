@@ -6,7 +6,7 @@ from typing import Final
 from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import Mask
-from attention_service.core.kernels.tiling import WHOLE
+from attention_service.core.kernels.fused.cpu_blocks import CUT
 from attention_service.core.masks.operation_count import CHEAP, mask_cost
 from attention_service.modules.resident import Module
 
@@ -39,5 +39,5 @@ def is_quick(masks: Sequence[Mask], queries: int, keys: int, offsets: int = 1) -
     """True if masks take little planning. ``offsets``: number of different offsets of the sequences."""
     if not masks:
         return True
-    tiles = -(-queries // WHOLE.queries) * -(-keys // WHOLE.cell)
+    tiles = -(-queries // CUT.rows) * -(-keys // CUT.cell)
     return mask_cost(masks) * offsets * (1 + tiles / _CELLS) <= CHEAP

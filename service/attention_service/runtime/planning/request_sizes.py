@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from attention_service.core.kernels.tiling import WHOLE
+from attention_service.core.kernels.fused.cpu_blocks import CUT
 from attention_service.cost import Workload
 
 COARSE, FINE = 2, 4
@@ -69,7 +69,7 @@ class RequestSizes(NamedTuple):
             new_keys,
             past,
             mask,
-            end(self.real_keys // WHOLE.cell) * WHOLE.cell,
+            end(self.real_keys // CUT.cell) * CUT.cell,
             _spread([offset - self.past for offset in self.offsets], batch, past, steps),
             self.selected_heads,
             selected,

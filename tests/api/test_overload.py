@@ -35,7 +35,7 @@ def url(tmp_path_factory):
 @contextmanager
 def full(patience):
     """Have the queue full, and requests wait at the entrance for so many seconds."""
-    with patch.multiple(Budget, is_full=True, places=0), patch.object(entrance, "PATIENCE_S", patience):
+    with patch.multiple(Budget, is_full=True, open_slots=0), patch.object(entrance, "PATIENCE_S", patience):
         yield
 
 

@@ -27,7 +27,7 @@ from attention_contract.spec import (
 )
 from attention_service.core.multihead import Sizes
 from attention_service.cost import (
-    Calibrated,
+    CurveClock,
     Curves,
     Rates,
     Roofline,
@@ -220,7 +220,7 @@ def test_planning_is_quick(work):
 
 
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
-@pytest.mark.parametrize("clock", [CLOCK, Calibrated(Curves(RATES), {})], ids=["rates", "calibrated"])
+@pytest.mark.parametrize("clock", [CLOCK, CurveClock(Curves(RATES))], ids=["rates", "curves"])
 def test_masks_of_many_operations_are_predicted_to_take_their_time(clock, kernel):
     def seconds(*masks):
         work = replace(RAW, spec=AttentionSpec(masks=[AnyOf(of=list(masks))]))

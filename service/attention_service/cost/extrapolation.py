@@ -15,7 +15,7 @@ from attention_service.cost.workload import Workload
 
 _FEW = 12
 """Pieces that are rehearsed, and one less."""
-_LONG = 2**16
+_LONG = 2**17
 """Larger sizes are extrapolated from three smaller ones."""
 _SLACK = 0.01
 

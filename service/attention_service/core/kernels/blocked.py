@@ -59,7 +59,7 @@ class Blocked(Kernel):
     automatic = True
 
     sizes: Extent | None = None
-    """Those of a pass over meta tensors, in which a few blocks stand for all."""
+    """The sizes of a pass over meta tensors, in which a few blocks stand for all; None for a real pass."""
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context, and return q, k, v and the log-sum-exp if they are asked for."""

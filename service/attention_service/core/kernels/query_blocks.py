@@ -23,7 +23,7 @@ from attention_service.core.masks.rules import MAX_POSITION, pattern_of
 from attention_service.core.masks.visibility import real_keys
 from attention_service.core.problem import Problem, Selection, Span
 
-_CELLS_AT_ONCE, _MOST_CELLS, _MOST_IN_A_ROW = 2**18, 2**20, 2**14
+_CELLS_AT_ONCE, _MOST_CELLS, _MOST_IN_A_ROW = 2**18, 2**22, 2**14
 """Cells that are classified together; beyond so many, and so many of a block, a sample is."""
 _SAMPLE, _FEW = 64, 6
 """Blocks of a sample, and blocks that stand for all where the pass is rehearsed."""

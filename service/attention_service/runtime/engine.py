@@ -62,7 +62,7 @@ from attention_service.runtime.recording_service import RecordingService
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.runtime.scheduling.execution import Execution
-from attention_service.runtime.scheduling.predictions import Predictions
+from attention_service.runtime.scheduling.prediction_watch import Predictions
 from attention_service.runtime.scheduling.request_runner import RequestRunner, State
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
 from attention_service.runtime.sessions.live_sessions import Sessions

@@ -82,7 +82,7 @@ class Kernel(ABC):
         """Yield each reason why it cannot do what is asked, with q, k and v of this dtype."""
 
     def executed(self, sizes: Extent) -> Executed:
-        """Count the pairs that it computes, and the blocks and tiles that it starts; by default every pair."""
+        """Count the pairs that it computes, and the parts that it starts; by default every pair."""
         return Executed(sizes.batch * sizes.queries * sizes.keys)
 
     def rehearsal(self, sizes: Extent) -> "Kernel":

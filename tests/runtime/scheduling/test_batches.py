@@ -56,10 +56,10 @@ def device():
 
 
 def play(tmp_path, device, story, **settings):
-    """Tell a story of an engine, at whose end nothing may be held."""
+    """Tell a story of an engine, at whose end nothing may be held. It does not learn times, which choose kernels."""
 
     async def whole():
-        engine = Engine(tmp_path, device, **settings)
+        engine = Engine(tmp_path, device, learns_times=False, **settings)
         await engine.start()
         try:
             await story(engine)
@@ -459,7 +459,7 @@ def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypa
     gate = Gate(monkeypatch)
 
     async def whole():
-        engine = Engine(tmp_path, device)
+        engine = Engine(tmp_path, device, learns_times=False)
         await engine.start()
         await modules(engine)
         engine.execution.hold_s = 0.0

@@ -31,7 +31,7 @@ def engine(tmp_path):
     """An engine that has not started, on a device whose rates are known."""
     torch.set_num_threads(1)
     rates = Rates(flops_per_s=5e10, bytes_per_s=1e10, overhead_s=5e-5)
-    return Engine(tmp_path, Device(torch.device("cpu"), "test", 2**36, Roofline(rates)), 2**34)
+    return Engine(tmp_path, Device(torch.device("cpu"), "test", 2**36, Roofline(rates)), 2**34, learns_times=False)
 
 
 def ask(engine, request):

@@ -48,7 +48,7 @@ TOLERANCES = {"float64": 1e-9, "float32": 3e-5, "bfloat16": 0.08}
 def engine_of(root: Path, **settings: Any) -> Engine:
     """An engine whose predicted times are those of one machine."""
     device = Device(torch.device("cpu"), "test", 2**30, Roofline(Rates(1e10, 1e10, 1e-5)))
-    return Engine(root, device, **({"memory_budget": 2**28} | settings))
+    return Engine(root, device, **({"memory_budget": 2**28, "learns_times": False} | settings))
 
 
 async def create(engine: Engine, name: str, spec: dict[str, Any], **config: Any) -> None:

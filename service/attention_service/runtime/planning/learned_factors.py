@@ -77,22 +77,29 @@ class LearnedFactors:
         self._runs: dict[str, _Runs] = {}
         self._factors: dict[str, Factor] = {}
         self._next, self._pause = -math.inf, _PAUSE_S
+        self._has_news = False
+        """True if a run counted since the factors were last computed, which takes tens of microseconds a kind."""
 
     def see(self, run: Run, dtype: str, at: float) -> None:
         """Note a run that ended at this time. Its prediction was made with the present factors."""
-        kind = kind_of(run.purpose, run.kernel, dtype)
-        runs = self._runs.setdefault(kind, _Runs())
         worked = run.seconds if run.processor is None else run.processor
-        if run.predicted.median < SHORTEST_S or at - runs.at < SPACING_S or worked < _WORKED * run.seconds:
+        if run.predicted.median < SHORTEST_S or worked < _WORKED * run.seconds:
+            return
+        kind = kind_of(run.purpose, run.kernel, dtype)
+        if (runs := self._runs.get(kind)) is None:
+            runs = self._runs[kind] = _Runs()
+        if at - runs.at < SPACING_S:
             return
         factor = self._factors.get(kind)
         runs.ratios.append(math.log(run.ratio) + (0.0 if factor is None else factor.middle))
         runs.at = at
+        self._has_news = True
 
     def changed(self, now: float) -> LearnedClock | None:
         """Return a clock with the factors of the runs seen so far, if they changed and the last change is past."""
-        if now < self._next:
+        if now < self._next or not self._has_news:
             return None
+        self._has_news = False
         found = {kind: _factor(runs.ratios) for kind, runs in self._runs.items() if len(runs.ratios) >= FEWEST}
         if not any(_differs(factor, self._factors.get(kind)) for kind, factor in found.items()):
             return None

@@ -5,7 +5,6 @@ The methods that make calls are those of ``Client``.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 import anyio
@@ -139,7 +138,5 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -6,7 +6,6 @@ The methods that make calls are stated in ``calls``; ``send`` sends what they bu
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 import httpx
@@ -141,7 +140,5 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

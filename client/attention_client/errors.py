@@ -11,26 +11,18 @@ client for a call that did not end within its ``timeout``.
 from attention_contract.errors import AttentionError, DeadlineExceeded
 
 
-class ConnectionFailed(AttentionError):
+class ConnectionFailed(AttentionError, status=0, title="No connection to the server"):
     """The server cannot be reached, or the connection broke before the answer was complete.
 
     The fact ``sent`` is False if the request cannot have reached the server.
     """
 
-    status = 0
-    code = "connection_failed"
-    title = "No connection to the server"
 
-
-class UnexpectedReply(AttentionError):
+class UnexpectedReply(AttentionError, status=0, title="The answer is not one of this service"):
     """The answer is neither a reply nor a problem document of this service, as when a proxy answers in its place.
 
     The fact ``answered`` is the HTTP status of the answer, if httpx knows it.
     """
-
-    status = 0
-    code = "unexpected_reply"
-    title = "The answer is not one of this service"
 
 
 __all__ = ["AttentionError", "ConnectionFailed", "DeadlineExceeded", "UnexpectedReply"]

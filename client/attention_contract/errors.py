@@ -51,6 +51,7 @@ client.
     └── StoreReadOnly                 507
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -72,6 +73,15 @@ class AttentionError(Exception):
     title: ClassVar[str] = "The request could not be answered"
     retry_after: int | None = None
     """Seconds after which the same request may succeed; None where it never will."""
+
+    def __init_subclass__(
+        cls, *, title: str | None = None, status: int | None = None, retry_after: int | None = None
+    ) -> None:
+        """Note what is particular to a class; the code is its name in lower case. All else is that of its base."""
+        if title is not None:
+            cls.title, cls.code = title, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        cls.status = cls.status if status is None else status
+        cls.retry_after = retry_after or cls.retry_after
 
     def __init__(
         self, detail: str, /, *, param: str | None = None, request_id: str | None = None, **facts: Any
@@ -99,347 +109,188 @@ class AttentionError(Exception):
         return problem | {name: value for name, value in self.facts.items() if name not in _MEMBERS}
 
 
-class Unreadable(AttentionError):
+class Unreadable(AttentionError, status=400, title="The body cannot be read"):
     """The body cannot be parsed at all."""
 
-    status = 400
-    code = "unreadable"
-    title = "The body cannot be read"
 
-
-class Unauthorized(AttentionError):
+class Unauthorized(AttentionError, status=401, title="Credentials are missing or wrong"):
     """No credentials came, or they are not known."""
 
-    status = 401
-    code = "unauthorized"
-    title = "Credentials are missing or wrong"
 
-
-class Forbidden(AttentionError):
+class Forbidden(AttentionError, status=403, title="Not allowed"):
     """The credentials do not allow this."""
 
-    status = 403
-    code = "forbidden"
-    title = "Not allowed"
 
-
-class NotFound(AttentionError):
+class NotFound(AttentionError, status=404, title="Not found"):
     """There is nothing at this path."""
 
-    status = 404
-    code = "not_found"
-    title = "Not found"
 
-
-class ModuleNotFound(NotFound):
+class ModuleNotFound(NotFound, title="No such module"):
     """No module of this name is resident."""
 
-    code = "module_not_found"
-    title = "No such module"
 
-
-class ParameterNotFound(NotFound):
+class ParameterNotFound(NotFound, title="No such parameter"):
     """The module has no parameter of this name."""
 
-    code = "parameter_not_found"
-    title = "No such parameter"
 
-
-class CheckpointNotFound(NotFound):
+class CheckpointNotFound(NotFound, title="No such checkpoint"):
     """The model repository holds no checkpoint at this path."""
 
-    code = "checkpoint_not_found"
-    title = "No such checkpoint"
 
-
-class RecordingNotFound(NotFound):
+class RecordingNotFound(NotFound, title="No such recording"):
     """The store holds no recording of this id."""
 
-    code = "recording_not_found"
-    title = "No such recording"
 
-
-class PassNotFound(NotFound):
+class PassNotFound(NotFound, title="No such pass is kept"):
     """No pass with this id is kept: its backward pass ran already, its time is over, or its memory was needed."""
 
-    code = "pass_not_found"
-    title = "No such pass is kept"
 
-
-class SessionNotFound(NotFound):
+class SessionNotFound(NotFound, title="There is no session with this id"):
     """There never was a session with this id."""
 
-    code = "session_not_found"
-    title = "There is no session with this id"
 
-
-class SessionGone(AttentionError):
+class SessionGone(AttentionError, status=410, title="The session is gone"):
     """The session is gone. ``reason``: expired, evicted, restarted or deleted."""
 
-    status = 410
-    code = "session_gone"
-    title = "The session is gone"
 
-
-class MethodNotAllowed(AttentionError):
+class MethodNotAllowed(AttentionError, status=405, title="Method not allowed"):
     """The path exists, but not for this method."""
 
-    status = 405
-    code = "method_not_allowed"
-    title = "Method not allowed"
 
-
-class NotAcceptable(AttentionError):
+class NotAcceptable(AttentionError, status=406, title="No acceptable media type"):
     """The service cannot write the reply in any accepted media type."""
 
-    status = 406
-    code = "not_acceptable"
-    title = "No acceptable media type"
 
-
-class TooSlow(AttentionError):
+class TooSlow(AttentionError, status=408, title="The request came too slowly"):
     """The head or the body of the request came too slowly."""
 
-    status = 408
-    code = "too_slow"
-    title = "The request came too slowly"
 
-
-class Conflict(AttentionError):
+class Conflict(AttentionError, status=409, title="Conflict with the present state"):
     """The request does not fit the present state."""
 
-    status = 409
-    code = "conflict"
-    title = "Conflict with the present state"
 
-
-class ModuleExists(Conflict):
+class ModuleExists(Conflict, title="The name is taken"):
     """A different module already has this name."""
 
-    code = "module_exists"
-    title = "The name is taken"
 
-
-class VersionMismatch(Conflict):
+class VersionMismatch(Conflict, title="The module has another version"):
     """The module is no longer at the pinned version."""
 
-    code = "version_mismatch"
-    title = "The module has another version"
 
-
-class LengthMismatch(Conflict):
+class LengthMismatch(Conflict, title="The session has another length"):
     """The session has another length than the caller believes; ``expected`` and ``actual`` are both."""
 
-    code = "length_mismatch"
-    title = "The session has another length"
 
-
-class TooLarge(AttentionError):
+class TooLarge(AttentionError, status=413, title="Too large"):
     """More than the server takes."""
 
-    status = 413
-    code = "too_large"
-    title = "Too large"
 
-
-class BodyTooLarge(TooLarge):
+class BodyTooLarge(TooLarge, title="The body is too large"):
     """The body has more bytes than the server reads."""
 
-    code = "body_too_large"
-    title = "The body is too large"
 
-
-class OverBudget(TooLarge):
+class OverBudget(TooLarge, title="More memory than the budget allows"):
     """The estimated peak memory exceeds the server's budget."""
 
-    code = "over_budget"
-    title = "More memory than the budget allows"
 
-
-class UnsupportedMediaType(AttentionError):
+class UnsupportedMediaType(AttentionError, status=415, title="Unsupported media type"):
     """The body's media type is not one that the server reads."""
 
-    status = 415
-    code = "unsupported_media_type"
-    title = "Unsupported media type"
 
-
-class Misdirected(AttentionError):
+class Misdirected(AttentionError, status=421, title="Not a name of this server"):
     """The request names a host that this server is not."""
 
-    status = 421
-    code = "misdirected"
-    title = "Not a name of this server"
 
-
-class InvalidRequest(AttentionError):
+class InvalidRequest(AttentionError, status=422, title="The request is not valid"):
     """The request is well-formed but cannot be carried out."""
 
-    status = 422
-    code = "invalid_request"
-    title = "The request is not valid"
 
-
-class InvalidTensor(InvalidRequest):
+class InvalidTensor(InvalidRequest, title="A tensor is not valid"):
     """A tensor is ragged, truncated, of an unknown dtype or of one that its role does not allow."""
 
-    code = "invalid_tensor"
-    title = "A tensor is not valid"
 
-
-class ShapeMismatch(InvalidRequest):
+class ShapeMismatch(InvalidRequest, title="A tensor has the wrong shape"):
     """A tensor does not have the shape its role asks for."""
 
-    code = "shape_mismatch"
-    title = "A tensor has the wrong shape"
 
-
-class KernelUnsuitable(InvalidRequest):
+class KernelUnsuitable(InvalidRequest, title="The kernel cannot do this"):
     """The requested kernel cannot compute this request."""
 
-    code = "kernel_unsuitable"
-    title = "The kernel cannot do this"
 
-
-class TooLong(InvalidRequest):
+class TooLong(InvalidRequest, title="The request would take too long"):
     """The request would compute for longer than the server allows."""
 
-    code = "too_long"
-    title = "The request would take too long"
 
-
-class InvalidCheckpoint(InvalidRequest):
+class InvalidCheckpoint(InvalidRequest, title="The checkpoint cannot be imported"):
     """The checkpoint exists but no attention layer can be read from it."""
 
-    code = "invalid_checkpoint"
-    title = "The checkpoint cannot be imported"
 
-
-class Overloaded(AttentionError):
+class Overloaded(AttentionError, status=429, title="Too many requests", retry_after=1):
     """Too many requests wait already."""
 
-    status = 429
-    code = "overloaded"
-    title = "Too many requests"
-    retry_after = 1
 
-
-class TooManyConnections(Overloaded):
+class TooManyConnections(Overloaded, title="Too many connections from one address"):
     """One address has too many connections."""
 
-    code = "too_many_connections"
-    title = "Too many connections from one address"
 
-
-class CallerLimit(Overloaded):
+class CallerLimit(Overloaded, title="The caller's limit is reached"):
     """The caller has used as much as one caller may."""
 
-    code = "caller_limit"
-    title = "The caller's limit is reached"
 
-
-class HeadTooLarge(AttentionError):
+class HeadTooLarge(AttentionError, status=431, title="The head of the request is too large"):
     """The head of the request has too many bytes or headers."""
 
-    status = 431
-    code = "head_too_large"
-    title = "The head of the request is too large"
 
-
-class Cancelled(AttentionError):
+class Cancelled(AttentionError, status=499, title="Cancelled by the caller"):
     """The caller went away before the answer was ready."""
 
-    status = 499
-    code = "cancelled"
-    title = "Cancelled by the caller"
 
-
-class InternalError(AttentionError):
+class InternalError(AttentionError, status=500, title="The server failed"):
     """A fault of the server."""
 
-    status = 500
-    code = "internal_error"
-    title = "The server failed"
 
-
-class Unavailable(AttentionError):
+class Unavailable(AttentionError, status=503, title="Not available now", retry_after=1):
     """The server cannot answer now."""
 
-    status = 503
-    code = "unavailable"
-    title = "Not available now"
-    retry_after = 1
 
-
-class Loading(Unavailable):
+class Loading(Unavailable, title="Still loading"):
     """The modules of the store are not all resident yet."""
 
-    code = "loading"
-    title = "Still loading"
 
-
-class Draining(Unavailable):
+class Draining(Unavailable, title="Shutting down", retry_after=5):
     """The server is stopping and takes no new work."""
 
-    code = "draining"
-    title = "Shutting down"
-    retry_after = 5
 
-
-class ConnectionsExhausted(Unavailable):
+class ConnectionsExhausted(Unavailable, title="The server has too many connections"):
     """The server has as many connections as it takes."""
 
-    code = "connections_exhausted"
-    title = "The server has too many connections"
 
-
-class NoRoom(Unavailable):
+class NoRoom(Unavailable, title="No memory for the reply"):
     """The memory budget has no room for the reply until others are sent."""
 
-    code = "no_room"
-    title = "No memory for the reply"
 
-
-class Stuck(Unavailable):
+class Stuck(Unavailable, title="The server is stuck"):
     """The device, or a thread of the server, makes no progress."""
 
-    code = "stuck"
-    title = "The server is stuck"
 
-
-class DeadlineExceeded(Unavailable):
+class DeadlineExceeded(Unavailable, title="The deadline has passed"):
     """The caller's deadline passed before the answer was ready.
 
     The server raises it for a request that waited too long, the client for a call that did not end in time. A client
     does not repeat it.
     """
 
-    code = "deadline_exceeded"
-    title = "The deadline has passed"
 
-
-class NeverFits(AttentionError):
+class NeverFits(AttentionError, status=507, title="Does not fit this device"):
     """The request needs more memory than this device has."""
 
-    status = 507
-    code = "never_fits"
-    title = "Does not fit this device"
 
-
-class StoreFull(AttentionError):
+class StoreFull(AttentionError, status=507, title="The store is full"):
     """The store, or its disk, has no room."""
 
-    status = 507
-    code = "store_full"
-    title = "The store is full"
 
-
-class StoreReadOnly(AttentionError):
+class StoreReadOnly(AttentionError, status=507, title="The store is read-only"):
     """The server may not write to its store."""
-
-    status = 507
-    code = "store_read_only"
-    title = "The store is read-only"
 
 
 def _tree(root: type[AttentionError]) -> Iterator[type[AttentionError]]:

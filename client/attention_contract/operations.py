@@ -44,6 +44,8 @@ OF_MODULE: Final = (e.ModuleNotFound, e.VersionMismatch)
 READS_MODULE: Final = (*ANY_TIME, *OF_MODULE, e.InvalidRequest)
 """The last: an If-Match that is no version."""
 WRITES: Final = (e.StoreFull, e.StoreReadOnly)
+OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
+_QUERY = {"query": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]}
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,6 @@ list_variants = Operation(
     "list_variants", "GET", "/v1/variants", None, s.VariantList,
     "Every registered score, mask, position, normalizer, method and kernel",
 )  # fmt: skip
-list_modules = Operation("list_modules", "GET", "/v1/modules", None, m.ModuleList, "Every resident module")
-create_module = Operation(
-    "create_module", "POST", "/v1/modules", m.CreateModule, m.ModuleInfo,
-    "Make a module from a seed or from its parameters",
-    (*READS_BODY, *WRITES, e.ModuleExists), status=201, tensors=True,
-    example={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0},
-)  # fmt: skip
-import_module = Operation(
-    "import_module", "POST", "/v1/modules/import", m.ImportModule, m.ModuleInfo,
-    "Make a module from one attention layer of a checkpoint",
-    (*READS_BODY, *WRITES, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
-    example={"checkpoint": "minilm", "layer": 0, "name": "minilm.0"},
-)  # fmt: skip
 list_checkpoints = Operation(
     "list_checkpoints", "GET", "/v1/checkpoints", None, k.CheckpointList,
     "Every checkpoint of the model repository",
@@ -103,6 +92,19 @@ get_checkpoint = Operation(
     "get_checkpoint", "GET", "/v1/checkpoints/{path}", None, k.CheckpointReply,
     "A checkpoint's family, and the config of each of its attention layers",
     (*ANY_TIME, e.CheckpointNotFound, e.InvalidCheckpoint),
+)  # fmt: skip
+list_modules = Operation("list_modules", "GET", "/v1/modules", None, m.ModuleList, "Every resident module")
+create_module = Operation(
+    "create_module", "POST", "/v1/modules", m.CreateModule, m.ModuleInfo,
+    "Make a module from a seed or from its parameters",
+    (*READS_BODY, *WRITES, e.ModuleExists), status=201, tensors=True,
+    example={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0},
+)  # fmt: skip
+import_module = Operation(
+    "import_module", "POST", "/v1/modules/import", m.ImportModule, m.ModuleInfo,
+    "Make a module from one attention layer of a checkpoint",
+    (*READS_BODY, *WRITES, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModuleExists), status=201,
+    example={"checkpoint": "minilm", "layer": 0, "name": "minilm.0"},
 )  # fmt: skip
 get_module = Operation(
     "get_module", "GET", "/v1/modules/{name}", None, m.ModuleInfo, "Config, version, device and bytes of a module",
@@ -128,9 +130,6 @@ get_parameter = Operation(
     "One parameter, a slice of it or one head of it",
     (*READS_MODULE, e.ParameterNotFound), tensors=True,
 )  # fmt: skip
-
-_QUERY = {"query": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]}
-
 forward = Operation(
     "forward", "POST", "/v1/modules/{name}/forward", a.ForwardRequest, a.ForwardReply,
     "The output of a module, and any taps",
@@ -142,28 +141,23 @@ weights = Operation(
     "The keys that each head of a module attends to",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS, example=_QUERY | {"top_k": 1},
 )  # fmt: skip
-gradients = Operation(
-    "gradients", "POST", "/v1/modules/{name}/gradients", GradientsRequest, GradientsReply,
-    "Exact gradients with respect to inputs, taps and parameters",
-    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
-    example=_QUERY | {"wrt": ["query", "weights", "parameters"]},
-)  # fmt: skip
 attribution = Operation(
     "attribution", "POST", "/v1/modules/{name}/attribution", AttributionRequest, AttributionReply,
     "The share of each weight and each head of a module in a number that depends on its output",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS,
     example=_QUERY | {"methods": ["gradient_attention", "head_importance"]},
 )  # fmt: skip
+gradients = Operation(
+    "gradients", "POST", "/v1/modules/{name}/gradients", GradientsRequest, GradientsReply,
+    "Exact gradients with respect to inputs, taps and parameters",
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True,
+    example=_QUERY | {"wrt": ["query", "weights", "parameters"]},
+)  # fmt: skip
 effects = Operation(
     "effects", "POST", "/v1/modules/{name}/effects", EffectsRequest, EffectsReply,
     "The change of a module's output by each edit of a sweep: heads, queries or keys",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, pictures=("effects",),
     example=_QUERY | {"sweep": {"tap": "context", "over": ["heads"], "set": 0}},
-)  # fmt: skip
-create_pass = Operation(
-    "create_pass", "POST", "/v1/modules/{name}/passes", p.PassRequest, p.PassReply,
-    "The output of a module, kept for its backward pass",
-    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"wrt": ["query", "parameters"]},
 )  # fmt: skip
 complexity = Operation(
     "complexity", "POST", "/v1/modules/{name}/complexity", c.ComplexityRequest, c.ComplexityReply,
@@ -182,28 +176,34 @@ raw_weights = Operation(
     "The keys that each head of raw attention attends to",
     (*READS_BODY, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS, example=a.EXAMPLE_INPUTS | {"top_k": 1},
 )  # fmt: skip
-raw_gradients = Operation(
-    "raw_gradients", "POST", "/v1/attention/gradients", RawGradientsRequest, GradientsReply,
-    "Exact gradients of raw attention",
-    (*READS_BODY, e.KernelUnsuitable), tensors=True,
-    example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},
-)  # fmt: skip
-similarity = Operation(
-    "similarity", "POST", "/v1/attention/similarity", v.SimilarityRequest, v.SimilarityReply,
-    "Similarity of every pair of heads, by their weights or features",
-    READS_BODY, tensors=True, pictures=("similarity",), example=v.EXAMPLE,
-)  # fmt: skip
 raw_attribution = Operation(
     "raw_attribution", "POST", "/v1/attention/attribution", RawAttributionRequest, AttributionReply,
     "The share of each weight and each head of raw attention in a number that depends on its output",
     (*READS_BODY, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS,
     example=a.EXAMPLE_INPUTS | {"methods": ["relevance", "norm"]},
 )  # fmt: skip
+raw_gradients = Operation(
+    "raw_gradients", "POST", "/v1/attention/gradients", RawGradientsRequest, GradientsReply,
+    "Exact gradients of raw attention",
+    (*READS_BODY, e.KernelUnsuitable), tensors=True,
+    example=a.EXAMPLE_INPUTS | {"upstream": [[1.0, 0.0], [0.0, 1.0]], "wrt": ["query", "key", "value", "weights"]},
+)  # fmt: skip
 raw_effects = Operation(
     "raw_effects", "POST", "/v1/attention/effects", RawEffectsRequest, EffectsReply,
     "The change of the output of raw attention by each edit of a sweep",
     (*READS_BODY, e.KernelUnsuitable), tensors=True, pictures=("effects",),
     example=a.EXAMPLE_INPUTS | {"sweep": {"tap": "weights", "over": ["keys"], "set": 0, "renormalize": True}},
+)  # fmt: skip
+raw_complexity = Operation(
+    "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
+    "The cost of raw attention at a shape or a sweep of shapes",
+    (*READS_BODY, e.KernelUnsuitable), pictures=("costs",),
+    example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
+)  # fmt: skip
+create_pass = Operation(
+    "create_pass", "POST", "/v1/modules/{name}/passes", p.PassRequest, p.PassReply,
+    "The output of a module, kept for its backward pass",
+    (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"wrt": ["query", "parameters"]},
 )  # fmt: skip
 create_raw_pass = Operation(
     "create_raw_pass", "POST", "/v1/attention/passes", p.RawPassRequest, p.PassReply,
@@ -214,12 +214,6 @@ backward = Operation(
     "backward", "POST", "/v1/passes/{id}/backward", p.BackwardRequest, GradientsReply,
     "Exact gradients of a kept pass, which is used up",
     (*READS_BODY, e.PassNotFound), tensors=True, example={},
-)  # fmt: skip
-raw_complexity = Operation(
-    "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
-    "The cost of raw attention at a shape or a sweep of shapes",
-    (*READS_BODY, e.KernelUnsuitable), pictures=("costs",),
-    example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
 )  # fmt: skip
 accuracy = Operation(
     "accuracy", "GET", "/v1/complexity/accuracy", None, y.AccuracyReply,
@@ -239,6 +233,16 @@ circuits = Operation(
     "circuits", "POST", "/v1/modules/{name}/circuits", u.CircuitsRequest, u.CircuitsReply,
     "QK and OV circuits of a module's heads, composition scores, and spectra of its parameters",
     (*READS_BODY, *OF_MODULE), tensors=True, pictures=("spectra", "statistics", "composition"), example=u.EXAMPLE,
+)  # fmt: skip
+similarity = Operation(
+    "similarity", "POST", "/v1/attention/similarity", v.SimilarityRequest, v.SimilarityReply,
+    "Similarity of every pair of heads, by their weights or features",
+    READS_BODY, tensors=True, pictures=("similarity",), example=v.EXAMPLE,
+)  # fmt: skip
+rollout = Operation(
+    "rollout", "POST", "/v1/attention/rollout", o.RolloutRequest, o.RolloutReply,
+    "Rollout or flow of attention over layers: the inputs that the state of each token comes from",
+    READS_BODY, tensors=True, pictures=("rollout", "lines"), example=o.EXAMPLE,
 )  # fmt: skip
 list_recordings = Operation(
     "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording",
@@ -283,18 +287,11 @@ recording_similarity = Operation(
     v.RecordingSimilarity, "Similarity of every pair of recorded heads or layers, of one recording or of two",
     (*READS_BODY, e.RecordingNotFound), tensors=True, pictures=("similarity",), example={"tensor": "weights"},
 )  # fmt: skip
-rollout = Operation(
-    "rollout", "POST", "/v1/attention/rollout", o.RolloutRequest, o.RolloutReply,
-    "Rollout or flow of attention over layers: the inputs that the state of each token comes from",
-    READS_BODY, tensors=True, pictures=("rollout", "lines"), example=o.EXAMPLE,
-)  # fmt: skip
 recording_rollout = Operation(
     "recording_rollout", "POST", "/v1/recordings/{id}/rollout", o.RecordingRolloutRequest, o.RecordingRollout,
     "Rollout or flow of the recorded weights over layers",
     (*READS_BODY, e.RecordingNotFound), tensors=True, pictures=("rollout", "lines"), example={"method": "rollout"},
 )  # fmt: skip
-OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
-
 list_sessions = Operation(
     "list_sessions", "GET", "/v1/sessions", t.ListSessions, t.SessionList,
     "Sessions page by page, as a tree, and the memory of all",
@@ -345,17 +342,17 @@ session_weights = Operation(
     "The keys of the cached past and of new tokens that each head attends to",
     (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS, example=_QUERY | {"top_k": 1},
 )  # fmt: skip
-session_effects = Operation(
-    "session_effects", "POST", "/v1/sessions/{id}/effects", t.SessionEffectsRequest, EffectsReply,
-    "The change of the output of new tokens over the cached past by each edit of a sweep",
-    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=("effects",),
-    example=_QUERY | {"sweep": {"tap": "context", "over": ["heads"], "set": 0}},
-)  # fmt: skip
 session_attribution = Operation(
     "session_attribution", "POST", "/v1/sessions/{id}/attribution", t.SessionAttributionRequest, AttributionReply,
     "The share of each weight of new tokens over the cached past",
     (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=WEIGHT_VIEWS,
     example=_QUERY | {"methods": ["norm"]},
+)  # fmt: skip
+session_effects = Operation(
+    "session_effects", "POST", "/v1/sessions/{id}/effects", t.SessionEffectsRequest, EffectsReply,
+    "The change of the output of new tokens over the cached past by each edit of a sweep",
+    (*READS_BODY, *OF_SESSION, e.KernelUnsuitable), tensors=True, pictures=("effects",),
+    example=_QUERY | {"sweep": {"tap": "context", "over": ["heads"], "set": 0}},
 )  # fmt: skip
 session_gradients = Operation(
     "session_gradients", "POST", "/v1/sessions/{id}/gradients", t.SessionGradientsRequest, GradientsReply,
@@ -383,21 +380,7 @@ health_ready = Operation(
     (e.NotAcceptable, e.Loading, e.Draining, e.Stuck),
 )  # fmt: skip
 
-OPERATIONS: Final[tuple[Operation[Any], ...]] = (
-    server_info, list_variants,
-    list_checkpoints, fetch_checkpoint, get_checkpoint,
-    list_modules, create_module, import_module, get_module, delete_module,
-    list_parameters, replace_parameters, get_parameter,
-    forward, weights, attribution, gradients, effects, complexity,
-    raw_forward, raw_weights, raw_attribution, raw_gradients, raw_effects, raw_complexity,
-    create_pass, create_raw_pass, backward,
-    accuracy, list_hardware,
-    hopfield_retrieve, circuits, similarity, rollout,
-    list_recordings, create_recording, record_text, predict_text, get_recording, delete_recording, recording_statistics,
-    recording_similarity, recording_rollout,
-    list_sessions, open_session, get_session, delete_session, step_sessions, step_session,
-    fork_session, truncate_session, reorder_session, session_weights, session_attribution, session_effects,
-    session_gradients,
-    get_session_cache, put_session_cache,
-    health_live, health_ready,
-)  # fmt: skip
+OPERATIONS: Final[tuple[Operation[Any], ...]] = tuple(
+    each for each in [*globals().values()] if isinstance(each, Operation)
+)
+"""Every operation, in the order of this file, which is that of the OpenAPI document."""

@@ -71,16 +71,6 @@ def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding 
 
 
 __all__ = [
-    "JSON",
-    "MAX_HEADER",
-    "MEDIA_TYPES",
-    "PICTURES",
-    "SAFETENSORS",
-    "from_body",
-    "from_json",
-    "from_safetensors",
-    "request_from_body",
-    "to_body",
-    "to_json",
-    "to_safetensors",
-]
+    "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "SAFETENSORS", "from_body", "from_json", "from_safetensors",
+    "request_from_body", "to_body", "to_json", "to_safetensors",
+]  # fmt: skip

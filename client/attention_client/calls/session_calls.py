@@ -4,7 +4,6 @@ import ssl
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Concatenate, Final, Unpack, overload
 
 from attention_client.arguments import (
@@ -57,11 +56,9 @@ class Opening(AbstractAsyncContextManager[AsyncSession]):
         self._session = await self._opening
         return self._session
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *fault: Any) -> None:
         if self._session is not None:
-            await self._session.__aexit__(kind, fault, trace)
+            await self._session.__aexit__(*fault)
 
 
 def opening(stated: Callable[Concatenate[Any, P], Flow[SessionFlow]]) -> Method[P, Session, Opening]:

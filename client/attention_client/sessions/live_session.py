@@ -5,7 +5,6 @@ Both run the flows of ``session_flow``.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from attention_client.arguments import (
@@ -40,8 +39,11 @@ _BY_REQUEST: Final = (ConnectionFailed, BodyTooLarge, Overloaded, Unavailable)
 class LiveSession(Calls[WayT]):
     """A session's facts, as its owner knows them without asking, and its calls."""
 
-    def __init__(self, flow: SessionFlow) -> None:
+    def __init__(self, flow: SessionFlow, send: Callable[[Call[Any]], Any], open_stream: Callable[[], Any]) -> None:
         self._flow = flow
+        self._send = send
+        self._open_stream = open_stream
+        self._stream: Any = None
 
     @property
     def id(self) -> str:
@@ -173,12 +175,6 @@ class Session(LiveSession[Blocking]):
         """Run the flow that opens a session."""
         return cls(run(opening, send), send, open_stream)
 
-    def __init__(self, flow: SessionFlow, send: Send, open_stream: Callable[[], StepStream]) -> None:
-        super().__init__(flow)
-        self._send = send
-        self._open_stream = open_stream
-        self._stream: StepStream | None = None
-
     def fork(self, length: int | None = None, **options: Unpack[CallOptions]) -> "Session":
         """Return a copy of the session, or of its first ``length`` tokens. The two share the memory of equal pages."""
         return self.begin(self._flow.fork(length, options), self._send, self._open_stream)
@@ -207,9 +203,7 @@ class Session(LiveSession[Blocking]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, fault: object, trace: object) -> None:
         try:
             self.close()
         except AttentionError:
@@ -228,12 +222,6 @@ class AsyncSession(LiveSession[Awaited]):
     ) -> "AsyncSession":
         """Run the flow that opens a session."""
         return cls(await run_awaited(opening, send), send, open_stream)
-
-    def __init__(self, flow: SessionFlow, send: AsyncSend, open_stream: Callable[[], AsyncStepStream]) -> None:
-        super().__init__(flow)
-        self._send = send
-        self._open_stream = open_stream
-        self._stream: AsyncStepStream | None = None
 
     async def fork(self, length: int | None = None, **options: Unpack[CallOptions]) -> "AsyncSession":
         """Return a copy of the session, or of its first ``length`` tokens. The two share the memory of equal pages."""
@@ -263,9 +251,7 @@ class AsyncSession(LiveSession[Awaited]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, fault: object, trace: object) -> None:
         try:
             await self.close()
         except AttentionError:

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import Any, Final, Self, Unpack, cast
 
 import websockets.asyncio.client as awaited
@@ -91,9 +90,7 @@ class StepStream(StepCalls[Blocking]):
         self._connected()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(self, call: Call[Any]) -> Any:
@@ -147,9 +144,7 @@ class AsyncStepStream(StepCalls[Awaited]):
         await self._connected()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def send(self, call: Call[Any]) -> Any:

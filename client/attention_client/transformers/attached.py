@@ -4,7 +4,6 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from types import TracebackType
 from typing import Any, Final, Self, get_args
 
 from numpy.typing import NDArray
@@ -122,9 +121,7 @@ class Attached:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

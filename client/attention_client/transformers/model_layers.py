@@ -16,12 +16,8 @@ LayerKey = int | str
 """``3``, or ``"decoder.3"`` in a model of several stacks."""
 
 
-class UnsupportedModel(AttentionError):
+class UnsupportedModel(AttentionError, status=422, title="This model's attention cannot run on the service"):
     """The attention of a model cannot run on the service."""
-
-    status = 422
-    code = "unsupported_model"
-    title = "This model's attention cannot run on the service"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
@@ -172,9 +171,7 @@ class SessionCache(Cache):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, fault: object, trace: object) -> None:
         try:
             self.close()
         except AttentionError:

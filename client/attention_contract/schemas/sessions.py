@@ -6,7 +6,7 @@ tokens, whose keys and values are appended when it has succeeded. Source: Kwon e
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -191,18 +191,22 @@ class SessionList(WireModel):
     """Bytes of the pages in use."""
 
 
-_HELD = {"past_key": "the session holds the past", "past_value": "the session holds the past"}
-_HELD |= {"offsets": "the session knows its length"}
+class OverSession(WireModel):
+    """A request over the past of a session: it brings no past and no offsets of its own."""
+
+    at: Length | None = None
+    """See ``StepRequest``."""
+
+    @model_validator(mode="after")
+    def _no_past(self) -> Self:
+        held = "the session holds the past"
+        for name, reason in {"past_key": held, "past_value": held, "offsets": "the session knows its length"}.items():
+            if getattr(self, name) is not None:
+                raise at_fault(name, f"{reason}; leave it out")
+        return self
 
 
-def check_no_past(request: Any) -> None:
-    """Raise a validation error where a request of a session brings a past or offsets."""
-    for name, reason in _HELD.items():
-        if getattr(request, name) is not None:
-            raise at_fault(name, f"{reason}; leave it out")
-
-
-class StepRequest(ForwardRequest):
+class StepRequest(OverSession, ForwardRequest):
     """One forward pass over new tokens, which are appended. It takes no past and no offsets.
 
     ``Lk`` counts the tokens that the session holds and the new ones. An edit of ``k`` or ``v`` changes what is cached
@@ -215,11 +219,6 @@ class StepRequest(ForwardRequest):
     """The length that the caller believes the session to have; 409 with the true one where it differs."""
     step: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """An id of this step. If the last step had it, its reply comes again and nothing is appended."""
-
-    @model_validator(mode="after")
-    def _no_past(self) -> "StepRequest":
-        check_no_past(self)
-        return self
 
 
 class SessionStep(StepRequest):
@@ -319,55 +318,23 @@ class ReorderSession(WireModel):
     """See ``StepRequest``."""
 
 
-class SessionWeightsRequest(WeightsRequest):
+class SessionWeightsRequest(OverSession, WeightsRequest):
     """Ask for the weights of new tokens over the cached past. Nothing is appended."""
 
-    at: Length | None = None
-    """See ``StepRequest``."""
 
-    @model_validator(mode="after")
-    def _no_past(self) -> "SessionWeightsRequest":
-        check_no_past(self)
-        return self
-
-
-class SessionEffectsRequest(EffectsRequest):
+class SessionEffectsRequest(OverSession, EffectsRequest):
     """Ask what each edit of a sweep does to the output of new tokens over the cached past. Nothing is appended."""
 
-    at: Length | None = None
-    """See ``StepRequest``."""
 
-    @model_validator(mode="after")
-    def _no_past(self) -> "SessionEffectsRequest":
-        check_no_past(self)
-        return self
-
-
-class SessionAttributionRequest(AttributionRequest):
+class SessionAttributionRequest(OverSession, AttributionRequest):
     """Ask for the share of each weight of new tokens over the cached past. Nothing is appended."""
 
-    at: Length | None = None
-    """See ``StepRequest``."""
 
-    @model_validator(mode="after")
-    def _no_past(self) -> "SessionAttributionRequest":
-        check_no_past(self)
-        return self
-
-
-class SessionGradientsRequest(GradientsRequest):
+class SessionGradientsRequest(OverSession, GradientsRequest):
     """Ask for gradients of new tokens over the cached past. Nothing is appended.
 
     ``past_key`` and ``past_value`` in ``wrt`` are the cached keys and values.
     """
-
-    at: Length | None = None
-    """See ``StepRequest``."""
-
-    @model_validator(mode="after")
-    def _no_past(self) -> "SessionGradientsRequest":
-        check_no_past(self)
-        return self
 
 
 class SessionCache(WireModel):

@@ -40,15 +40,11 @@ _SMALL_HEADER: Final = 2**16
 MAX_TENSORS: Final = 4096
 """Tensors of one file."""
 _CODES: Final = {
-    "bool": "BOOL",
-    "int32": "I32",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
+    "bool": "BOOL", "int32": "I32", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
     "float64": "F64",
-}
-_NAMES: Final = {code: name for name, code in _CODES.items()}
+}  # fmt: skip
+DTYPE_NAMES: Final = {code: name for name, code in _CODES.items()}
+"""The wire's name of each dtype of a safetensors file."""
 
 
 class NamedTensor(NamedTuple):
@@ -234,9 +230,9 @@ _small_header = lru_cache(maxsize=KNOWN)(_header)
 
 def _shaped(name: str, entry: dict[str, Any]) -> Shaped:
     code = entry.get("dtype")
-    dtype = _NAMES.get(code) if isinstance(code, str) else None
+    dtype = DTYPE_NAMES.get(code) if isinstance(code, str) else None
     if dtype is None:
-        param, known = clip(name), ", ".join(_NAMES)
+        param, known = clip(name), ", ".join(DTYPE_NAMES)
         raise InvalidTensor(f"{param}: unknown dtype {str(code)[:20]!r}; expected one of {known}", param=param)
     try:
         return Shaped(name, dtype, checked_shape(entry.get("shape")))

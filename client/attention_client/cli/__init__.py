@@ -11,14 +11,11 @@ import typer
 
 from attention_client.cli import (
     bench_commands,
-    checkpoint_commands,
     command_table,
     compare_commands,
     explain_commands,
     module_commands,
-    prediction_commands,
     recording_commands,
-    session_commands,
 )
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.invocation import Commands, Invocation
@@ -62,7 +59,7 @@ def options(
 
 
 app.add_typer(module_commands.app, name="modules")
-app.command()(checkpoint_commands.checkpoints)
+app.command()(module_commands.checkpoints)
 app.command("import")(module_commands.import_module)
 for name, each in command_table.COMMANDS.items():
     if " " not in name:
@@ -72,9 +69,11 @@ app.command()(bench_commands.bench)
 app.command("explain")(explain_commands.explain_command)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)
-app.command()(prediction_commands.predict)
+app.command()(recording_commands.predict)
 app.add_typer(recording_commands.app, name="recordings")
-app.add_typer(session_commands.app, name="sessions")
+app.add_typer(
+    command_table.group("sessions", "List, open, show and end the decode sessions of a server."), name="sessions"
+)
 add_extensions(app)
 
 

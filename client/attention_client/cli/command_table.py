@@ -118,10 +118,16 @@ COMMANDS: Final = {
         "sessions.create", operations.open_session,
         forms={"from_": Form(metavar="ID", name="--from", read=lambda session, _: {"session": session})},
     ),
+    "sessions delete": RequestCommand(
+        "sessions.delete", operations.delete_session, help="End a session and free its memory."
+    ),
     "recordings list": RequestCommand("recordings.list", operations.list_recordings),
     "recordings statistics": RequestCommand("recordings.statistics", operations.recording_statistics),
     "recordings similarity": RequestCommand("recordings.similarity", operations.recording_similarity),
     "recordings rollout": RequestCommand("recordings.rollout", operations.recording_rollout),
+    "recordings delete": RequestCommand(
+        "recordings.delete", operations.delete_recording, help="Remove a stored recording."
+    ),
 }  # fmt: skip
 """The commands by their words. The help of most is the summary of the operation."""
 

@@ -1,4 +1,4 @@
-"""``attention modules`` and ``attention import``."""
+"""``attention modules``, ``attention checkpoints`` and ``attention import``."""
 
 import re
 from pathlib import Path
@@ -98,6 +98,19 @@ def _every_parameter(client: Client, listed: ParameterList) -> dict[str, NDArray
     """Return every parameter of a module by name, all of the version that was listed."""
     names = [one.name for one in listed.parameters]
     return {one: client.modules.parameter(listed.name, one, version=listed.version).value for one in names}
+
+
+def checkpoints(
+    ctx: typer.Context,
+    path: Annotated[
+        str | None,
+        typer.Argument(autocompletion=completion.checkpoints, help="One of them: each of its attention layers."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the checkpoints of the server's model repository, or the attention layers of one; nothing is loaded."""
+    with client_of(ctx) as client:
+        present(client.checkpoints.list() if path is None else client.checkpoints.get(path), as_json)
 
 
 @takes(

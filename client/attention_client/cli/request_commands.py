@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel
 
 from attention_client.cli import completion, tensor_arguments
-from attention_client.cli.invocation import send
+from attention_client.cli.invocation import client_of, send
 from attention_client.cli.model_options import (
     FieldOption,
     Fields,
@@ -117,6 +117,11 @@ class RequestCommand:
                 told = "expected a file; or INPUTS or --inputs that holds a query"
                 raise typer.BadParameter(told, param_hint="--query")
             self.prepare(name, fields, ending)
+            if self.operation.reply is None:
+                with client_of(ctx) as client:
+                    send(client, self.call, name, fields)
+                typer.echo(f"deleted {name}")
+                return
             ending.answer(ctx, lambda client: send(client, self.call, name, fields), self.chief)
 
         with_signature(
@@ -132,7 +137,7 @@ class RequestCommand:
         first: tuple[inspect.Parameter, ...] = INPUTS if "query" in options else ()
         if place is not None and not first:
             first = (parameter(place, Name) if self.raw else parameter(place, _PLACES[place], ...),)
-        ends = [parameter("as_json", AsJson, False)]
+        ends = [] if self.operation.reply is None else [parameter("as_json", AsJson, False)]
         ends += [] if self.chief is None else [parameter("output", Output)]
         if self.operation.pictures:
             ends += [parameter("plot", Plot), *(option.parameter for option in LOOK.values())]

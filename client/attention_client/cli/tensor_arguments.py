@@ -21,14 +21,11 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from attention_contract.base import WireModel
+from attention_contract.tensor_files import DTYPE_NAMES
 from attention_contract.tensors import DTYPES, from_buffer
 from attention_contract.wire import to_json, to_safetensors
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".json")
-_CODES = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
-    "F32": "float32",
-    "F64": "float64",
-}
 _BROKEN = (ValueError, SafetensorError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError)
 """Errors of the libraries for a file whose content does not fit its suffix; the last, for an unusual zip."""
 
@@ -126,7 +123,7 @@ def _load(source: str, field: str) -> Any:
 
 
 def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
-    return from_buffer(bytes(entry["data"]), DTYPES[_CODES[entry["dtype"]]], tuple(entry["shape"]))
+    return from_buffer(bytes(entry["data"]), DTYPES[DTYPE_NAMES[entry["dtype"]]], tuple(entry["shape"]))
 
 
 def _format(content: bytes) -> str:

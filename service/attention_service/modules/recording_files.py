@@ -17,16 +17,13 @@ from attention_contract.schemas.recordings import (
     RecordingSummary,
     read_facts,
 )
+from attention_contract.tensor_files import DTYPE_NAMES
 from attention_service.modules.store_files import check_regular
 
 SUFFIX: Final = ".safetensors"
 RECORDING_ID: Final = re.compile(r"[0-9a-f]{32}")
 _TEXT: Final = 200
 """Characters of a text in a list."""
-_DTYPES: Final = {"BOOL": "bool", "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16"} | {
-    "F32": "float32",
-    "F64": "float64",
-}
 
 
 def recordings_in(folder: Path) -> Iterator[Path]:
@@ -36,9 +33,9 @@ def recordings_in(folder: Path) -> Iterator[Path]:
 
 def _recorded(name: str, part: Any) -> RecordedTensor:
     code = part.get_dtype()
-    if code not in _DTYPES:
-        raise Unreadable(f"tensor {name[:80]!r} has dtype {code}; expected one of {', '.join(_DTYPES)}")
-    return RecordedTensor(name=name, dtype=_DTYPES[code], shape=list(part.get_shape()))
+    if code not in DTYPE_NAMES:
+        raise Unreadable(f"tensor {name[:80]!r} has dtype {code}; expected one of {', '.join(DTYPE_NAMES)}")
+    return RecordedTensor(name=name, dtype=DTYPE_NAMES[code], shape=list(part.get_shape()))
 
 
 def described(path: Path, size: int) -> RecordingInfo:

@@ -15,10 +15,8 @@ copies the asked part alone. A damaged file stays on the disk until it is delete
 does not count.
 """
 
-import fcntl
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -53,9 +51,8 @@ from attention_contract.wire import to_safetensors
 from attention_service.modules.faults import reason
 from attention_service.modules.recording_counts import NOBODY, RecordingCounts
 from attention_service.modules.recording_files import RECORDING_ID, SUFFIX, described, recordings_in, summary
-from attention_service.modules.store_files import make_folder, refusal, sync
+from attention_service.modules.store_files import STAGED, locked, make_folder, refusal, staged_file, sync
 
-_STAGED: Final = ".new-"
 _OWNED: Final = "of"
 """The folder of the recordings that belong to one owner each."""
 _KNOWN: Final = 1024
@@ -213,20 +210,12 @@ class RecordingStore:
             check(own + size, f"your recordings have {own} bytes, and this one {size}; delete some first")
 
     def _write(self, path: Path, pieces: list[bytes | memoryview], owner: str | None) -> RecordingInfo:
-        staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
         size = sum(map(len, pieces))
-        try:
-            with staged.open("wb") as file:
-                file.writelines(pieces)
-                file.flush()
-                os.fsync(file.fileno())
-            with self._counts.changing() as counts:
-                os.replace(staged, path)
-                counts.change(owner, size)
-                sync(path.parent)
-                return self._described(path, size)
-        finally:
-            staged.unlink(missing_ok=True)
+        with staged_file(self._folder, pieces) as staged, self._counts.changing() as counts:
+            os.replace(staged, path)
+            counts.change(owner, size)
+            sync(path.parent)
+            return self._described(path, size)
 
     def delete(self, recording: str, owner: str | None = None) -> None:
         """Remove a recording durably, or what lies in its place and is none. Raises RecordingNotFound."""
@@ -278,7 +267,7 @@ class RecordingStore:
         if not self._folder.is_dir():
             return
         with self._locked():
-            for path in list(self._folder.glob(f"{_STAGED}*")):
+            for path in list(self._folder.glob(f"{STAGED}*")):
                 path.unlink(missing_ok=True)
             self._counts.forget()
 
@@ -288,12 +277,8 @@ class RecordingStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         make_folder(self._folder)
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self._folder):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _content_id(recording: RecordingFile, owner: str | None) -> str:

@@ -34,13 +34,20 @@ from attention_contract.schemas.modules import ModuleConfig, Source
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.modules.faults import reason
 from attention_service.modules.resident import Module, check_shapes, complete, content_version, parameter_bytes
-from attention_service.modules.store_files import check_regular, make_folder, os_error, read_regular, sync
+from attention_service.modules.store_files import (
+    STAGED,
+    check_regular,
+    locked,
+    make_folder,
+    os_error,
+    read_regular,
+    sync,
+)
 
 FORMAT: Final = 1
 _CONFIG: Final = "config.json"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION: Final = re.compile(r"[0-9a-f]{32}")
-_STAGED: Final = ".new-"
 _REMOVED: Final = ".removed-"
 _CONFIG_BYTES: Final = 2**24
 """The largest config.json that is read."""
@@ -129,7 +136,7 @@ class Store:
         with self._locked(fcntl.LOCK_EX):
             if self._version(module.name) != replaces:
                 raise MovedOnError
-            staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
+            staged = self._folder / f"{STAGED}{secrets.token_hex(8)}"
             try:
                 staged.mkdir()
                 _write_config(staged / _CONFIG, module)
@@ -168,7 +175,7 @@ class Store:
             return
         with suppress(OSError), self._locked(fcntl.LOCK_EX):
             for entry in list(self._folder.iterdir()):
-                if entry.name.startswith((_STAGED, _REMOVED)):
+                if entry.name.startswith((STAGED, _REMOVED)):
                     shutil.rmtree(entry, ignore_errors=True)
                 elif entry.is_dir() and _NAME.fullmatch(entry.name):
                     with suppress(DamagedError):
@@ -180,12 +187,8 @@ class Store:
         if not self._folder.is_dir():
             yield  # nothing is there yet
             return
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, how)
+        with locked(self._folder, how):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _parameters_file(version: str) -> str:

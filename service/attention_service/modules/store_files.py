@@ -1,15 +1,21 @@
-"""Files of the stores: only regular files are read, and folders are made durably."""
+"""Files of the stores: only regular files are read, folders are made and files replaced durably, writers take turns."""
 
 import errno
+import fcntl
 import os
 import re
+import secrets
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from attention_contract.errors import AttentionError, InternalError, StoreFull, StoreReadOnly
 from attention_service.modules.faults import reason
 
+STAGED: Final = ".new-"
+"""The beginning of the names of files and folders that are being written; a crash may leave some."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 _CODE: Final = re.compile(r"os error (\d+)")
@@ -30,6 +36,39 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
         sync(each.parent)
+
+
+@contextmanager
+def staged_file(folder: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> Iterator[Path]:
+    """Write a hidden file, which is on the disk within the block and gone after it, unless renamed. Raises OSError."""
+    staged = folder / f"{STAGED}{secrets.token_hex(8)}"
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        yield staged
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
+    """Put a file into the place of another once it is on the disk, or leave that as it was. Raises OSError."""
+    with staged_file(path.parent, pieces, mode) as staged:
+        os.replace(staged, path)
+    sync(path.parent)
+
+
+@contextmanager
+def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold the lock of a folder, which ends with the process. Nothing is written for it. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_regular(path: Path, limit: int) -> bytes:

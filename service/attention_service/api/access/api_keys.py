@@ -4,16 +4,14 @@ A key is 256 random bits, so that one SHA-256 is enough: a salt and a slow hash 
 and nobody guesses 256 bits. The key itself is shown once, when it is made.
 """
 
-import fcntl
 import hmac
 import ipaddress
-import os
 import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -26,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.audit import note
 from attention_service.api.access.scopes import KeyScope, Scopes
-from attention_service.modules.store_files import make_folder, sync
+from attention_service.modules.store_files import locked, make_folder, replace_file
 from attention_service.runtime.callers import UNLIMITED, Caller
 from attention_service.settings import Settings
 
@@ -121,7 +119,8 @@ def shares_of(settings: Settings, budget: int) -> CallerLimits:
 def create_key(root: Path, name: str, scopes: Sequence[KeyScope], limits: CallerLimits = UNLIMITED) -> str:
     """Make a key, keep its hash and return it. Raises ValueError for a name that is taken or not fit."""
     key = PREFIX + secrets.token_urlsafe(32)
-    with _locked(root):
+    make_folder(root)
+    with locked(root):
         keys = read_keys(root)
         if any(each.name == name for each in keys):
             raise ValueError(f"there is a key named {name!r}; revoke it first, or take another name")
@@ -138,7 +137,8 @@ def create_key(root: Path, name: str, scopes: Sequence[KeyScope], limits: Caller
 
 def revoke_key(root: Path, name: str) -> None:
     """Remove a key. Raises ValueError if there is none of this name."""
-    with _locked(root):
+    make_folder(root)
+    with locked(root):
         keys = read_keys(root)
         kept = [each for each in keys if each.name != name]
         if len(kept) == len(keys):
@@ -148,28 +148,8 @@ def revoke_key(root: Path, name: str) -> None:
 
 def _write(root: Path, keys: Sequence[KeyEntry]) -> None:
     """Replace the file, which only its owner can read, or leave it as it was."""
-    staged = root / f".{FILE}-{secrets.token_hex(8)}"
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(KeyList(keys=list(keys)).model_dump_json(indent=2, exclude_none=True) + "\n")
-        sync(staged)
-        os.replace(staged, root / FILE)
-    finally:
-        staged.unlink(missing_ok=True)
-    sync(root)
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Let one writer at a time change the file."""
-    make_folder(root)
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    text = KeyList(keys=list(keys)).model_dump_json(indent=2, exclude_none=True) + "\n"
+    replace_file(root / FILE, [text.encode()], mode=0o600)
 
 
 class KeyRing:

@@ -11,8 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import secrets
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +22,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attention_service.cost import Clock, Factor, LearnedClock, kind_of
-from attention_service.modules.store_files import read_regular, sync
+from attention_service.modules.store_files import read_regular, replace_file
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.prediction_accuracy import Run
 
@@ -121,23 +119,16 @@ class LearnedFactors:
 
     def save(self, root: Path, device: Device) -> None:
         """Keep the factors for this device. A folder that cannot be written to is logged."""
-        path, staged = _path(root, device), None
+        path = _path(root, device)
         stored = _facts(device) | {
             "at": (self.changed_at or datetime.now(UTC)).isoformat(),
             "factors": {kind: asdict(factor) for kind, factor in self._factors.items()},
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            staged = path.with_name(f".new-{secrets.token_hex(8)}")
-            staged.write_text(json.dumps(stored, indent=1), encoding="utf-8")
-            sync(staged)
-            os.replace(staged, path)
-            sync(path.parent)
+            replace_file(path, [json.dumps(stored, indent=1).encode()])
         except OSError as fault:
             log.warning("learned times could not be kept: %s: %s", fault.strerror, path)
-        finally:
-            if staged is not None:
-                staged.unlink(missing_ok=True)
 
     def _clock(self, found: dict[str, Factor]) -> LearnedClock:
         self._factors = self._factors | found

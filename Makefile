@@ -13,10 +13,11 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Which build of torch: auto, cpu, cu130, …, index (see deploy/install_torch.sh).
 TORCH ?= auto
 UV := $(shell command -v uv)
+# Nothing is compiled ahead, by pip as by uv: what runs imports a tenth of it.
 ifdef UV
 INSTALL = $(UV) pip install --python $(BIN)/python
 else
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 endif
 # More arguments for what the target runs.
 ARGS ?=
@@ -34,7 +35,7 @@ serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settin
 web: web/node_modules/.package-lock.json ## Check the page's sources, test them, and build the page (needs npm)
 	cd web && npm run --silent check && npm run --silent bundle
 
-test: $(VENV)/.dev ## Run the tests but for the long walks and the browser's (ARGS go to pytest)
+test: $(VENV)/.test ## Run the tests but for the long walks and the browser's (ARGS go to pytest)
 	$(PYTEST) -m "not slow and not browser" $(ARGS)
 
 test-web: $(VENV)/.dev ## Test the page in a browser (Debian's chromium; skipped without it)
@@ -119,6 +120,10 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	$(INSTALL) $(PINS) -e '.[docs]'
 	@touch $@
 
+$(VENV)/.test: pyproject.toml $(VENV)/.torch
+	$(INSTALL) $(PINS) -e '.[test]'
+	@touch $(VENV)/.server $(VENV)/.demo $@
+
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(INSTALL) $(PINS) -e '.[dev]'
-	@touch $(VENV)/.server $(VENV)/.demo $(VENV)/.docs $@
+	@touch $(VENV)/.server $(VENV)/.demo $(VENV)/.docs $(VENV)/.test $@

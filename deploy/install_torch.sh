@@ -22,7 +22,7 @@ if command -v uv >/dev/null; then
     UV_FIND_LINKS=${UV_FIND_LINKS:-$(echo $links | tr ' ' ',')}
     export UV_FIND_LINKS
 else
-    install="$python -m pip install --no-deps"
+    install="$python -m pip install --no-compile --no-deps"
 fi
 
 if [ -n "${TORCH_INDEX_URL:-}" ]; then

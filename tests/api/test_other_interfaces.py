@@ -2,18 +2,16 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 import torch
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from attention_client import Client
 
 TAPS = ("scores", "capped_scores", "masked_scores", "weights")
 """In the order of ONNX's qk_matmul_output_mode, 0 to 3."""
+NEEDS = "needs the extra dev"
 
 
 @pytest.fixture
@@ -27,6 +25,7 @@ def client(server):
 
 def by_onnx(inputs, opset=25, **attributes):
     """Y, present_key, present_value and qk_matmul_output of ONNX's own evaluator."""
+    helper, reference = (pytest.importorskip(f"onnx.{name}", reason=NEEDS) for name in ("helper", "reference"))
     names = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
     listed = [name if name in inputs else "" for name in names]
     while not listed[-1]:
@@ -40,7 +39,7 @@ def by_onnx(inputs, opset=25, **attributes):
         [helper.make_tensor_value_info(name, types["Q"], None) for name in ("Y", "present_key", "present_value", "qk")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    return ReferenceEvaluator(model).run(None, inputs)
+    return reference.ReferenceEvaluator(model).run(None, inputs)
 
 
 def as_request(inputs, attributes):
@@ -187,6 +186,7 @@ def test_added_keys_of_torch(client):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, (2, 1)])
 def test_lengths_of_jax(causal, window, client):
+    jax = pytest.importorskip("jax", reason=NEEDS)
     q, k, v = normal(B, LQ, H, D), normal(B, LK, HKV, D), normal(B, LK, HKV, D)
     queries, keys = np.array([3, 1], np.int32), np.array([2, 5], np.int32)
     expected = jax.nn.dot_product_attention(

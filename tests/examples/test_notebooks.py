@@ -5,17 +5,17 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
+nbformat = pytest.importorskip("nbformat", reason="needs the extra dev")
+nbclient = pytest.importorskip("nbclient", reason="needs the extra dev")
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 
 
 def executed(name: str, folder: Path, **env: str) -> tuple[str, dict[str, list[str]]]:
     """Run a notebook in a folder. Return the text that it prints, and its shown results by media type."""
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    client = NotebookClient(
+    client = nbclient.NotebookClient(
         notebook,
         timeout=200,
         resources={"metadata": {"path": str(folder)}},

@@ -1,8 +1,10 @@
 """A notebook with a map, run as Jupyter does, exported as a page and read without a network."""
 
-import nbformat
-from nbclient import NotebookClient
-from nbconvert import HTMLExporter
+import pytest
+
+nbformat, nbclient, nbconvert = (
+    pytest.importorskip(name, reason="needs the extra dev") for name in ("nbformat", "nbclient", "nbconvert")
+)
 
 CELL = """
 import numpy as np
@@ -17,8 +19,8 @@ ForwardReply(weights=weights, differences=Taps(weights=weights - 0.5), ran=ran)
 
 def test_maps_of_an_exported_notebook_work_offline(browser, tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    exported, _ = HTMLExporter().from_notebook_node(notebook)
+    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    exported, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
     file = tmp_path / "notebook.html"
     file.write_text(exported, "utf-8")
     context = browser.new_context(offline=True)

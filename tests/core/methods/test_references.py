@@ -19,11 +19,14 @@ from attention_service.core.attention import attend
 from attention_service.core.methods.features import orthogonal_directions
 from attention_service.core.problem import Problem, Running
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it asks for distutils and for an older autocast
-    from performer_pytorch.performer_pytorch import causal_linear_attention_noncuda, linear_attention, softmax_kernel
-
 CAUSAL = [spec.Causal()]
+
+
+@pytest.fixture(scope="module")
+def performer():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it asks for distutils and for an older autocast
+        return pytest.importorskip("performer_pytorch.performer_pytorch", reason="needs the extra dev")
 
 
 def normal(*shape, seed=0):
@@ -39,30 +42,31 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("features", ["elu", "relu"])
-def test_linear_attention_is_performer_pytorchs(features):
+def test_linear_attention_is_performer_pytorchs(performer, features):
     q, k, v = inputs()
     phi = {"elu": lambda x: torch.nn.functional.elu(x) + 1, "relu": torch.relu}[features]
     found = attend(Problem(q, k, v, AttentionSpec(method=spec.Linear(features=features)))).context
-    assert_close(found, linear_attention(phi(q), phi(k), v))
+    assert_close(found, performer.linear_attention(phi(q), phi(k), v))
     causal = AttentionSpec(method=spec.Linear(features="elu"), masks=CAUSAL)
     if features == "elu":
-        expected = causal_linear_attention_noncuda(phi(q), phi(k), v, chunk_size=8, eps=0.0)
+        expected = performer.causal_linear_attention_noncuda(phi(q), phi(k), v, chunk_size=8, eps=0.0)
         assert_close(attend(Problem(q, k, v, causal)).context, expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [8, 5])
-def test_performer_is_performer_pytorchs_with_our_directions(causal, width):
+def test_performer_is_performer_pytorchs_with_our_directions(performer, causal, width):
     q, k, v = inputs(width=width)
     directions = orthogonal_directions(16, width, seed=3)
-    phi_q = softmax_kernel(q, projection_matrix=directions, is_query=True, eps=0.0)
-    phi_k = softmax_kernel(k, projection_matrix=directions, is_query=False, eps=0.0)
+    phi_q, phi_k = (
+        performer.softmax_kernel(x, projection_matrix=directions, is_query=x is q, eps=0.0) for x in (q, k)
+    )
     method = spec.Performer(features=16, seed=3)
     found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL if causal else []))).context
     if causal:
-        assert_close(found, causal_linear_attention_noncuda(phi_q, phi_k, v, chunk_size=8, eps=0.0))
+        assert_close(found, performer.causal_linear_attention_noncuda(phi_q, phi_k, v, chunk_size=8, eps=0.0))
     else:
-        assert_close(found, linear_attention(phi_q, phi_k, v))
+        assert_close(found, performer.linear_attention(phi_q, phi_k, v))
 
 
 def test_directions_are_orthogonal_normal_and_drawn_from_the_seed():

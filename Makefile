@@ -105,7 +105,7 @@ $(BIN)/python:
 	$(if $(UV),$(UV) venv --python $(or $(PYTHON),3.11) $(VENV),$(PYTHON) -m venv $(VENV))
 
 $(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
-	deploy/install_torch.sh $(BIN)/python $(TORCH)
+	deploy/install_torch.sh $(BIN)/python $(TORCH) --no-compile
 	@touch $@
 
 $(VENV)/.server: pyproject.toml $(VENV)/.torch

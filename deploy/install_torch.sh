@@ -1,11 +1,12 @@
 #!/bin/sh
 # Install the pinned torch into an environment, in the build that fits the machine.
 #
-#   deploy/install_torch.sh PYTHON [BUILD]
+#   deploy/install_torch.sh PYTHON [BUILD [OPTION...]]
 #
 #   BUILD  auto            the build for this machine's NVIDIA driver, or the CPU build without one (default)
 #          cpu cu130 ...   that build
 #          index           the package index's build: on Linux, it installs several GB of CUDA packages
+#   OPTION more options of pip, such as --no-compile; uv never compiles ahead
 #
 # For auto and cpu, a local wheel from pip's find-links (configuration or PIP_FIND_LINKS) has priority.
 # TORCH_INDEX_URL, the address of an index with the build, overrides BUILD. Other builds come from PyTorch's own
@@ -13,6 +14,8 @@
 set -eu
 python=$1
 build=${2:-auto}
+if [ $# -gt 2 ]; then shift 2; else set --; fi
+options=$*
 pin=$(grep '^torch==' "$(dirname "$0")/../constraints.txt")
 [ "$build" = auto ] && [ "$(uname)" != Linux ] && build=index
 
@@ -22,7 +25,7 @@ if command -v uv >/dev/null; then
     UV_FIND_LINKS=${UV_FIND_LINKS:-$(echo $links | tr ' ' ',')}
     export UV_FIND_LINKS
 else
-    install="$python -m pip install --no-compile --no-deps"
+    install="$python -m pip install --no-deps $options"
 fi
 
 if [ -n "${TORCH_INDEX_URL:-}" ]; then

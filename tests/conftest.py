@@ -21,11 +21,18 @@ FoundT = TypeVar("FoundT")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Trust a single authority: each new client reads them all, which takes 60 ms, and no test leaves the machine."""
+    """Trust a single authority: each new client reads them all, which takes 60 ms, and no test leaves the machine.
+
+    Hypothesis limits no times, which a busy machine exceeds.
+    """
     import certifi
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
     authority, end, _ = Path(certifi.where()).read_text("ascii").partition("-----END CERTIFICATE-----")
-    file = tempfile.NamedTemporaryFile("w", suffix=".pem")
+    file = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115 - closed at the end of the run
     config.add_cleanup(file.close)
     file.write(authority + end)
     file.flush()

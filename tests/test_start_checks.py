@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
 
+from attention_service.__main__ import serve
 from attention_service.settings import MAX_THREADS
 from tests.api.processes import process
 
@@ -36,24 +38,35 @@ FAULTS = {
     "proxy": ({"ATTENTION_TRUSTED_PROXIES": "10.0.0.0/99"}, "ATTENTION_TRUSTED_PROXIES", "10.0.0.0/99"),
     "device": ({"ATTENTION_DEVICE": "tpu"}, "ATTENTION_DEVICE", "'tpu'"),
     "no certificate": ({"ATTENTION_SSL_CERTFILE": "missing.pem"}, "ATTENTION_SSL_CERTFILE", "missing.pem"),
-    "a wrong certificate": ({"ATTENTION_SSL_CERTFILE": "torch.py"}, "ATTENTION_SSL_CERTFILE", "torch.py"),
+    "a wrong certificate": ({"ATTENTION_SSL_CERTFILE": "empty.pem"}, "ATTENTION_SSL_CERTFILE", "empty.pem"),
     "a key alone": ({"ATTENTION_SSL_KEYFILE": "key.pem"}, "ATTENTION_SSL_KEYFILE", "key.pem"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_setting_is_one_line_before_torch_is_imported(tmp_path, fault):
+def test_a_wrong_setting_is_told_in_one_line(tmp_path, monkeypatch, capsys, fault):
     variables, name, said = FAULTS[fault]
-    status, (line,) = start(tmp_path, **variables)
-    assert status == 2
+    monkeypatch.chdir(tmp_path)
+    Path("empty.pem").touch()
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert serve([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert name in line
     assert said in line
 
 
-def test_a_misspelt_name_in_the_file_is_told_too(tmp_path):
-    (tmp_path / ".env").write_text("ATTENTION_PROT=1\n")
-    status, (line,) = start(tmp_path)
-    assert (status, line) == (2, "ATTENTION_PROT: there is no such setting; did you mean ATTENTION_PORT?")
+def test_a_wrong_setting_is_told_before_torch_is_imported(tmp_path):
+    (tmp_path / "empty.pem").touch()
+    status, (line,) = start(tmp_path, **FAULTS["a wrong certificate"][0])
+    assert (status, "ATTENTION_SSL_CERTFILE" in line) == (2, True)
+
+
+def test_a_misspelt_name_in_the_file_is_told_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path(".env").write_text("ATTENTION_PROT=1\n")
+    assert serve([]) == 2
+    assert capsys.readouterr().err == "ATTENTION_PROT: there is no such setting; did you mean ATTENTION_PORT?\n"
 
 
 def test_a_taken_port_is_told_before_torch_is_imported(tmp_path):

@@ -74,9 +74,10 @@ def test_a_module_answers_all_four_questions(client, rng, named):
     reply = client.forward(made.name, x, return_=taps(spec))
     assert reply.output.shape == x.shape
     assert all(np.isfinite(getattr(reply, tap)).all() for tap in taps(spec) if tap != "masked_scores")
-    found = client.gradients(made.name, x, wrt=["query", "parameters", "context"], check=True)
+    found = client.gradients(made.name, x, wrt=["query", "parameters", "context"])
     assert {info.name for info in client.modules.parameters(made.name).parameters} <= set(found.gradients)
-    assert not {name: check for name, check in found.check.items() if not check.passed}
+    (checked,) = client.gradients(made.name, x, wrt=["q_proj.weight"], check=True).check.values()
+    assert checked.passed, checked  # what the spec learns is checked below, without projections
     cost = client.complexity(made.name, LENGTH, memory_bytes=2**20)  # little, so that limits are found soon
     assert cost.parameter_count == made.parameter_count
     assert cost.costs[0].forward.dense.total > 0

@@ -172,6 +172,7 @@ def test_long_inspection():
     assert took > 0
 
 
+@pytest.mark.slow
 def test_training():
     lines = "\n".join(training.lines([(4, 8, 2)], 1))
     assert lines.count("| 4 × 8 |") == 2

@@ -1,13 +1,13 @@
-"""Problems to attend to, and the formula written out in plain loops to hold every other way against."""
+"""Problems to attend to, and the plain formula to hold every other way against."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate, product
 
 import pytest
 import torch
 from hypothesis import strategies as st
+from tests import plain_attention
+from tests.plain_attention import IfRequested
 from torch import Tensor
 
 import attention_service.runtime  # noqa: F401  # it registers the passes that the cost model rehearses
@@ -73,25 +73,6 @@ MASKS = {
 }
 
 
-def draw(seed: int, row: int, blocks: int, count: int) -> list[int]:
-    """The blocks of keys that a block of queries sees, in the order in which they are drawn."""
-
-    def noise(last: int) -> int:
-        state = 0
-        for word in (seed, row % 2**32, row // 2**32 % 2**32, last, 0):
-            state = ((state ^ word) + 0x9E3779B9) % 2**32
-            state = (state ^ state >> 16) * 0x21F0AAAD % 2**32
-            state = (state ^ state >> 15) * 0x735A2D97 % 2**32
-            state ^= state >> 15
-        return state
-
-    drawn: list[int] = []
-    for last in range(max(0, blocks - count), blocks):
-        number = noise(last) % (last + 1)
-        drawn.append(last if number in drawn else number)
-    return drawn
-
-
 CAUSAL = [spec.Causal()]
 APPROXIMATIONS = {
     "linear": spec.AttentionSpec(method=spec.Linear()),
@@ -114,164 +95,25 @@ APPROXIMATIONS = {
 """Every method beside the exact one, with every rule of it."""
 
 
-def may_look(mask: spec.Mask, p: int, j: int, surplus: int, keys: int) -> bool:
-    """The definition of each mask, as the contract words it; surplus is new keys − queries."""
-    match mask:
-        case spec.Causal(align="top_left"):
-            return j <= p
-        case spec.Causal(align="bottom_right"):
-            return j <= p + surplus
-        case spec.SlidingWindow(left=left, right=right):
-            return (left is None or p - left <= j) and (right is None or j <= p + right)
-        case spec.GlobalTokens(positions=positions):
-            return p in positions or j in positions
-        case spec.AnyOf(of=masks):
-            return any(may_look(each, p, j, surplus, keys) for each in masks)
-        case spec.AllOf(of=masks):
-            return all(may_look(each, p, j, surplus, keys) for each in masks)
-        case spec.PrefixLM(length=length):
-            return j < length or j <= p
-        case spec.Block(size=size, neighbours=neighbours):
-            return abs(j // size - p // size) <= neighbours
-        case spec.Strided(stride=stride, local=local):
-            return abs(p - j) <= (stride if local is None else local) or (p - j) % stride == 0
-        case spec.FixedStride(stride=stride, summary=summary):
-            return j // stride == p // stride or j % stride >= stride - summary
-        case spec.RandomBlocks(size=size, count=count, seed=seed):
-            return j // size in draw(seed, p // size, -(-keys // size), count)
-        case spec.Documents(lengths=lengths):
-            starts = [0, *accumulate(lengths)]
-            return sum(start <= p for start in starts) == sum(start <= j for start in starts)
-    raise AssertionError(mask)
+UNPLACED = {"position": positions.NoPosition(), "qk_norm": None, "add_bias_kv": False, "add_zero_attn": False}
 
 
-def attend_in_loops(problem: Problem) -> dict[str, Tensor]:
-    """Every tap in float64, one query and key at a time."""
-    q, k, v = problem.q.double(), problem.k.double(), problem.v.double()
-    (batch, heads, queries, _), kv_heads, keys = q.shape, k.shape[1], k.shape[2]
-    learned = {name: x.double() for name, x in problem.learned.items()}
+def plain_taps(problem: Problem) -> dict[str, Tensor]:
+    """Every tap in plain float64. The keys of a problem are normed, rotated and extended already."""
+    names = ("mask", "key_mask", "key_lengths", "offsets")
+    body = {name: x for name in names if (x := getattr(problem, name)) is not None}
+    past, tensors = problem.past, dict(problem.learned)
+    tensors |= {"query": problem.q, "key": problem.k[:, :, past:], "value": problem.v[:, :, past:]}
+    tensors |= {"past_key": problem.k[:, :, :past], "past_value": problem.v[:, :, :past]}
+    if problem.mask is not None and problem.mask.is_floating_point():
+        tensors["mask"] = body["mask"] = problem.mask.double()
+    body = {name: x.detach().cpu().numpy() for name, x in body.items()} | dict.fromkeys(("key", "value"))
     given = problem.spec
-    names = ("scores", "capped_scores", "masked_scores", "weights")
-    taps = {name: torch.zeros(batch, heads, queries, keys, dtype=torch.float64) for name in names}
-    taps["lse"] = torch.full((batch, heads, queries), -math.inf, dtype=torch.float64)
-    taps["context"] = torch.zeros(batch, heads, queries, v.shape[-1], dtype=torch.float64)
-    for b, h, i in product(range(batch), range(heads), range(queries)):
-        at = b, h, i
-        group = h // (heads // kv_heads)
-        offset = problem.past if problem.offsets is None else int(problem.offsets.expand(batch)[b])
-        for j in range(keys):
-            score = scored(given.score, q[b, h, i].tolist(), k[b, group, j].tolist(), learned, h)
-            capped = score if given.softcap is None else given.softcap * math.tanh(score / given.softcap)
-            sees = all(may_look(mask, i + offset, j, keys - problem.past - queries, keys) for mask in given.masks)
-            sees = sees and (problem.key_mask is None or bool(problem.key_mask[b, j]))
-            sees = sees and (problem.key_lengths is None or j < int(problem.key_lengths[b]))
-            masked = capped + biased(given.position, heads, h, j - i - offset, learned)
-            if problem.mask is not None:
-                mask = problem.mask.expand(batch, heads, queries, -1)
-                column = 0 if mask.shape[-1] == 1 else j
-                if column >= mask.shape[-1] or (mask.dtype == torch.bool and not mask[b, h, i, column]):
-                    sees = False
-                elif mask.dtype != torch.bool:
-                    masked += float(mask[b, h, i, column])
-            taps["scores"][*at, j], taps["capped_scores"][*at, j] = score, capped
-            taps["masked_scores"][*at, j] = masked if sees else -math.inf
-        tempered = [s / given.normalizer.temperature for s in taps["masked_scores"][at].tolist()]
-        if "sinks" in learned:
-            tempered.append(float(learned["sinks"][h]) / given.normalizer.temperature)
-        if (highest := max(tempered, default=-math.inf)) > -math.inf:
-            taps["lse"][at] = math.log(sum(math.exp(s - highest) for s in tempered)) + highest
-            weights = normalized(given.normalizer, tempered, real_keys(problem, b))[:keys]
-            taps["weights"][at] = torch.tensor(weights, dtype=torch.float64)
-            taps["context"][at] = sum(weights[j] * v[b, group, j] for j in range(keys) if weights[j])
-    if not isinstance(given.normalizer, spec.Softmax):
-        del taps["lse"]
-    return taps
-
-
-def biased(position: spec.Position, heads: int, h: int, ahead: int, learned: dict[str, Tensor]) -> float:
-    """What the position adds to the score of head h for a key so many places ahead, by its definition."""
-    match position:
-        case positions.Alibi():
-            assert heads in {1, 2, 4, 8}, "a power of two has the simple series"
-            return -(2.0 ** (-8 * (h + 1) / heads)) * abs(ahead)
-        case positions.RelativeBias(num_buckets=count, max_distance=furthest, bidirectional=both):
-            count = count // 2 if both else count
-            distance = abs(ahead) if both else max(-ahead, 0)
-            single = count // 2
-            bucket = distance
-            if distance >= single:
-                bucket = single + int(math.log(distance / single) / math.log(furthest / single) * (count - single))
-            bucket = min(bucket, count - 1) + (count if both and ahead > 0 else 0)
-            return float(learned["relative_bias.weight"][bucket, h])
-    return 0.0
-
-
-def scored(score: spec.Score, q: list[float], k: list[float], learned: dict[str, Tensor], h: int) -> float:
-    """One score, by its definition."""
-
-    def of(name: str) -> list:
-        return learned[f"score.{name}"][h].tolist()
-
-    def dot(x: list[float], y: list[float]) -> float:
-        return sum(a * b for a, b in zip(x, y, strict=True))
-
-    match score:
-        case spec.Dot():
-            return dot(q, k)
-        case spec.ScaledDot(scale=scale):
-            return dot(q, k) * (len(q) ** -0.5 if scale is None else scale)
-        case spec.Bilinear():
-            return sum(a * dot(row, k) for a, row in zip(q, of("weight"), strict=True))
-        case spec.Additive():
-            rows = zip(of("query_weight"), of("key_weight"), strict=True)
-            return dot(of("v"), [math.tanh(dot(to_q, q) + dot(to_k, k)) for to_q, to_k in rows])
-        case spec.Gaussian(sigma=sigma):
-            sigma = of("sigma") if sigma == "learned" else sigma
-            return -(math.dist(q, k) ** 2) / (2 * sigma**2)
-        case spec.Cosine(scale=scale):
-            lengths = math.hypot(*q) * math.hypot(*k)
-            return (of("scale") if scale == "learned" else scale) * dot(q, k) / lengths if lengths else 0.0
-    raise AssertionError(score)
-
-
-def real_keys(problem: Problem, b: int) -> int:
-    """How many keys of a sequence are no padding."""
-    keys = range(problem.k.shape[2])
-    lengths = problem.key_lengths
-    return sum(
-        (problem.key_mask is None or bool(problem.key_mask[b, j])) and (lengths is None or j < int(lengths[b]))
-        for j in keys
-    )
-
-
-def normalized(normalizer: spec.Normalizer, scores: list[float], length: int) -> list[float]:
-    """One row of weights, by the definitions; the thresholds by bisection, where the entries sort."""
-    match normalizer:
-        case spec.Softmax():
-            highest = max(scores)
-            total = sum(math.exp(s - highest) for s in scores)
-            return [math.exp(s - highest) / total for s in scores]
-        case spec.Sigmoid(bias=bias):
-            bias = -math.log(length) if bias is None else bias
-            return [1 / (1 + math.exp(-s - bias)) if s > -math.inf else 0.0 for s in scores]
-        case spec.Sparsemax():
-            return above_threshold(scores, 1)
-        case spec.Entmax15():
-            return above_threshold([s / 2 for s in scores], 2)
-    raise AssertionError(normalizer)
-
-
-def above_threshold(scores: list[float], power: int) -> list[float]:
-    """max(s − τ, 0)^power, summing to 1."""
-    high = max(scores)
-    low = high - 1
-    for _ in range(100):
-        middle = (low + high) / 2
-        if sum(max(s - middle, 0) ** power for s in scores) >= 1:
-            low = middle
-        else:
-            high = middle
-    return [max(s - low, 0) ** power for s in scores]
+    if given.position.name not in {"alibi", "relative_bias"}:
+        given = given.model_copy(update=UNPLACED)
+    heads, kv_heads = problem.q.shape[1], problem.k.shape[1]
+    tensors = {name: x.detach().cpu().double() for name, x in tensors.items()}
+    return plain_attention.attend(IfRequested(body, given, heads, kv_heads, past=past, tensors=tensors))
 
 
 def random_problem(
@@ -338,7 +180,7 @@ def make_problem() -> Callable[..., Problem]:
 
 @pytest.fixture(scope="session")
 def reference() -> Callable[[Problem], dict[str, Tensor]]:
-    return attend_in_loops
+    return plain_taps
 
 
 @pytest.fixture(params=SPECS.values(), ids=SPECS)

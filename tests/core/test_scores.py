@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.core.conftest import scored
+from tests.plain_attention import score_pairs
 from torch.nn.functional import cosine_similarity
 
 from attention_contract import spec
@@ -44,9 +44,7 @@ def inputs(options):
 
 def test_scores_are_those_of_the_definition(options, inputs, monkeypatch):
     q, k, learned = inputs
-    expected = torch.empty(BATCH, HEADS, QUERIES, KEYS, dtype=torch.float64)
-    for b, h, i, j in torch.cartesian_prod(*map(torch.arange, expected.shape)).tolist():
-        expected[b, h, i, j] = scored(options, q[b, h, i].tolist(), k[b, h // 2, j].tolist(), learned, h)
+    expected = score_pairs(options, q, k.repeat_interleave(HEADS // KV_HEADS, 1), learned)
     for block in (2**20, 100, 7):  # elements of a hidden layer held at a time, down to less than one pair's
         monkeypatch.setattr(additive_sums, "BLOCK", block)
         found = SCORES.of(options).scores(q, k, learned)

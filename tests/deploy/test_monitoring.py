@@ -87,6 +87,7 @@ def configured(folder, target):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(PROMETHEUS is None or PROMTOOL is None, reason=INSTALL)
 def test_a_real_prometheus_scrapes_a_server_and_evaluates_everything(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:

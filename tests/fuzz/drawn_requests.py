@@ -18,7 +18,7 @@ from attention_contract.validation import validate
 from attention_service.core.attention import taps_of
 from attention_service.core.multihead import Sizes, learned_of, parameter_shapes
 from attention_service.core.problem import Widths
-from tests.fuzz.plain_attention import AXES, IfRequested
+from tests.plain_attention import AXES, IfRequested
 
 Options = Callable[[random.Random], dict[str, Any]]
 NEAR: Final = (0, 0, 1, 2, 3, 4)

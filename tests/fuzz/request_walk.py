@@ -31,8 +31,8 @@ from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from tests.fuzz.drawn_requests import Situation, as_asked, drawn_request, drawn_situation, settled
-from tests.fuzz.plain_attention import as_replied, attend, has_formula, places
 from tests.fuzz.targets import PropertyError, refused
+from tests.plain_attention import as_replied, attend, has_formula, places
 
 REQUESTS_OF_ONE: Final = 8
 """Requests of each situation. They are sent together, so that some run in one pass."""

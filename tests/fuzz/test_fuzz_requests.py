@@ -9,7 +9,8 @@ from attention_service.core.methods import METHODS
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
-from tests.fuzz import drawn_requests, plain_attention
+from tests import plain_attention
+from tests.fuzz import drawn_requests
 from tests.fuzz.request_walk import REQUESTS_OF_ONE, walk_situations
 
 DRAWN = [(SCORES, drawn_requests.SCORES), (MASKS, drawn_requests.MASKS), (POSITIONS, drawn_requests.POSITIONS),
@@ -23,9 +24,9 @@ def test_every_registered_entry_is_drawn(registry, drawn):
 
 
 def test_whole_requests_are_right_or_refused():
-    outcome = walk_situations(5, range(30))
+    outcome = walk_situations(5, range(60))
     assert not outcome.faults, "\n".join(outcome.faults)
-    assert outcome.counts.total() == 30 * REQUESTS_OF_ONE
+    assert outcome.counts.total() == 60 * REQUESTS_OF_ONE
     assert outcome.counts["right"] > outcome.counts.total() / 3
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory"),
+]
 
 RESIDENT = """
 from pathlib import Path
@@ -65,7 +68,6 @@ def test_freed_memory_is_kept_once_for_all_threads_and_given_back_when_asked():
     assert given_back < 4
 
 
-@pytest.mark.slow
 def test_code_that_is_compiled_for_shapes_stays_within_bounds():
     (kept,) = told(SHAPES)
     assert kept < 150

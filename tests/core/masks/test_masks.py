@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.conftest import MASKS as EVERY_MASK
-from tests.core.conftest import draw, drawn_masks, may_look
+from tests.core.conftest import drawn_masks
+from tests.plain_attention import draw, may_look
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import (

@@ -58,9 +58,7 @@ def test_linear_attention_is_performer_pytorchs(performer, features):
 def test_performer_is_performer_pytorchs_with_our_directions(performer, causal, width):
     q, k, v = inputs(width=width)
     directions = orthogonal_directions(16, width, seed=3)
-    phi_q, phi_k = (
-        performer.softmax_kernel(x, projection_matrix=directions, is_query=x is q, eps=0.0) for x in (q, k)
-    )
+    phi_q, phi_k = (performer.softmax_kernel(x, projection_matrix=directions, is_query=x is q, eps=0.0) for x in (q, k))
     method = spec.Performer(features=16, seed=3)
     found = attend(Problem(q, k, v, AttentionSpec(method=method, masks=CAUSAL if causal else []))).context
     if causal:

@@ -73,7 +73,7 @@ def test_every_variant_has_its_turn() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_typical_trees(tmp_path, small_pages, dtype: str) -> None:
-    specs = TYPICAL[:4] if dtype == "float64" else TYPICAL[1:2]
+    specs = TYPICAL if dtype == "float64" else TYPICAL[1:2]
 
     async def play() -> None:
         engine = engine_of(tmp_path)
@@ -81,7 +81,7 @@ def test_typical_trees(tmp_path, small_pages, dtype: str) -> None:
         for seed, spec in enumerate(specs):
             await create(engine, f"m{seed}", spec, dtype=dtype)
             tree = Tree(engine, f"m{seed}", dtype, np.random.default_rng(seed), longest=4)
-            await tree.walk(12)
+            await tree.walk(6)
             await tree.end()
         await engine.stop()
 

@@ -1,13 +1,13 @@
-"""A whole request in plain float64, by the definitions of the contract: what the fuzz of requests is held against.
+"""A whole request in plain float64, by the definitions of the contract: what core and the fuzz are held against.
 
-The masks are those of ``tests.core.conftest``, pair by pair; the rest is written as tensors, so that autograd answers
-for gradients. It shares no computation with the server.
+Masks are decided pair by pair; the rest is written as tensors, so that autograd answers for gradients. It shares no
+computation with the server.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions, spec
-from tests.core.conftest import may_look
 
 FURTHEST = 2**61
 """Offsets and positions count as this at most, in either direction."""
@@ -58,7 +57,7 @@ def attend(asked: IfRequested, dropped: np.ndarray | None = None) -> dict[str, T
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     visible = _visible(asked, batch, queries, keys, real)
     if rules.method.name == "exact":
-        scores = _edited(asked, "scores", _scores(rules.score, q, k, asked.tensors))
+        scores = _edited(asked, "scores", score_pairs(rules.score, q, k, asked.tensors))
         capped = scores.clone() if rules.softcap is None else rules.softcap * torch.tanh(scores / rules.softcap)
         capped = _edited(asked, "capped_scores", capped)
         biased = capped + _bias(asked, batch, queries, keys, k.shape[2])
@@ -256,6 +255,56 @@ def _fitted(mask: np.ndarray, keys: int, hidden: Any) -> np.ndarray:
     return np.concatenate([mask, np.full((*mask.shape[:3], keys - mask.shape[-1]), hidden)], -1)
 
 
+def may_look(mask: spec.Mask, p: int, j: int, surplus: int, keys: int) -> bool:
+    """The definition of each mask, as the contract words it; surplus is new keys − queries."""
+    match mask:
+        case spec.Causal(align="top_left"):
+            return j <= p
+        case spec.Causal(align="bottom_right"):
+            return j <= p + surplus
+        case spec.SlidingWindow(left=left, right=right):
+            return (left is None or p - left <= j) and (right is None or j <= p + right)
+        case spec.GlobalTokens(positions=positions):
+            return p in positions or j in positions
+        case spec.AnyOf(of=masks):
+            return any(may_look(each, p, j, surplus, keys) for each in masks)
+        case spec.AllOf(of=masks):
+            return all(may_look(each, p, j, surplus, keys) for each in masks)
+        case spec.PrefixLM(length=length):
+            return j < length or j <= p
+        case spec.Block(size=size, neighbours=neighbours):
+            return abs(j // size - p // size) <= neighbours
+        case spec.Strided(stride=stride, local=local):
+            return abs(p - j) <= (stride if local is None else local) or (p - j) % stride == 0
+        case spec.FixedStride(stride=stride, summary=summary):
+            return j // stride == p // stride or j % stride >= stride - summary
+        case spec.RandomBlocks(size=size, count=count, seed=seed):
+            return j // size in draw(seed, p // size, -(-keys // size), count)
+        case spec.Documents(lengths=lengths):
+            starts = [0, *accumulate(lengths)]
+            return sum(start <= p for start in starts) == sum(start <= j for start in starts)
+    raise AssertionError(mask)
+
+
+def draw(seed: int, row: int, blocks: int, count: int) -> list[int]:
+    """The blocks of keys that a block of queries sees, in the order in which they are drawn."""
+
+    def noise(last: int) -> int:
+        state = 0
+        for word in (seed, row % 2**32, row // 2**32 % 2**32, last, 0):
+            state = ((state ^ word) + 0x9E3779B9) % 2**32
+            state = (state ^ state >> 16) * 0x21F0AAAD % 2**32
+            state = (state ^ state >> 15) * 0x735A2D97 % 2**32
+            state ^= state >> 15
+        return state
+
+    drawn: list[int] = []
+    for last in range(max(0, blocks - count), blocks):
+        number = noise(last) % (last + 1)
+        drawn.append(last if number in drawn else number)
+    return drawn
+
+
 def _with_global(masks: Sequence[spec.Mask], own: list[int]) -> list[spec.Mask]:
     """The masks with the global tokens of one sequence."""
     if not own or not masks:
@@ -274,7 +323,7 @@ def _with_global(masks: Sequence[spec.Mask], own: list[int]) -> list[spec.Mask]:
     return [spec.AnyOf(of=[spec.AllOf(of=[*masks]), spec.GlobalTokens(positions=own)])]
 
 
-def _scores(score: spec.Score, q: Tensor, k: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+def score_pairs(score: spec.Score, q: Tensor, k: Tensor, tensors: dict[str, Tensor]) -> Tensor:
     if isinstance(score, spec.Bilinear):
         return (q @ tensors["score.weight"]) @ k.mT
     if isinstance(score, spec.Additive):
@@ -426,7 +475,7 @@ def _approximated(asked: IfRequested, q: Tensor, k: Tensor, v: Tensor, real: Ten
         keys = k.shape[2]
         to_keys = asked.tensors["method.key_projection"][:, :keys]
         to_values = to_keys if method.shared else asked.tensors["method.value_projection"][:, :keys]
-        scores = _scores(asked.spec.score, q, to_keys @ k, asked.tensors)
+        scores = score_pairs(asked.spec.score, q, to_keys @ k, asked.tensors)
         return (scores / asked.spec.normalizer.temperature).softmax(-1) @ (to_values @ v)
     assert isinstance(method, spec.Linear)
     assert method.rule == "sum"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from attention_service.api.http_limits import connection_limits, guarded_http, guarded_stream
-from attention_service.api.http_limits.intake import TURN, Intake
+from attention_service.api.http_limits.guarded_connection import TURN, GuardedConnection
 from tests.api.processes import process
 from tests.api.test_connection_limits import connected
 from tests.api.test_protocol_abuse import statuses, until_closed
@@ -157,26 +157,33 @@ def test_what_comes_is_parsed_a_share_in_each_turn_and_reading_waits(monkeypatch
             turns.append(run)
             return run
 
-    class Reader:
+    class Transport:
         def pause_reading(self):
             calls.append("pause")
 
         def resume_reading(self):
             calls.append("resume")
 
+        def is_closing(self):
+            return False
+
+    class Connection(GuardedConnection):
+        transport, read_paused = Transport(), False
+
+        def _may_parse(self):
+            return True
+
+        def _parse(self, portion):
+            parsed.extend(portion)
+            self.work += len(portion)  # each byte is a piece
+
     monkeypatch.setattr("asyncio.get_running_loop", Loop)
-    parsed = bytearray()
-
-    def parse(portion):
-        parsed.extend(portion)
-        intake.work += len(portion)  # each byte is a piece
-
-    intake = Intake(Reader(), parse, lambda: True)
+    parsed, connection = bytearray(), Connection()
     sent = bytes(range(256)) * 100
-    intake.take(sent)
+    connection.data_received(sent)
     most = len(parsed)
     while turns:
-        assert intake.held
+        assert connection.held
         before = len(parsed)
         turns.pop()()
         assert len(parsed) - before <= TURN + 256

@@ -26,7 +26,7 @@ def test_it_counts_as_the_histogram_of_the_library_does(rng, edges, labels):
     values = [0.0, *edges, *(edge * 1.0001 for edge in edges), 1e9, *rng.exponential(2.0, 200).tolist()]
     for value in values:
         names = tuple(str(rng.choice(["a", 'b"\\\n'])) for _ in labels)
-        mine.add(names, value)
+        mine.add([(names, value)])
         theirs.labels(*names).observe(value)
     assert shown(mine) == shown(theirs)
     assert sum("_bucket" in line for line in shown(mine)) >= (len(edges) + 1) * 2
@@ -34,10 +34,10 @@ def test_it_counts_as_the_histogram_of_the_library_does(rng, edges, labels):
 
 def test_what_was_shown_stays_as_it_was(rng):
     tally = Tally("some_seconds", "What it is about", ("operation",), (1, 2))
-    tally.add(("a",), 1.5)
+    tally.add([(("a",), 1.5)])
     (before,) = tally.collect()
     samples = list(before.samples)
-    tally.add(("a",), 0.5)
+    tally.add([(("a",), 0.5)])
     assert before.samples == samples
     (after,) = tally.collect()
     assert [sample.value for sample in after.samples] == [1, 2, 2, 2, 2.0]

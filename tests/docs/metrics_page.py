@@ -57,7 +57,7 @@ def _collected(folder: Path) -> Iterator[Metric]:
     with patch("attention_service.runtime.device.torch_device.measure_rates", lambda _: rates):
         engine = Engine(folder, Device.open("cpu", 1), memory_budget=2**20)
     made.watch(engine)
-    engine.predictions.accuracy.record(Run("fused", "forward", Estimate(1, 1, 1), 1.0, 1))
+    engine.predictions.accuracy.record([Run("fused", "forward", Estimate(1, 1, 1), 1.0, 1)])
     timing = RequestTiming(marks=[(phase, 0.0, 1.0) for phase in PHASES], code="cancelled")
     made.count([Answered(0.0, "POST", "/", "forward", 499, 1.0, "id", "anyone", timing)])
     yield from made.registry.collect()

@@ -35,9 +35,9 @@ def run(ratio, kernel="fused", purpose="forward", median=1e-2, factor=1.3, **mor
 def test_the_report_is_that_of_the_last_thousand_by_kernel_and_purpose(rng):
     accuracy, ratios = Accuracy(), rng.lognormal(0.05, 0.2, size=HISTORY + 300)
     for ratio in ratios:
-        accuracy.record(run(ratio))
-    accuracy.record(run(2.0, purpose="gradients"))
-    accuracy.record(run(1.0, kernel="blocked"))
+        accuracy.record([run(ratio)])
+    accuracy.record([run(2.0, purpose="gradients")])
+    accuracy.record([run(1.0, kernel="blocked")])
     blocked, fused, backward = accuracy.report()
     assert [(each.kernel, each.purpose) for each in (blocked, fused, backward)] == [
         ("blocked", "forward"), ("fused", "forward"), ("fused", "gradients"),
@@ -61,7 +61,7 @@ def test_the_report_is_that_of_the_last_thousand_by_kernel_and_purpose(rng):
 def test_memory_is_compared_where_it_was_measured():
     accuracy = Accuracy()
     for peak in (None, 80, 95, 101):
-        accuracy.record(run(1.0, peak_bytes=peak))
+        accuracy.record([run(1.0, peak_bytes=peak)])
     (found,) = accuracy.report()
     assert found.memory.count == 3
     assert (found.memory.median_error, found.memory.largest_error) == pytest.approx((-0.05, 0.01))
@@ -97,7 +97,7 @@ def play(tmp_path, device, story):
 def test_each_question_is_recorded_with_what_its_reply_says(tmp_path, device):
     async def story(engine):
         seen = []
-        engine.predictions.accuracy.watchers.append(seen.append)
+        engine.predictions.accuracy.watchers.append(seen.extend)
         replies = [
             await engine.forward(None, RawForwardRequest(query=X)),
             await engine.weights(None, RawWeightsRequest(query=X)),

@@ -13,9 +13,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, Draining, HeadTooLarge, TooSlow, Unreadable
 from attention_contract.wire import to_json
 from attention_service.api.bodies.negotiation import wait
-from attention_service.api.http_limits.connection_limits import CAME, CROWDED, LATE, LEAVING_S, ConnectionLimits
-from attention_service.api.http_limits.intake import HEAD, LEAST_BYTES, Intake
-from attention_service.api.http_limits.slow_readers import Watched
+from attention_service.api.http_limits.connection_limits import CAME, CROWDED, LATE, LEAVING_S
+from attention_service.api.http_limits.guarded_connection import HEAD, LEAST_BYTES, GuardedConnection
 
 _BODIES: Final = frozenset({"POST", "PUT"})
 """Methods of requests that have a body."""
@@ -26,22 +25,9 @@ _UPGRADE_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings
 """Headers of an upgrade, which are left out if the upgrade is ignored."""
 
 
-class _Flow(FlowControl):
-    """Reads on only when nothing that came waits to be parsed."""
-
-    intake: Intake
-
-    def resume_reading(self) -> None:
-        """Read on, unless bytes wait."""
-        if self.read_paused and not self.intake.held:
-            super().resume_reading()
-
-
-class GuardedHttp(Watched, HttpToolsProtocol):
+class GuardedHttp(GuardedConnection, HttpToolsProtocol):
     """An HTTP connection within the limits of its ``ConnectionLimits``."""
 
-    limits: ConnectionLimits
-    _address: str | None = None
     _max_head = 0
     _received = 0
     """Bytes that came."""
@@ -49,7 +35,6 @@ class GuardedHttp(Watched, HttpToolsProtocol):
     """``_received`` at the last end of a head or piece of a body: what came since is a head or a trailer."""
     _heads = 0
     """Heads that came whole."""
-    _refusal: AttentionError | None = None
     _answered: RequestResponseCycle | None = None
     """The request that is being answered, or was last."""
     _ignored_upgrade: int | None = None
@@ -57,12 +42,9 @@ class GuardedHttp(Watched, HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Count the connection, and refuse it if there are too many."""
-        self.limits = self.config.app.state.limits  # type: ignore[union-attr]
-        self._max_head = self.limits.settings.max_head_bytes
         super().connection_made(transport)
-        self.flow = flow = _Flow(transport)
-        self._intake = flow.intake = Intake(flow, self._parse, self._may_parse)
-        self._address = self.client[0] if self.client else None
+        self._max_head = self.limits.settings.max_head_bytes
+        self.flow = FlowControl(self)  # type: ignore[arg-type]  # pauses and resumes this, which may hold bytes
         refusal = self.limits.enter(self, self._address)
         if refusal is not None:
             self._refuse(refusal)
@@ -71,38 +53,38 @@ class GuardedHttp(Watched, HttpToolsProtocol):
         """Forget the connection."""
         self.limits.leave(self, self._address)
         if self.transport is not None:
-            self._intake.stop()
+            self.forget_held()
             super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """Parse what came, so much in a turn of the event loop. After a refusal it is left unread."""
-        if self._refusal is None:
-            self._intake.take(data)
+    @property
+    def read_paused(self) -> bool:  # type: ignore[override]
+        """True while uvicorn wants no more bytes."""
+        return self.flow.read_paused
 
     def _may_parse(self) -> bool:
         return len(self.pipeline) < _MOST_PIPELINED and not self.transport.is_closing()
 
-    def _parse(self, data: bytes) -> None:
-        self._received += len(data)
-        super().data_received(data)
+    def _parse(self, portion: bytes) -> None:
+        self._received += len(portion)
+        HttpToolsProtocol.data_received(self, portion)
         if self._ignored_upgrade is not None:
-            self._read_without_upgrade(data)
+            self._read_without_upgrade(portion)
         if self._received - self._mark > self._max_head and self._refusal is None:
             self._refuse(self._too_large(self._received - self._mark))
 
     def on_response_complete(self) -> None:
         """Begin the next request, and read on."""
         super().on_response_complete()
-        if self._intake.held:
-            self._intake.go_on()
+        if self.held:
+            self.go_on()
 
     def on_headers_complete(self) -> None:
         """Begin the request if its head is within the limits."""
         settings, came = self.limits.settings, self._received - self._mark
         self._mark = self._received
         self._heads += 1
-        self._intake.work += HEAD
-        self._intake.payload += HEAD * LEAST_BYTES  # however short: requests have limits of their own
+        self.work += HEAD
+        self.payload += HEAD * LEAST_BYTES  # however short: requests have limits of their own
         if len(self.headers) > settings.max_headers:
             self._refusal = HeadTooLarge(
                 f"the head has {len(self.headers)} headers; max_headers allows {settings.max_headers}",
@@ -115,10 +97,14 @@ class GuardedHttp(Watched, HttpToolsProtocol):
             if size > settings.max_head_bytes:
                 self._refusal = self._too_large(size)
                 raise self._refusal
-        if (fault := self._fault_of_head()) is not None:
+        upgrades = self.parser.should_upgrade()
+        names = dict(self.headers)
+        plain = b"host" in names and len(names) == len(self.headers) and self.url[:1] == b"/"
+        plain = plain and not upgrades and self.parser.get_http_version() == "1.1"
+        if not plain and (fault := self._fault_of_head()) is not None:
             self._refusal = Unreadable(fault)
             raise self._refusal
-        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade():
+        if upgrades and self.parser.get_method() != b"CONNECT" and not self._should_upgrade():
             self._ignored_upgrade = 0
             return
         super().on_headers_complete()
@@ -174,8 +160,8 @@ class GuardedHttp(Watched, HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""
         self._mark = self._received
-        self._intake.work += 1
-        self._intake.payload += len(body)
+        self.work += 1
+        self.payload += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -199,13 +185,13 @@ class GuardedHttp(Watched, HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._heads -= 1
-        super().data_received(b"\r\n".join([*lines, b"", b""]))
+        HttpToolsProtocol.data_received(self, b"\r\n".join([*lines, b"", b""]))
         if rest and self._refusal is None:
-            super().data_received(rest)
+            HttpToolsProtocol.data_received(self, rest)
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over."""
-        self._intake.stop()
+        self.forget_held()
         self._unset_keepalive_if_required()
         super().handle_websocket_upgrade()
         self.limits.leave(self, self._address)
@@ -225,7 +211,7 @@ class GuardedHttp(Watched, HttpToolsProtocol):
             pass
         elif self._refusal is not None:
             self._phase = None
-        elif self._intake.is_flood(now):
+        elif self.is_flood(now):
             self._refuse(TooSlow("the request comes in pieces too small; send more bytes in each"))
         elif cycle is not None and not cycle.response_complete:
             if not cycle.more_body or self.flow.read_paused:
@@ -284,7 +270,7 @@ class GuardedHttp(Watched, HttpToolsProtocol):
         The connection ends when the peer has read the answers.
         """
         self._refusal = error
-        self._intake.stop()
+        self.forget_held()
         self.limits.ended[error.code] += 1
         if self._gives_up_answer():
             self._cut()

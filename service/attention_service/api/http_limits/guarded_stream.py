@@ -1,6 +1,5 @@
 """Uvicorn's WebSockets within the limits of a ``ConnectionLimits``. Reading and writing stay uvicorn's."""
 
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,10 +10,9 @@ from websockets.frames import DATA_OPCODES, Frame
 
 from attention_contract.errors import AttentionError, HeadTooLarge, Unreadable
 from attention_service.api.bodies.request_body import UNCOUNTED
-from attention_service.api.http_limits.connection_limits import LEAVING_S, ConnectionLimits
+from attention_service.api.http_limits.connection_limits import LEAVING_S
+from attention_service.api.http_limits.guarded_connection import GuardedConnection
 from attention_service.api.http_limits.guarded_http import response
-from attention_service.api.http_limits.intake import Intake
-from attention_service.api.http_limits.slow_readers import Watched
 from attention_service.runtime.scheduling.budget import Body
 
 _POLICY: Final = 1008
@@ -22,14 +20,12 @@ _TRY_AGAIN: Final = 1013
 _TOO_LARGE: Final = (HeaderLineTooLong, RequestLineTooLong, TooManyHeaders)
 
 
-class GuardedStream(Watched, WebSocketsSansIOProtocol):
+class GuardedStream(GuardedConnection, WebSocketsSansIOProtocol):
     """A WebSocket, counted with the other connections.
 
     It is cut if its peer does not read, is too slow with its handshake or a message, or sends many frames of nothing.
     """
 
-    limits: ConnectionLimits
-    _address: str | None = None
     _memory: Body | None = None
     """The memory of a message that has not come whole."""
     _counted = 0
@@ -38,39 +34,22 @@ class GuardedStream(Watched, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Count the connection. Its HTTP request was admitted."""
-        self.limits = self.config.app.state.limits  # type: ignore[union-attr]
         super().connection_made(transport)
-        self._intake = Intake(self, self._parse, self._may_parse)
-        self._address = self.client[0] if self.client else None
-        self._made = time.monotonic()
         self.limits.enter(self, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._intake.stop()
+        self.forget_held()
         self._give_back()
         self.limits.leave(self, self._address)
         super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what came, so much in a turn of the event loop."""
-        self._intake.take(data)
-
-    def pause_reading(self) -> None:
-        """Read no more for now."""
-        self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read on, unless a message waits for the application."""
-        if not self.read_paused:
-            self.transport.resume_reading()
 
     def _may_parse(self) -> bool:
         """Return False while a message waits for the application, or pongs for the peer."""
         return not self.read_paused and self.writable.is_set() and not self.transport.is_closing()
 
-    def _parse(self, data: bytes) -> None:
-        super().data_received(data)
+    def _parse(self, portion: bytes) -> None:
+        WebSocketsSansIOProtocol.data_received(self, portion)
         if not self.handshake_initiated:
             if (fault := self.conn.handshake_exc) is not None:
                 self._refuse(fault)
@@ -80,8 +59,8 @@ class GuardedStream(Watched, WebSocketsSansIOProtocol):
     def handle_events(self) -> None:
         """Count the frames, and handle them."""
         events = self.conn.events
-        self._intake.work += len(events)
-        self._intake.payload += sum(
+        self.work += len(events)
+        self.payload += sum(
             [len(each.data) for each in events if isinstance(each, Frame) and each.opcode in DATA_OPCODES]
         )
         super().handle_events()
@@ -95,7 +74,7 @@ class GuardedStream(Watched, WebSocketsSansIOProtocol):
     async def receive(self) -> ASGIReceiveEvent:
         """Return the next message, and parse on."""
         message = await super().receive()
-        self._intake.go_on()
+        self.go_on()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -109,7 +88,7 @@ class GuardedStream(Watched, WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         """Parse on, now that the peer has read."""
         super().resume_writing()
-        self._intake.go_on()
+        self.go_on()
 
     def shutdown(self) -> None:
         """Close the connection for the server's stop, which no fault of one connection may end."""
@@ -129,7 +108,7 @@ class GuardedStream(Watched, WebSocketsSansIOProtocol):
         elif not self.handshake_complete:
             if now - self._made > settings.head_timeout_s:
                 self._cut()
-        elif self._intake.is_flood(now):
+        elif self.is_flood(now):
             self._close(_POLICY, "too many frames with too little in them")
         elif self._unfinished() and not self.read_paused:
             new = self._enters(("message", self._messages), now, self._unfinished())
@@ -168,7 +147,7 @@ class GuardedStream(Watched, WebSocketsSansIOProtocol):
         kind: Callable[[str], AttentionError] = HeadTooLarge if large else Unreadable
         error = kind(f"the handshake of a WebSocket cannot be read: {fault.__cause__ or fault}")
         self.limits.ended[error.code] += 1
-        self._intake.stop()
+        self.forget_held()
         self.close_sent = True
         self.transport.write(response(error))
         self.transport.close()
@@ -176,7 +155,7 @@ class GuardedStream(Watched, WebSocketsSansIOProtocol):
     def _close(self, code: int, reason: str) -> None:
         """End the connection, with a close frame that its peer may read."""
         self.limits.ended["too_slow" if code == _POLICY else "overloaded"] += 1
-        self._intake.stop()
+        self.forget_held()
         self._give_back()
         self.conn.fail(code, reason)
         self.handle_parser_exception()

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
@@ -73,13 +73,13 @@ class Metrics:
 
     def count(self, answered: Sequence[Answered]) -> None:
         """Count requests."""
+        self.seconds.add([((each.operation,), each.seconds) for each in answered])
+        self.phases.add(
+            [((each.operation, mark[0]), mark[2] - mark[1]) for each in answered for mark in each.timing.marks]
+        )
         for each in answered:
-            operation, timing = each.operation, each.timing
-            self.seconds.add((operation,), each.seconds)
-            for phase, began, ended in timing.marks:
-                self.phases.add((operation, phase), ended - began)
-            if timing.code is not None:
-                self.problems.labels(timing.code, self._label(each.caller)).inc()
+            if (code := each.timing.code) is not None:
+                self.problems.labels(code, self._label(each.caller)).inc()
         for (operation, status), count in Counts(map(attrgetter("operation", "status"), answered)).items():
             self.requests.labels(operation, str(status)).inc(count)
             if status == Cancelled.status:
@@ -147,9 +147,9 @@ class Metrics:
         gauge.set_function(lambda: len(limits))
         self.registry.register(_Ended(limits))
 
-    def _predicted(self, run: Run) -> None:
-        self.ratio.add((run.kernel, run.purpose), run.ratio)
-        self.batches.add((run.purpose,), run.batch)
+    def _predicted(self, runs: Sequence[Run]) -> None:
+        self.ratio.add([((run.kernel, run.purpose), run.seconds / run.predicted.median) for run in runs])
+        self.batches.add([((run.purpose,), run.batch) for run in runs])
 
     async def page(self, _: Request) -> Response:
         """Metrics in Prometheus' text format."""
@@ -167,13 +167,15 @@ class Tally(Collector):
         self._cells: dict[tuple[str, ...], list[float]] = {}
         """The count of each bucket and, last, the sum."""
 
-    def add(self, labels: tuple[str, ...], value: float) -> None:
-        """Count one value under the first edge that it does not exceed."""
-        cell = self._cells.get(labels)
-        if cell is None:
-            cell = self._cells[labels] = [0] * (len(self._edges) + 1) + [0.0]
-        cell[bisect_left(self._edges, value)] += 1
-        cell[-1] += value
+    def add(self, values: Iterable[tuple[tuple[str, ...], float]]) -> None:
+        """Count values, each with its labels, under the first edge that it does not exceed."""
+        cells, edges = self._cells, self._edges
+        for labels, value in values:
+            cell = cells.get(labels)
+            if cell is None:
+                cell = cells[labels] = [0] * (len(edges) + 1) + [0.0]
+            cell[bisect_left(edges, value)] += 1
+            cell[-1] += value
 
     def collect(self) -> Iterator[Metric]:
         """The counts as they are now."""

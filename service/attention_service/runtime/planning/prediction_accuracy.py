@@ -5,7 +5,7 @@ Used from the event loop only, so nothing here needs a lock.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -60,22 +60,23 @@ class Accuracy:
     """The last runs of each kernel and purpose since the clock was set."""
 
     def __init__(self) -> None:
-        self.watchers: list[Callable[[Run], None]] = []
-        """Called with every run."""
+        self.watchers: list[Callable[[Sequence[Run]], None]] = []
+        """Called with all runs, several at a time."""
         self._runs: dict[tuple[str, Computation], deque[Run]] = {}
 
     def restart(self) -> None:
         """Forget all runs: a new clock predicts."""
         self._runs.clear()
 
-    def record(self, run: Run) -> None:
-        """Keep one run."""
-        pair = run.kernel, run.purpose
-        if pair not in self._runs:
-            self._runs[pair] = deque(maxlen=HISTORY)
-        self._runs[pair].append(run)
+    def record(self, runs: Sequence[Run]) -> None:
+        """Keep runs."""
+        for run in runs:
+            pair = run.kernel, run.purpose
+            if pair not in self._runs:
+                self._runs[pair] = deque(maxlen=HISTORY)
+            self._runs[pair].append(run)
         for watcher in self.watchers:
-            watcher(run)
+            watcher(runs)
 
     def coverage(self) -> Iterator[tuple[str, Computation, float]]:
         """Yield the share of runs within their predicted interval, for each kernel and purpose."""

@@ -55,14 +55,14 @@ class Predictions:
     def _keep(self, runs: list[Observation]) -> None:
         """Remember how predictions fared, and predict by what ran from now on if that differs."""
         self._judge()
+        runs = [each for each in runs if each.clock is self._judged]  # another clock may have been set since
+        self.accuracy.record([each.run for each in runs])
+        if self.factors is None:
+            return
         for observation in runs:
-            if observation.clock is not self._judged:  # another was set since
-                continue
-            run = observation.run
-            self.accuracy.record(run)
-            if self.factors is not None and observation.alone and observation.prepared.watched:
-                self.factors.see(run, observation.prepared.dtype, observation.at)
-        if self.factors is not None and (clock := self.factors.changed(time.monotonic())) is not None:
+            if observation.alone and observation.prepared.watched:
+                self.factors.see(observation.run, observation.prepared.dtype, observation.at)
+        if (clock := self.factors.changed(time.monotonic())) is not None:
             self._device.clock = clock
             with suppress(RuntimeError):  # the engine has stopped
                 self._files.submit(self.factors.save, self._root, self._device)

@@ -1,7 +1,4 @@
-"""Requests apart from their numbers: their options, and the outline that options and shapes make up.
-
-Equal texts are parsed and validated once.
-"""
+"""Requests apart from their tensors: their options. Equal texts are parsed and validated once."""
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -37,38 +34,28 @@ class Shaped(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Outline(NamedTuple):
-    """A request without the numbers of its tensors. Hashable: equal for requests that differ in their numbers alone."""
+def remembered_options(model: type[BaseModel], text: str, tensors: tuple[Shaped, ...]) -> Any:
+    """The request of an options text with some array in the place of each tensor.
 
-    model: type[BaseModel]
-    text: str
-    """The JSON text of all but the tensors."""
-    tensors: tuple[Shaped, ...]
-
-    @property
-    def options(self) -> Any:
-        """The request with some array in the place of each tensor. Raises what reading the request raises."""
-        return parsed_options(self.model, self.text, tuple([each[:2] for each in self.tensors]))
-
-    def blank(self) -> Any:
-        """A request of this outline. Its tensors have the right shapes and take no memory."""
-        return with_tensors(self.options, {each.name: _blank(each) for each in self.tensors})
-
-
-def outline_of(model: type[BaseModel], text: str, tensors: tuple[Shaped, ...]) -> Outline | None:
-    """The outline of a request; None if validation looks at numbers, or if there is too much to remember."""
+    None if validation looks at numbers, or if there is too much to remember. Raises what reading the request raises.
+    """
     if len(text) > MAX_TEXT or len(tensors) > MAX_TENSORS:
         return None
     fields = _fields(model)
     for name, dtype, _ in tensors:
         if dtype not in _PLAIN or name not in fields:
             return None
-    return Outline(model, text, tensors)
+    return parsed_options(model, text, tuple([each[:2] for each in tensors]))
 
 
 def with_tensors(options: ModelT, tensors: Mapping[str, NDArray[Any]]) -> ModelT:
     """The request of these options with tensors in their places. Both share all else, which nobody changes."""
-    return assembled(type(options), {**options.__dict__, **tensors}, options.__pydantic_fields_set__)
+    stated = options.__pydantic_fields_set__
+    return assembled(
+        type(options),
+        {**options.__dict__, **tensors},
+        stated if tensors.keys() <= stated else stated | tensors.keys(),
+    )
 
 
 @lru_cache(maxsize=KNOWN)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.json_reading import check_text, from_json, measure_text
 from attention_contract.json_writing import fields_on_wire, plain_scalar
-from attention_contract.request_options import KNOWN, MAX_TEXT, Outline, Shaped, outline_of, with_tensors
+from attention_contract.request_options import KNOWN, MAX_TEXT, Shaped, remembered_options, with_tensors
 from attention_contract.tensor_places import place_tensor
 from attention_contract.tensors import (
     DTYPES,
@@ -132,17 +132,15 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
     return _placed(*_read(memoryview(body), entry), entry, model)
 
 
-def request_from_safetensors(body: bytes | memoryview, model: type[ModelT]) -> tuple[ModelT, Outline | None]:
-    """Read a request as ``from_safetensors`` does, with its outline if that can be remembered."""
+def request_from_safetensors(body: bytes | memoryview, model: type[ModelT]) -> ModelT:
+    """Read a request as ``from_safetensors`` does; equal headers and equal options are read once."""
     entry = _entry_of(model, "request")
     repeats = getattr(model, "repeats", True)
     header, text, arrays = _read(memoryview(body), entry, repeats=repeats)
-    outline = outline_of(model, text, header.tensors) if repeats else None
-    if outline is None:
-        return _placed(header, text, arrays, entry, model), None
-    return with_tensors(
-        outline.options, {each.name: x for each, x in zip(header.tensors, arrays, strict=True)}
-    ), outline
+    options: ModelT | None = remembered_options(model, text, header.tensors) if repeats else None
+    if options is None:
+        return _placed(header, text, arrays, entry, model)
+    return with_tensors(options, {each.name: x for each, x in zip(header.tensors, arrays, strict=True)})
 
 
 def _placed(header: Header, text: str, arrays: list[NDArray[Any]], entry: Entry, model: type[ModelT]) -> ModelT:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from attention_contract.json_reading import TextSize, from_json, read_json
 from attention_contract.json_writing import to_json
-from attention_contract.request_options import UNTYPED, Outline, Shaped, outline_of, with_tensors
+from attention_contract.request_options import UNTYPED, Shaped, remembered_options, with_tensors
 from attention_contract.tensor_files import (
     MAX_HEADER,
     Entry,
@@ -49,8 +49,8 @@ def from_body(
 
 def request_from_body(
     model: type[ModelT], body: bytes | memoryview, media_type: str, size: TextSize | None = None
-) -> tuple[ModelT, Outline | None]:
-    """Read a request as ``from_body`` does, with its outline; None if the outline cannot be remembered."""
+) -> ModelT:
+    """Read a request as ``from_body`` does; equal options are validated once."""
     if media_type == SAFETENSORS:
         return request_from_safetensors(body, model)
     data = read_json(body, model, size)
@@ -60,9 +60,10 @@ def request_from_body(
         with suppress(TypeError):  # a tensor of another kind, or in another place
             rest = orjson.dumps({name: value for name, value in data.items() if name not in arrays}).decode()
             tensors = tuple([Shaped(name, UNTYPED, array.shape) for name, array in arrays.items()])
-            if (outline := outline_of(model, rest, tensors)) is not None:
-                return with_tensors(outline.options, arrays), outline
-    return validate(model, data, by_name=False), None
+            options: ModelT | None = remembered_options(model, rest, tensors)
+            if options is not None:
+                return with_tensors(options, arrays)
+    return validate(model, data, by_name=False)
 
 
 def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding = "list") -> list[bytes | memoryview]:

@@ -91,7 +91,7 @@ def test_a_pin_is_that_of_the_module(client, rng, tokens):
 
 
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])
-def test_requests_of_one_outline_that_come_together_keep_their_own_parameters(client, server, rng, tokens, media_type):
+def test_requests_alike_that_come_together_keep_their_own_parameters(client, server, rng, tokens, media_type):
     sent = [None, *(parameters(client, rng) for _ in range(3))]
     alone = [client.forward("own", tokens, parameters=each).output for each in sent]
 

@@ -23,7 +23,7 @@ def body(request=None, **tensors):
 
 
 def read(data, model=ForwardRequest):
-    return request_from_safetensors(data, model)[0]
+    return request_from_safetensors(data, model)
 
 
 def outcome(data):

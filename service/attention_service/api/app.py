@@ -19,23 +19,18 @@ from starlette.routing import WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
 from attention_service import __version__
-from attention_service.api import (  # the routes register their handlers
-    documentation,
-    problems,
-    routes,  # noqa: F401
-    session_routes,  # noqa: F401
-)
+from attention_service.api import documentation, problems
 from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
 from attention_service.api.access.layer import Access, name_of
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import require_scopes
-from attention_service.api.handlers import make_routes
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import AccessLog
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.telemetry import Observe, RequestLog
 from attention_service.api.observation.tracing import telemetry_config
 from attention_service.api.residency import keep_within_budget
+from attention_service.api.routes import make_routes
 from attention_service.api.session_stream import PATH as STREAM_PATH
 from attention_service.api.session_stream import SessionStreams
 from attention_service.runtime.device.torch_device import Device, keep_freed_memory

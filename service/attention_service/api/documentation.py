@@ -4,8 +4,13 @@ FastAPI makes the document from the routes. ``documented`` gives each route the 
 of its operation; ``complete`` adds the schemas of tensors and problems, which are no models.
 """
 
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Callable, Iterable
+from inspect import Parameter as Argument
+from inspect import Signature
+from typing import Annotated, Any
+
+from fastapi import Query
 
 from attention_contract.errors import (
     PROBLEM_MEDIA_TYPE,
@@ -59,6 +64,21 @@ def documented(operation: Operation[Any]) -> dict[str, Any]:
         "responses": _responses(operation),
         "openapi_extra": _request(operation),
     }
+
+
+def signature_of(operation: Operation[Any]) -> Callable[[], None]:
+    """A function whose arguments are those of an operation: FastAPI documents them. It is never called."""
+
+    def endpoint() -> None: ...
+
+    arguments = [
+        Argument(name, Argument.KEYWORD_ONLY, annotation=str) for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    if operation.request is not None:
+        body = Annotated[operation.request, Query()] if operation.method == "GET" else operation.request
+        arguments.append(Argument("body", Argument.KEYWORD_ONLY, annotation=body))
+    endpoint.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
+    return endpoint
 
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:

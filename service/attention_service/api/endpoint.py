@@ -1,25 +1,22 @@
-"""Two kinds of route. Each translates one operation of the contract: request, call of the engine, reply.
+"""The route of an operation of the contract: bytes to request, its handler, reply to bytes.
 
-``read_route`` makes an ordinary FastAPI route, for operations without a body. ``TensorRoute`` reads and writes bodies
-itself, because FastAPI knows neither safetensors nor limits; FastAPI matches and documents it like any other.
+FastAPI matches and documents a route like any other. It reads and writes bodies itself, because FastAPI knows neither
+safetensors nor limits.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Request
 from fastapi.routing import APIRoute
+from starlette._utils import get_route_path
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.operations import Operation
-from attention_contract.request_options import Outline
 from attention_contract.schemas.modules import ModuleInfo
 from attention_contract.schemas.recordings import RecordingInfo
 from attention_contract.schemas.sessions import SessionInfo
@@ -30,29 +27,40 @@ from attention_service.api.bodies import negotiation, pictures
 from attention_service.api.bodies.negotiation import Headers, header, tensor_bytes
 from attention_service.api.bodies.request_body import UNCOUNTED, query_of, read_request
 from attention_service.api.disconnection import unless_gone
-from attention_service.api.documentation import VERSIONED, documented
+from attention_service.api.documentation import VERSIONED, documented, signature_of
 from attention_service.api.http_limits.connection_limits import CAME
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
-Handler = Callable[..., Awaitable[WireModel | Response | None]]
-"""The function behind a route. A whole response is sent as it is."""
-
 
 @dataclass(slots=True)
 class Call:
-    """The engine, the settings and the headers of a request, for its handler."""
+    """Everything about a request but its body, for its handler."""
 
     engine: Engine
     settings: Settings
     headers: Headers
+    path: Mapping[str, str]
+    """The parts of the path that name something."""
     pin: str | None
     """The version that If-Match names."""
     deadline: float | None
     """The time, of ``time.monotonic``, by which the answer must be ready; None for none."""
-    outline: Outline | None = None
-    """The outline of the body, if it can be remembered."""
+
+    @property
+    def name(self) -> str:
+        """The module that the path names."""
+        return self.path["name"]
+
+    @property
+    def id(self) -> str:
+        """The session, recording or kept pass that the path names."""
+        return self.path["id"]
+
+
+Handler = Callable[[Call, Any], Awaitable[Any]]
+"""The function that answers an operation: of a call and a body, the reply. A whole response is sent as it is."""
 
 
 def call_of(scope: Scope) -> Call:
@@ -63,14 +71,7 @@ def call_of(scope: Scope) -> Call:
         pin = _etag(header(headers, b"if-match"), "If-Match")
     if (wait := negotiation.wait(headers, state.settings.default_wait_s)) is not None:
         deadline = scope.get("state", {}).get(CAME, time.monotonic()) + wait
-    return Call(state.engine, state.settings, headers, pin, deadline)
-
-
-def _call(request: Request) -> Call:
-    return call_of(request.scope)
-
-
-CallDep = Annotated[Call, Depends(_call)]
+    return Call(state.engine, state.settings, headers, scope["path_params"], pin, deadline)
 
 
 class OperationRoute(APIRoute):
@@ -78,44 +79,33 @@ class OperationRoute(APIRoute):
 
     answers_head = True
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a request by path and method."""
-        match, found = super().matches(scope)
-        return (Match.FULL if match == Match.PARTIAL and self._answers(scope["method"]) else match), found
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that matched."""
-        await (self.app if self._answers(scope["method"]) else super().handle)(scope, receive, send)
-
-    def _answers(self, method: str) -> bool:
-        return ("GET" if method == "HEAD" else method) in (self.methods or ())
-
-
-def read_route(operation: Operation[Any], handler: Handler) -> OperationRoute:
-    """The route of an operation without a body, whose reply is JSON."""
-
-    @wraps(handler)
-    async def endpoint(call: Call, **path: str) -> Response:
-        if operation.reply is not None:
-            negotiation.accepted(call.headers, operation)
-        return await _reply(call.headers, operation, await handler(call=call, **path), JSON)
-
-    # A checkpoint's path has slashes.
-    return OperationRoute(operation.path.replace("{path}", "{path:path}"), endpoint, **documented(operation))
-
-
-class TensorRoute(OperationRoute):
-    """The route of an operation whose request or reply carries tensors, or whose body is JSON within limits."""
-
     def __init__(self, operation: Operation[Any], handler: Handler) -> None:
-        super().__init__(operation.path, handler, **documented(operation))
+        path = operation.path.replace("{path}", "{path:path}")  # a checkpoint's path has slashes
+        super().__init__(path, signature_of(operation), **documented(operation))
         self.operation = operation
         self.handler = handler
         self.app = self._serve
 
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match a request by path and method."""
+        found = self.path_regex.match(get_route_path(scope)) if scope["type"] == "http" else None
+        if found is None:
+            return Match.NONE, {}
+        method = scope["method"]
+        match = Match.FULL if ("GET" if method == "HEAD" else method) == self.operation.method else Match.PARTIAL
+        return match, {"endpoint": self.endpoint, "path_params": found.groupdict(), "route": self}
+
+    def handle(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:  # type: ignore[override]
+        """Answer a request that matched."""
+        method = scope["method"]
+        if ("GET" if method == "HEAD" else method) == self.operation.method:
+            return self.app(scope, receive, send)
+        return super().handle(scope, receive, send)
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp
-        with scope["app"].state.engine.budget.body() as memory:
+        memory = Body(scope["app"].state.engine.budget)
+        try:
             try:
                 answer = await self._answer(scope, receive, memory)
             except AttentionError as error:
@@ -123,21 +113,23 @@ class TensorRoute(OperationRoute):
                 answer = problems.render(error)
                 problems.forget(error)
             await answer(scope, receive, send)
+        finally:
+            memory.give_back()
 
     async def _answer(self, scope: Scope, receive: Receive, memory: Body) -> ASGIApp:
         """The response, whose memory is held until it is sent."""
         operation, call = self.operation, call_of(scope)
-        media_type = negotiation.accepted(call.headers, operation)
+        media_type = JSON if operation.reply is None else negotiation.accepted(call.headers, operation)
         drawn = media_type in PICTURES
         if operation.pictures and (drawn or scope["query_string"]):
             options = pictures.options_of(query_of(scope), operation)
-        body, call.outline = await read_request(scope, call.headers, receive, operation, call.settings, memory)
+        body = await read_request(scope, call.headers, receive, operation, call.settings, memory)
         if call.pin is not None:
-            body, call.outline = _pinned(body, call.pin), None
+            body = _pinned(body, call.pin)
         if drawn:
-            facts, heads = _facts(call, operation, scope["path_params"], body)
-            body, call.outline = pictures.with_needs(body, options, heads, facts.get("past", 0)), None
-        work = self.handler(body=body, call=call, **scope["path_params"])
+            facts, heads = _facts(call, operation, body)
+            body = pictures.with_needs(body, options, heads, facts.get("past", 0))
+        work = self.handler(call, body)
         reply: Any = await unless_gone(receive, work, call.deadline)
         if isinstance(reply, Response):
             memory.give_back()
@@ -150,7 +142,6 @@ class TensorRoute(OperationRoute):
             return Response(picture.data, media_type=media_type, headers={"Vary": "Accept"})
         encoding: Encoding = getattr(body, "encoding", "list")
         del body, work  # the reply may take their memory
-        call.outline = None
         memory.give_back()
         answer = await _reply(call.headers, operation, reply, media_type, encoding)
         if (size := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
@@ -158,14 +149,14 @@ class TensorRoute(OperationRoute):
         return answer
 
 
-def _facts(call: Call, operation: Operation[Any], path: dict[str, str], body: Any) -> tuple[dict[str, Any], int | None]:
+def _facts(call: Call, operation: Operation[Any], body: Any) -> tuple[dict[str, Any], int | None]:
     """The facts of a picture's making that are known before, and the heads of its module."""
     facts: dict[str, Any] = {"operation": operation.name, "request_id": problems.request_id.get()}
     if operation.path.startswith("/v1/recordings/"):
-        return facts | {"recording": path["id"]}, None
-    module = call.engine.modules.get(path["name"], body.version) if "name" in path else None
+        return facts | {"recording": call.id}, None
+    module = call.engine.modules.get(call.name, body.version) if "name" in call.path else None
     if operation.path.startswith("/v1/sessions/"):
-        session = call.engine.sessions.registry.get(path["id"])
+        session = call.engine.sessions.registry.get(call.id)
         module = session.module
         facts |= {"session": session.id, "past": session.length}
     if module is None:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled
 from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame, to_frame
 from attention_contract.json_reading import measure_text
-from attention_contract.operations import step_session, step_sessions
+from attention_contract.operations import Operation, step_session, step_sessions
 from attention_contract.schemas.sessions import SessionStep, StepProblem, StepsRequest
 from attention_contract.tensors import Encoding
 from attention_service.api import problems
@@ -31,6 +31,7 @@ from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
 from attention_service.api.observation.access_log import Answered
 from attention_service.api.observation.telemetry import VERSION, RequestLog
+from attention_service.api.routes import HANDLERS
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import RequestTiming, note, note_bytes, timing
 from attention_service.runtime.scheduling.budget import Body
@@ -159,11 +160,12 @@ class Connection:
                 del self.last[each]
 
     async def _run(self, request: SessionStep | StepsRequest) -> WireModel:
-        sessions = self.call.engine.sessions
+        """Answer a message as the request that it is, by the handler of its operation."""
         deadline = None if self.wait is None else time.monotonic() + self.wait
-        if isinstance(request, StepsRequest):
-            return await in_time(sessions.steps(request, deadline), deadline)
-        return await in_time(sessions.step(request.session, request, deadline), deadline)
+        path = {} if isinstance(request, StepsRequest) else {"id": request.session}
+        call = replace(self.call, path=path, deadline=deadline)
+        reply: WireModel = await in_time(HANDLERS[_operation_of(request).name](call, request), deadline)
+        return reply
 
     async def _reply(
         self, request: SessionStep | StepsRequest | None, work: Awaitable[WireModel], started: float,
@@ -199,7 +201,7 @@ class Connection:
             status = Cancelled.status
             raise
         finally:
-            operation = step_sessions if isinstance(request, StepsRequest) else step_session
+            operation = _operation_of(request)
             seconds, identity = time.perf_counter() - started, problems.request_id.get() or ""
             noted, name = timing.get() or RequestTiming(), caller.get().name
             self.requests.add(Answered(time.time(), "WS", PATH, operation.name, status, seconds, identity, name, noted))
@@ -215,6 +217,10 @@ class Connection:
     async def _send(self, message: Message) -> None:
         with suppress(OSError, RuntimeError):  # the connection is gone, or closing
             await self.send(message)
+
+
+def _operation_of(request: SessionStep | StepsRequest | None) -> Operation[Any]:
+    return step_sessions if isinstance(request, StepsRequest) else step_session
 
 
 def _sessions_of(request: SessionStep | StepsRequest | None) -> Sequence[str]:

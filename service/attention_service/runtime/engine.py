@@ -21,7 +21,6 @@ from attention_contract.errors import (
     ModuleNotFound,
     VersionMismatch,
 )
-from attention_contract.request_options import Outline
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest
 from attention_contract.schemas.attribution import AttributionReply, AttributionRequest
@@ -206,27 +205,15 @@ class Engine:
 
     # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def forward(
-        self,
-        name: str | None,
-        request: ForwardRequest,
-        deadline: float | None = None,
-        outline: Outline | None = None,
-    ) -> ForwardReply:
+    async def forward(self, name: str | None, request: ForwardRequest, deadline: float | None = None) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
-        job = await self.runner.remembered(forward.prepare, self._target(name, request), request, outline)
+        job = await self.runner.planned(forward.prepare, self._target(name, request), request)
         fields, ran = await self.runner.run(job, deadline)
         return valid(ForwardReply, fields | {"ran": ran})
 
-    async def weights(
-        self,
-        name: str | None,
-        request: WeightsRequest,
-        deadline: float | None = None,
-        outline: Outline | None = None,
-    ) -> WeightsReply:
+    async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
         """Statistics of the weights of each head, top keys, and the weights themselves."""
-        job = await self.runner.remembered(inspection.prepare, self._target(name, request), request, outline)
+        job = await self.runner.planned(inspection.prepare, self._target(name, request), request)
         fields, ran = await self.runner.run(job, deadline)
         return WeightsReply(**fields, ran=ran)
 
@@ -239,14 +226,10 @@ class Engine:
         return AttributionReply(**fields, ran=ran)
 
     async def gradients(
-        self,
-        name: str | None,
-        request: GradientsRequest,
-        deadline: float | None = None,
-        outline: Outline | None = None,
+        self, name: str | None, request: GradientsRequest, deadline: float | None = None
     ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
-        job = await self.runner.remembered(gradients.prepare, self._target(name, request), request, outline)
+        job = await self.runner.planned(gradients.prepare, self._target(name, request), request)
         fields, ran = await self.runner.run(job, deadline)
         return GradientsReply(**fields, ran=ran)
 

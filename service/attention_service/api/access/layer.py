@@ -20,7 +20,7 @@ from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, r
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import EVERY, HELD, OPEN_PATHS, Scopes
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
-from attention_service.api.bodies.negotiation import Headers
+from attention_service.api.bodies.negotiation import HEADERS, Headers
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
 from attention_service.runtime.request_timing import timing
 from attention_service.settings import Settings, listed
@@ -65,8 +65,7 @@ class Access:
         """Answer one request, or let it in."""
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
             return self.app(scope, receive, send)
-        lines = scope["headers"]
-        headers = dict(lines)
+        lines, headers = scope["headers"], scope[HEADERS]
         try:
             if len(headers) < len(lines):
                 check_single(lines, _SINGLE)
@@ -74,12 +73,11 @@ class Access:
             page = check_site(scope.get("method", "GET"), scope.get("scheme", "http"), headers, self._origins)
         except AttentionError as error:
             return problems.render(error)(scope, receive, send)
-        scope["attention.headers"] = headers
         return (self._admit if page is None else self._for_pages)(scope, receive, send)
 
     def _admit(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Find out who asks, and let the request in."""
-        headers: Headers = scope.pop("attention.headers")
+        headers: Headers = scope[HEADERS]
         try:
             asks, scope[HELD], held = self._who(scope, headers)
         except Unauthorized as error:

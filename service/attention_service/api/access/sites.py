@@ -65,9 +65,10 @@ def check_site(method: str, scheme: str, headers: Headers, allowed: Collection[s
 
     scheme: that by which the request came.
     """
-    origin, site = header(headers, b"origin"), headers.get(b"sec-fetch-site")
-    if origin is None and site is None:
+    site = headers.get(b"sec-fetch-site")
+    if site is None and b"origin" not in headers:
         return None
+    origin = header(headers, b"origin")
     if origin is not None and (origin in allowed or "*" in allowed):
         return origin
     if site in _OWN_SITE:

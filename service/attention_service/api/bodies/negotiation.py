@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import mimeparse
 import numpy as np
@@ -25,6 +25,8 @@ from attention_service.runtime.request_timing import note
 
 Headers = Mapping[bytes, bytes]
 """Headers by their name in lower case. Of a repeated header that is no list, the first counts."""
+HEADERS: Final = "attention.headers"
+"""The entry of the ASGI scope with all headers by name; of a repeated one, the last."""
 _LISTS = frozenset({b"accept", b"content-encoding", b"if-match", b"if-none-match", b"prefer"})
 """Headers that are lists: repeated lines are joined with commas (RFC 9110, section 5.3)."""
 _WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])")
@@ -45,7 +47,7 @@ MAX_HEADER_BYTES = 2**14
 def headers_of(scope: Scope) -> Headers:
     """The headers of a request. Raises InvalidRequest for one that is too long."""
     lines = scope["headers"]
-    found = dict(lines)
+    found: dict[bytes, bytes] = scope.get(HEADERS) or dict(lines)
     if len(found) < len(lines):
         found = dict(reversed(lines))
         for name in _LISTS & found.keys():
@@ -82,15 +84,15 @@ def accepted(headers: Headers, operation: Operation[Any]) -> str:
     Without a preference, a reply with tensors has the form of the request.
     """
     sent = content_type(headers) if operation.tensors else JSON
-    best = _best(header(headers, b"accept") or "*/*", operation.tensors, bool(operation.pictures), sent == SAFETENSORS)
+    best = _best(headers.get(b"accept") or b"*/*", operation.tensors, bool(operation.pictures), sent == SAFETENSORS)
     if best in PICTURES:
         check_drawable(best)
     return best
 
 
 @lru_cache(maxsize=256)
-def _best(wanted: str, tensors: bool, pictures: bool, as_tensors: bool) -> str:
-    offered = [JSON, SAFETENSORS] if tensors else [JSON]
+def _best(accept: bytes, tensors: bool, pictures: bool, as_tensors: bool) -> str:
+    wanted, offered = str(accept, "latin-1"), [JSON, SAFETENSORS] if tensors else [JSON]
     if as_tensors:
         offered.reverse()
     offered += PICTURES if pictures else ()

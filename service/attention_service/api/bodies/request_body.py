@@ -17,10 +17,9 @@ from starlette.types import Receive, Scope
 from attention_contract.errors import BodyTooLarge, InvalidRequest, Unreadable, UnsupportedMediaType
 from attention_contract.json_reading import TextSize, check_text, measure_text
 from attention_contract.operations import Operation
-from attention_contract.request_options import Outline
 from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, SAFETENSORS, request_from_body
-from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, Headers, content_type, header
+from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, Headers, content_type
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import LATE
 from attention_service.runtime.request_timing import note, note_bytes
@@ -59,17 +58,17 @@ _WINDOW: Final = 27
 
 async def read_request(
     scope: Scope, headers: Headers, receive: Receive, operation: Operation[Any], settings: Settings, memory: Body
-) -> tuple[Any, Outline | None]:
-    """The request in a body, or in the query string of a GET, with its outline if that can be remembered.
+) -> Any:
+    """The request in a body, or in the query string of a GET; None for an operation without one.
 
     Raises UnsupportedMediaType, BodyTooLarge, Unreadable, an InvalidRequest that names the field at fault, or what
     ``memory`` raises.
     """
     model = operation.request
     if model is None:
-        return None, None
+        return None
     if operation.method == "GET":
-        return validate(model, query_of(scope), by_name=False), None
+        return validate(model, query_of(scope), by_name=False)
     media_type = content_type(headers)
     if media_type != JSON and not (media_type == SAFETENSORS and operation.tensors):
         offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
@@ -129,12 +128,12 @@ async def read_body(
     request. Raises UnsupportedMediaType, BodyTooLarge, TooSlow, Draining, Unreadable, Cancelled, or what ``memory``
     raises.
     """
-    if (framing := header(headers, b"transfer-encoding")) is not None and framing.strip().lower() != "chunked":
+    if (framing := headers.get(b"transfer-encoding")) is not None and framing.strip().lower() != b"chunked":
         raise Unreadable(
-            f"Transfer-Encoding: {framing[:40]!r} is not read here; expected chunked. Name a compression in "
-            "Content-Encoding"
+            f"Transfer-Encoding: {str(framing[:40], 'latin-1')!r} is not read here; expected chunked. Name a "
+            "compression in Content-Encoding"
         )
-    coding = (header(headers, b"content-encoding") or "identity").strip().lower()
+    coding = str(headers.get(b"content-encoding") or b"identity", "latin-1").strip().lower()
     if coding != "identity" and coding not in _CODINGS:
         raise UnsupportedMediaType(
             f"Content-Encoding: {coding[:40]!r} is not read here; send the body as it is, or in one of "
@@ -160,26 +159,27 @@ class _Room:
 
     def expect(self, size: int) -> None:
         """Refuse a body whose stated size is too much, before any of it has come."""
-        if size > UNCOUNTED or size > self.limit:
-            self._check(size)
+        if size > self.limit:
+            raise self._too_large(size)
+        if size > UNCOUNTED:
             self._memory.expect(size)
 
     def take(self, more: int, size: int, stated: int = 0) -> None:
         """Count more bytes, of a buffer that then has this size and will have the stated one."""
-        self._check(size)
+        if size > self.limit:
+            raise self._too_large(size)
         self._taken += more
         if self._taken > max(self._held, UNCOUNTED):
             ahead = min(max(stated - size, 0), _PAGE)
             self._memory.hold(self._taken + ahead - self._held)
             self._held = self._taken + ahead
 
-    def _check(self, size: int) -> None:
-        if size > self.limit:
-            raise BodyTooLarge(
-                f"the body has at least {size} bytes; this server reads up to {self.limit}",
-                limit_bytes=self.limit,
-                needed_bytes=size,
-            )
+    def _too_large(self, size: int) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"the body has at least {size} bytes; this server reads up to {self.limit}",
+            limit_bytes=self.limit,
+            needed_bytes=size,
+        )
 
 
 async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapping[str, Any]) -> memoryview:

@@ -3,7 +3,6 @@
 import random
 import re
 import time
-from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,6 +10,7 @@ from attention_contract.wire import VERSION_HEADER
 from attention_service import __version__
 from attention_service.api import problems
 from attention_service.api.access.security_headers import security_headers
+from attention_service.api.bodies.negotiation import HEADERS, Headers
 from attention_service.api.http_limits.connection_limits import CAME, CROWDED
 from attention_service.api.observation.access_log import AccessLog, Answered
 from attention_service.api.observation.metrics import Metrics
@@ -68,7 +68,8 @@ class Observe:
             return
         started = time.perf_counter()
         status: int | None = None
-        identity = new_identity(scope["headers"])
+        scope[HEADERS] = headers = dict(scope["headers"])
+        identity = new_identity(headers)
         problems.request_id.set(identity)
         safety = security_headers(scope["path"])
         noted = RequestTiming()
@@ -108,15 +109,9 @@ class Observe:
                 self._requests.add(Answered(*answered, caller.get().name, noted))
 
 
-def new_identity(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The id of a request: the one that its caller gave it, or a new one."""
-    return _given_id(headers) or f"{_ids.getrandbits(128):032x}"
-
-
-def _given_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The id that the caller gave the request, if it is fit to be repeated."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            given = str(value, "latin-1")
-            return given if _REQUEST_ID.fullmatch(given) else None
-    return None
+def new_identity(headers: Headers) -> str:
+    """The id of a request: the one that its caller gave it if it is fit to be repeated, or a new one."""
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(text := str(given, "latin-1")):
+        return text
+    return f"{_ids.getrandbits(128):032x}"

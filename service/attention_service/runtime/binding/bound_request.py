@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from attention_contract.errors import InvalidTensor, ShapeMismatch
-from attention_contract.request_options import Outline
 from attention_contract.spec import AttentionSpec, Mask
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.kv_cache.past import Cached
@@ -100,15 +99,6 @@ class BoundRequest:
         if self.layout.merged:
             return (self.batch, self.queries, self.heads * self.value_dim)
         return (self.batch, self.heads, self.queries, self.value_dim)
-
-
-_SHAPES = frozenset({"query", "key", "value", "mask", "past_key", "past_value", "initial_state", "initial_normalizer"})
-"""The tensors of which binding and planning read the shape and the dtype alone."""
-
-
-def reads_shapes_only(outline: Outline) -> bool:
-    """True if binding and planning a request read none of its numbers."""
-    return all(each.name in _SHAPES for each in outline.tensors)
 
 
 def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:

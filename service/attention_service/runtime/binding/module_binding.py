@@ -34,6 +34,11 @@ from attention_service.runtime.binding.raw_binding import (
 )
 from attention_service.runtime.binding.recurrence_binding import bind_tensors, check_request
 
+_CHECKED = frozenset({
+    "past_key", "past_value", "mask", "key_mask", "key_lengths", "offsets", "positions", "global_mask", "gate", "beta",
+    "initial_state", "initial_normalizer", "dropout",
+})  # fmt: skip
+"""The fields that are checked beside the tokens."""
 _OF_ONE_DTYPE = ("query", "key", "value", "past_key", "past_value")
 """The tensors of raw attention that must agree in dtype."""
 
@@ -60,7 +65,11 @@ class _Binder:
         self.request = request
         self.arrays: dict[str, Array] = {}
         self.value_is = "value" if request.value is not None else "key" if request.key is not None else "query"
-        check_reads_positions(spec, request.positions)
+        asks = getattr(request, "report_error", False) or getattr(request, "return_state", False)
+        self.more = asks or not _CHECKED.isdisjoint(request.__pydantic_fields_set__)
+        """True if the request states fields beside its tokens that have to be checked."""
+        if self.more:
+            check_reads_positions(spec, request.positions)
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,6 +167,8 @@ class _Binder:
 
     def _past(self, layout: Layout, batch: int, kv_heads: int, key_dim: int, value_dim: int) -> int:
         """Return P, after checking past_key and past_value."""
+        if not self.more:
+            return 0
         request = self.request
         if (request.past_key is None) != (request.past_value is None):
             missing = "past_key" if request.past_key is None else "past_value"
@@ -190,42 +201,50 @@ class _Binder:
         own_key_dim: int | None = None,
     ) -> BoundRequest:
         batch, heads, kv_heads, queries, keys, past, head_dim, value_dim = sizes
+        key_is = "query" if self.request.key is None else "key"
+        sequence_masks, dropout, wanted, learned = None, None, False, dict[str, Array]()
         check_empty(self.arrays)
-        self._mask(batch, heads, queries, keys)
-        self._per_sequence("key_mask", (batch, keys), layout)
-        self._per_sequence("key_lengths", (batch,), layout)
-        self._per_sequence("offsets", (batch,), layout)
-        self._method(layout, sizes)
-        lengths = self.arrays.get("key_lengths")
-        if lengths is not None and lengths.size and (lengths.min() < 0 or lengths.max() > keys):
-            raise InvalidRequest(
-                f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
-                param="key_lengths",
-            )
-        sequence_masks = self._global_tokens(layout, batch, keys)
-        check_as_many(self.request.positions, queries, keys - past)
-        self._per_sequence("positions", (batch, queries), layout)
-        learned: dict[str, Array] = {}
+        if self.more:
+            self._mask(batch, heads, queries, keys)
+            for name, shape in (("key_mask", (batch, keys)), ("key_lengths", (batch,)), ("offsets", (batch,))):
+                self._per_sequence(name, shape, layout)
+        if self.more or self.spec.method.name != "exact":
+            self._method(layout, sizes)
+        if self.more:
+            self._key_lengths(keys)
+            sequence_masks = self._global_tokens(layout, batch, keys)
+            check_as_many(self.request.positions, queries, keys - past)
+            self._per_sequence("positions", (batch, queries), layout)
+            dropout, wanted = self._dropout(), self._wants_state()
         if self.target is None:
             widths = Widths(heads, kv_heads, head_dim, value_dim, own_key_dim=own_key_dim)
             check_position(self.spec, widths)
             learned = check_learned(self.spec, self.request.parameters, widths)
         elif self.request.parameters:
             learned = _check_parameters(self.request.parameters, self.target)
-        key_is = "query" if self.request.key is None else "key"
         check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
-        keys += added_keys(self.spec)
-        sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
-        asked = getattr(self.request, "dropout", None)  # an inspection drops nothing
-        dropout = None
-        if asked is not None and (asked.p > 0 or asked.return_mask):
-            dropout = Dropout(asked.p, asked.seed)
-        wanted = isinstance(self.request, ForwardRequest)
-        wanted = wanted and (self.request.initial_state is not None or getattr(self.request, "return_state", False))
+        sizes = (batch, heads, kv_heads, queries, keys + added_keys(self.spec), past, head_dim, value_dim)
         return BoundRequest(
             self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
             sequence_masks, own_key_dim, wanted,
         )  # fmt: skip
+
+    def _key_lengths(self, keys: int) -> None:
+        lengths = self.arrays.get("key_lengths")
+        if lengths is not None and lengths.size and (lengths.min() < 0 or lengths.max() > keys):
+            raise InvalidRequest(
+                f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
+                param="key_lengths",
+            )
+
+    def _dropout(self) -> Dropout | None:
+        asked = getattr(self.request, "dropout", None)  # an inspection drops nothing
+        return Dropout(asked.p, asked.seed) if asked is not None and (asked.p > 0 or asked.return_mask) else None
+
+    def _wants_state(self) -> bool:
+        request = self.request
+        is_forward = isinstance(request, ForwardRequest)
+        return is_forward and (request.initial_state is not None or getattr(request, "return_state", False))
 
     def _method(self, layout: Layout, sizes: tuple[int, int, int, int, int, int, int, int]) -> None:
         """Check and bind the inputs of the spec's method beside q, k and v."""

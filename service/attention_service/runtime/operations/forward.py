@@ -33,7 +33,7 @@ from attention_service.runtime.operations import compute, cuda_graph_forward
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import PlanKey, edit_actions, family_of, plan_pass, plan_request
 from attention_service.runtime.scheduling.batches import in_common, joinable
-from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, is_short
+from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, is_short, job_of_request
 from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
 
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
@@ -48,7 +48,10 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
 
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
-    bound = bind(module, request)
+    return job_of_request(_planned, bind(module, request), request, device, room)
+
+
+def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, room: int) -> Prepared:
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
@@ -78,7 +81,7 @@ def prepare(module: Module | None, request: ForwardRequest, device: Device, room
         if mixes(bound, request):
             mixed = partial(Mixed, request=request, selection=selection, kernel=plan.kernel)
         joining = joining_of(bound, question, selection, plan.kernel, device, mixed)
-    return Job(Prepared("forward", plan, bound.dtype, device.torch, operation, watched, joining), bound, module)
+    return Prepared("forward", plan, bound.dtype, device.torch, operation, watched, joining)
 
 
 def joining_of(

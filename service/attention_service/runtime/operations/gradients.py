@@ -36,7 +36,7 @@ from attention_service.runtime.operations.forward import dropout_results, return
 from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
 from attention_service.runtime.planning.kernel_choice import Computation
 from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
-from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 
@@ -45,7 +45,10 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
 
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
-    bound = bind(module, request)
+    return job_of_request(_planned, bind(module, request), request, device, room)
+
+
+def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, room: int) -> Prepared:
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
@@ -72,7 +75,7 @@ def prepare(module: Module | None, request: GradientsRequest, device: Device, ro
         return Gradients(bound, request, selection, targets, plan.kernel)
 
     watched = not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request))
-    return Job(Prepared("gradients", plan, bound.dtype, device.torch, operation, watched), bound, module)
+    return Prepared("gradients", plan, bound.dtype, device.torch, operation, watched)
 
 
 def targets_of(names: Sequence[str], given: Sequence[str], bound: BoundRequest) -> Targets:

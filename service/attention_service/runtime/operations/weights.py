@@ -27,7 +27,7 @@ from attention_service.runtime.operations.forward import joining_of, tap_results
 from attention_service.runtime.planning.kernel_choice import Computation
 from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
 from attention_service.runtime.scheduling.batches import joinable
-from attention_service.runtime.scheduling.jobs import Job, Prepared
+from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 
@@ -36,7 +36,10 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
 
     ``room``: the bytes that it may need at most, which bear on the kernel.
     """
-    bound = bind(module, request)
+    return job_of_request(_planned, bind(module, request), request, device, room)
+
+
+def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room: int) -> Prepared:
     check_tap("weights", bound.spec, "spec.method")
     selection = bind_selection(request.select, bound)
     query_mask = request.query_mask
@@ -74,7 +77,7 @@ def prepare(module: Module | None, request: WeightsRequest, device: Device, room
     joining = None
     if query_mask is None and plain and not request.edits and joinable(bound):
         joining = joining_of(bound, question, selection, plan.kernel, device)
-    return Job(Prepared("weights", plan, bound.dtype, device.torch, operation, joining=joining), bound, module)
+    return Prepared("weights", plan, bound.dtype, device.torch, operation, joining=joining)
 
 
 @dataclass(eq=False, slots=True)

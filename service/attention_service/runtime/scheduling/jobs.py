@@ -2,20 +2,31 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
 
-from attention_contract.request_options import Outline
+from attention_contract.request_options import with_tensors
 from attention_contract.schemas.accuracy import Computation
 from attention_contract.schemas.attention import AttentionInputs
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.operation import Fields, Operation, execute
 
+RequestT = TypeVar("RequestT", bound=AttentionInputs)
+
 SHORT_S = 0.05
 """A job that is predicted to take no longer, by its upper bound, is short: it does not wait behind long ones."""
+
+_SHAPES: Final = frozenset(
+    {"query", "key", "value", "mask", "past_key", "past_value", "initial_state", "initial_normalizer"}
+)
+"""The tensors of which planning reads the shape and the dtype alone."""
+_FREE: Final = frozenset({"spec", "version", "encoding"})
+"""Fields that a plan does not depend on, or whose content is compared otherwise."""
 
 
 def is_short(plan: Plan) -> bool:
@@ -107,15 +118,48 @@ class Job:
         joining = self.prepared.joining
         return None if joining is None else (id(self.module), id(joining.group))
 
-    def without_module(self) -> "Job":
-        """The job to be remembered: it keeps no parameters in memory."""
-        return Job(self.prepared, self.bound.replaced(module=None))
 
-    def with_arrays(self, module: Module | None, request: AttentionInputs, outline: Outline) -> "Job":
-        """The same job over the tensors of another request of the same outline."""
-        arrays = dict(self.bound.arrays)
-        for name, _, shape in outline.tensors:
-            if name in arrays:
-                array, like = getattr(request, name), arrays[name]
-                arrays[name] = array if like.shape == shape else array.reshape(like.shape)
-        return Job(self.prepared, self.bound.replaced(module=module, arrays=arrays), module)
+def job_of_request(
+    plan: Callable[[BoundRequest, RequestT, Device, int], Prepared],
+    bound: BoundRequest,
+    request: RequestT,
+    device: Device,
+    room: int,
+) -> Job:
+    """The job of a bound request. Requests that differ in their numbers alone are planned once.
+
+    ``plan``: plans a bound request within so many bytes.
+    """
+    alike = _alike(bound, request)
+    if alike is None:
+        return Job(plan(bound, request, device, room), bound, bound.module)
+    key = plan, alike, room.bit_length()
+    found: Prepared | None = device.plans.find(device.clock, key)
+    if found is None or found.plan.peak_bytes > room:
+        # It is remembered without its tensors, whose memory would stay taken.
+        tensors = {name: x for name, x in vars(request).items() if isinstance(x, np.ndarray)}
+        blank = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape).view(type(x)) for name, x in tensors.items()}
+        found = plan(bound, with_tensors(request, blank), device, room)
+        device.plans.keep(device.clock, key, found)
+    return Job(found, bound, bound.module)
+
+
+def _alike(bound: BoundRequest, request: AttentionInputs) -> Hashable:
+    """Equal for requests that differ in their numbers alone; None if the plan depends on these, or options are long."""
+    module = bound.module
+    parts: list[Hashable] = [bound.spec.model_dump_json() if module is None else module.config_json]
+    for name in request.__pydantic_fields_set__:
+        value = getattr(request, name)
+        if isinstance(value, np.ndarray):
+            if name not in _SHAPES:
+                return None
+            parts.append((name, value.shape, value.dtype, type(value)))
+        elif isinstance(value, dict):
+            if value:
+                return None
+        elif name not in _FREE:
+            parts.append((name, *value) if isinstance(value, list) else (name, value))
+    try:
+        return frozenset(parts)
+    except TypeError:  # options with lists or tensors of their own
+        return None

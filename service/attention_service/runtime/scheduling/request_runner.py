@@ -10,11 +10,9 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from attention_contract.errors import Draining, Loading, Stuck, TooLong, Unavailable
-from attention_contract.request_options import Outline
 from attention_contract.schemas.attention import AttentionInputs, Ran
 from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound_request import reads_shapes_only
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.quickness import quickly_planned
 from attention_service.runtime.request_timing import note_run
@@ -71,27 +69,6 @@ class RequestRunner:
             raise Loading("the modules of the store are still being loaded; try again in a moment")
         if self.state == "draining":
             raise Draining("the server is stopping; try another, or this one once it is back")
-
-    async def remembered(
-        self,
-        prepare: Prepare[RequestT],
-        module: Module | None,
-        request: RequestT,
-        outline: Outline | None,
-    ) -> Job:
-        """A request as a job, bound and planned.
-
-        Jobs are remembered by outline: few different ones come often, and of large requests planning is a small part.
-        """
-        if outline is None or not reads_shapes_only(outline):
-            return await self.planned(prepare, module, request)
-        room, plans, clock = self.budget.capacity, self.device.plans, self.device.clock
-        key = prepare, None if module is None else module.config_json, outline, room.bit_length()
-        job: Job | None = plans.find(clock, key)
-        if job is None or job.plan.peak_bytes > room:
-            job = await self.planned(prepare, module, outline.blank())
-            plans.keep(clock, key, job.without_module())
-        return job.with_arrays(module, request, outline)
 
     async def planned(self, prepare: Prepare[RequestT], module: Module | None, request: RequestT) -> Job:
         """Bind and plan here if that is quick, otherwise beside the event loop."""

@@ -1,4 +1,4 @@
-"""Requests of one outline share their binding and their plan, and never their numbers or their module."""
+"""Requests that differ in their numbers alone share a plan, and never their numbers or their module."""
 
 import asyncio
 import gc
@@ -14,8 +14,10 @@ from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import CreateModule
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.wire import JSON, SAFETENSORS, request_from_body, to_body
+from attention_service.runtime.device.plan_cache import PlanCache
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.operations.forward import prepare
 
 WIDTH, HEADS = 8, 2
 MODELS = {"forward": ForwardRequest, "weights": WeightsRequest, "gradients": GradientsRequest}
@@ -49,6 +51,12 @@ def play(tmp_path, story):
     asyncio.run(acts())
 
 
+def read(model, asked, media_type=SAFETENSORS):
+    """A request as the server reads it."""
+    body = b"".join(to_body(asked, media_type, "request"))
+    return request_from_body(model, memoryview(body), media_type, measure_text(body) if media_type == JSON else None)
+
+
 def tensors(value):
     values = dict(value) if not isinstance(value, dict) else value
     for name, each in values.items():
@@ -70,7 +78,7 @@ def same(found, expected):
 @pytest.mark.parametrize("media_type", [SAFETENSORS, JSON])
 @pytest.mark.parametrize("question", MODELS)
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_requests_of_one_outline_are_answered_by_their_own_numbers(tmp_path, rng, question, extra, media_type):
+def test_requests_alike_are_answered_by_their_own_numbers(tmp_path, rng, question, extra, media_type):
     model = MODELS[question]
     if not EXTRAS[extra](rng).keys() <= model.model_fields.keys():
         pytest.skip("the question takes no such tensor")
@@ -78,11 +86,10 @@ def test_requests_of_one_outline_are_answered_by_their_own_numbers(tmp_path, rng
     async def story(engine):
         for _ in range(3):
             asked = model(**{"query": rng.standard_normal((2, 3, WIDTH), np.float32)} | EXTRAS[extra](rng))
-            body = b"".join(to_body(asked, media_type, "request"))
-            size = measure_text(body) if media_type == JSON else None
-            request, outline = request_from_body(model, memoryview(body), media_type, size)
-            answer = getattr(engine, question)
-            same(await answer("m", request, outline=outline), await answer("m", request))
+            request = read(model, asked, media_type)
+            found = await getattr(engine, question)("m", request)
+            engine.device.plans = PlanCache()
+            same(found, await getattr(engine, question)("m", request))
 
     play(tmp_path, story)
 
@@ -94,9 +101,8 @@ def test_lists_keep_the_dtype_of_the_module(tmp_path):
         )
         for number in (0.5, 1.5):
             body = b'{"query": [[%f, 2.5]]}' % number
-            request, outline = request_from_body(ForwardRequest, body, JSON, measure_text(body))
-            assert outline is not None
-            assert (await engine.forward("wide", request, outline=outline)).output.dtype == np.float64
+            request = request_from_body(ForwardRequest, body, JSON, measure_text(body))
+            assert (await engine.forward("wide", request)).output.dtype == np.float64
 
     play(tmp_path, story)
 
@@ -104,21 +110,17 @@ def test_lists_keep_the_dtype_of_the_module(tmp_path):
 def test_a_wrong_shape_is_refused_each_time(tmp_path):
     async def story(engine):
         for _ in range(2):
-            asked = ForwardRequest(query=np.zeros((1, 3, WIDTH + 1), np.float32))
-            body = b"".join(to_body(asked, SAFETENSORS, "request"))
-            request, outline = request_from_body(ForwardRequest, memoryview(body), SAFETENSORS)
+            request = read(ForwardRequest, ForwardRequest(query=np.zeros((1, 3, WIDTH + 1), np.float32)))
             with pytest.raises(ShapeMismatch, match="query"):
-                await engine.forward("m", request, outline=outline)
+                await engine.forward("m", request)
 
     play(tmp_path, story)
 
 
 def test_neither_a_deleted_module_nor_a_body_stays_in_memory(tmp_path):
     async def story(engine):
-        array = np.ones((1, 3, WIDTH), np.float32)
-        body = bytearray(b"".join(to_body(ForwardRequest(query=array), SAFETENSORS, "request")))
-        request, outline = request_from_body(ForwardRequest, memoryview(body), SAFETENSORS)
-        await engine.forward("m", request, outline=outline)
+        request = read(ForwardRequest, ForwardRequest(query=np.ones((1, 3, WIDTH), np.float32)))
+        await engine.forward("m", request)
         module, query = weakref.ref(engine.library.get("m")), weakref.ref(request.query)
         await engine.modules.delete("m")
         engine.predictions.settle()
@@ -133,10 +135,26 @@ def test_neither_a_deleted_module_nor_a_body_stays_in_memory(tmp_path):
 def test_raw_requests_differ_by_their_spec(tmp_path, rng):
     async def story(engine):
         query = rng.standard_normal((1, 1, 4, 2), np.float32)
+        found = []
         for masks in ([], [{"name": "causal"}], []):
-            asked = RawForwardRequest(query=query, spec={"masks": masks})
-            body = b"".join(to_body(asked, SAFETENSORS, "request"))
-            request, outline = request_from_body(RawForwardRequest, memoryview(body), SAFETENSORS)
-            same(await engine.forward(None, request, outline=outline), await engine.forward(None, request))
+            request = read(RawForwardRequest, RawForwardRequest(query=query, spec={"masks": masks}))
+            found.append(await engine.forward(None, request))
+        same(found[2], found[0])
+        assert not np.array_equal(found[0].output, found[1].output)
+
+    play(tmp_path, story)
+
+
+def test_requests_that_differ_in_an_option_have_plans_of_their_own(tmp_path):
+    async def story(engine):
+        query = np.ones((1, 3, WIDTH), np.float32)
+        kinds = {}
+        for extra in ({}, {"kernel": "materialized"}, {"return_": ["output", "weights"]}, {"average_heads": True}):
+            for _ in range(2):
+                request = read(ForwardRequest, ForwardRequest(query=query, **extra))
+                job = prepare(engine.library.get("m"), request, engine.device, 2**30)
+                kinds.setdefault(repr(extra), set()).add(id(job.prepared))
+        assert all(len(each) == 1 for each in kinds.values()), kinds
+        assert len(set.union(*kinds.values())) == len(kinds)
 
     play(tmp_path, story)

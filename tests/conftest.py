@@ -54,6 +54,12 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run coroutine functions that are tests with asyncio."""
+    return "asyncio"
+
+
 @pytest.fixture
 def own_logging() -> Iterator[None]:
     """Lets a test set logging up; afterwards it is as before."""

@@ -85,39 +85,35 @@ def test_a_caller_may_say_how_long_an_answer_is_of_use(http, modules, prefer, st
 
 
 @pytest.mark.slow
-def test_callers_on_many_connections_get_what_they_get_alone(server, modules):
+async def test_callers_on_many_connections_get_what_they_get_alone(server, modules):
     rng = np.random.default_rng(0)
-
-    async def play():
-        async with httpx.AsyncClient(base_url=server, timeout=60, limits=httpx.Limits(max_connections=48)) as http:
-            asks = [drawn(rng) for _ in range(48)]
-            expected = [await posted(http, *ask) for ask in asks]
-            assert {each.status_code for each in expected} == {200, 422}
-            sizes = set()
-            for _ in range(60):
-                found = asyncio.gather(*(posted(http, *ask) for ask in asks))
-                for ask in asks[:4]:
-                    await asyncio.to_thread(leave, server, *ask)
-                sizes |= {same(*pair) for pair in zip(await found, expected, strict=True)}
-                if max(sizes) > 1:
-                    break
-            assert max(sizes) > 1, "nothing ran together"
-            for _ in range(200):
-                memory = (await http.get("/v1")).json()["memory"]
-                if not memory["in_flight_bytes"]:
-                    break
-                await asyncio.sleep(0.05)
-            assert memory["in_flight_bytes"] == 0
-            metrics = (await http.get("/metrics")).text
-        of = 'purpose="forward"'
-        alone, all_of_them = (
-            next(
-                float(line.split()[-1])
-                for line in metrics.splitlines()
-                if line.startswith(f"attention_batch_requests_{name}")
-            )
-            for name in (f'bucket{{le="1.0",{of}}}', f"count{{{of}}}")
+    async with httpx.AsyncClient(base_url=server, timeout=60, limits=httpx.Limits(max_connections=48)) as http:
+        asks = [drawn(rng) for _ in range(48)]
+        expected = [await posted(http, *ask) for ask in asks]
+        assert {each.status_code for each in expected} == {200, 422}
+        sizes = set()
+        for _ in range(60):
+            found = asyncio.gather(*(posted(http, *ask) for ask in asks))
+            for ask in asks[:4]:
+                await asyncio.to_thread(leave, server, *ask)
+            sizes |= {same(*pair) for pair in zip(await found, expected, strict=True)}
+            if max(sizes) > 1:
+                break
+        assert max(sizes) > 1, "nothing ran together"
+        for _ in range(200):
+            memory = (await http.get("/v1")).json()["memory"]
+            if not memory["in_flight_bytes"]:
+                break
+            await asyncio.sleep(0.05)
+        assert memory["in_flight_bytes"] == 0
+        metrics = (await http.get("/metrics")).text
+    of = 'purpose="forward"'
+    alone, all_of_them = (
+        next(
+            float(line.split()[-1])
+            for line in metrics.splitlines()
+            if line.startswith(f"attention_batch_requests_{name}")
         )
-        assert alone < all_of_them
-
-    asyncio.run(play())
+        for name in (f'bucket{{le="1.0",{of}}}', f"count{{{of}}}")
+    )
+    assert alone < all_of_them

@@ -1,6 +1,5 @@
 """A server whose device is stuck or lost says so to those who watch it, and recovers if the device does."""
 
-import asyncio
 import threading
 import time
 
@@ -64,27 +63,24 @@ def test_a_stuck_device_is_not_live_until_it_goes_on(url, monkeypatch):
     assert until(url, "/health/live", 200).json()["status"] == "live"
 
 
-def test_a_lost_device_takes_no_work_and_is_not_live(tmp_path, monkeypatch):
+async def test_a_lost_device_takes_no_work_and_is_not_live(tmp_path, monkeypatch):
     def lost(*_):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
 
-    async def story():
-        device = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        engine.runner.check_live()
-        request = RawForwardRequest(query=np.ones((1, 1, 1, 2), np.float32))
-        monkeypatch.setattr(jobs, "execute", lost)
-        with pytest.raises(torch.AcceleratorError):
-            await engine.forward(None, request)
-        for ask in (engine.runner.check_live, engine.runner.check_ready):
-            with pytest.raises(Stuck, match="illegal memory access was encountered"):
-                ask()
-        with pytest.raises(Stuck):
-            await engine.forward(None, request)
-        await engine.stop()
-
-    asyncio.run(story())
+    device = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
+    engine = Engine(tmp_path, device)
+    await engine.start()
+    engine.runner.check_live()
+    request = RawForwardRequest(query=np.ones((1, 1, 1, 2), np.float32))
+    monkeypatch.setattr(jobs, "execute", lost)
+    with pytest.raises(torch.AcceleratorError):
+        await engine.forward(None, request)
+    for ask in (engine.runner.check_live, engine.runner.check_ready):
+        with pytest.raises(Stuck, match="illegal memory access was encountered"):
+            ask()
+    with pytest.raises(Stuck):
+        await engine.forward(None, request)
+    await engine.stop()
 
 
 def test_a_checkpoint_is_progress_and_a_long_prediction_gives_more_time():

@@ -33,31 +33,25 @@ def device():
     return Device(torch.device("cpu"), "test", 2**30, Roofline(Rates(1e10, 1e10, 1e-5)))
 
 
-def test_nothing_is_answered_before_the_store_is_loaded_nor_after_a_stop(tmp_path, device):
-    async def play():
-        engine = Engine(tmp_path, device)
-        with pytest.raises(Loading) as loading:
-            await engine.forward(None, ASK)
-        assert loading.value.retry_after
-        await engine.start()
-        assert (await engine.forward(None, ASK)).output.shape == (2, 2)
-        engine.drain()
-        with pytest.raises(Draining):
-            await engine.forward(None, ASK)
-        await engine.stop()
-
-    asyncio.run(play())
+async def test_nothing_is_answered_before_the_store_is_loaded_nor_after_a_stop(tmp_path, device):
+    engine = Engine(tmp_path, device)
+    with pytest.raises(Loading) as loading:
+        await engine.forward(None, ASK)
+    assert loading.value.retry_after
+    await engine.start()
+    assert (await engine.forward(None, ASK)).output.shape == (2, 2)
+    engine.drain()
+    with pytest.raises(Draining):
+        await engine.forward(None, ASK)
+    await engine.stop()
 
 
-def test_a_stop_during_the_load_stays_a_stop(tmp_path, device):
-    async def play():
-        engine = Engine(tmp_path, device)
-        engine.drain()
-        await engine.start()
-        assert engine.state == "draining"
-        await engine.stop()
-
-    asyncio.run(play())
+async def test_a_stop_during_the_load_stays_a_stop(tmp_path, device):
+    engine = Engine(tmp_path, device)
+    engine.drain()
+    await engine.start()
+    assert engine.state == "draining"
+    await engine.stop()
 
 
 DRAWS = [RandomBlocks(size=1, count=64, seed=seed) for seed in range(15)]
@@ -116,103 +110,89 @@ class Done(Exception):
     """What a job that was told to raises."""
 
 
-def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path, device, monkeypatch):
+async def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tmp_path, device, monkeypatch):
     gate, ran = threading.Event(), []
+    engine = Engine(tmp_path, device)
+    await engine.start()
+    real = Forward.launch
 
-    async def play():
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        real = Forward.launch
-
-        def slow(operation, uploaded):
-            if not any(tensor.is_meta for tensor in uploaded.tensors.values()):  # a rehearsal for a plan
-                ran.append(1)
-                gate.wait(10)
-            return real(operation, uploaded)
-
-        monkeypatch.setattr(Forward, "launch", slow)
-        engine.execution.hold_s = 0.0  # nothing stays on the event loop
-        tasks = [asyncio.create_task(engine.forward(None, ASK))]
-        while not ran:
-            await asyncio.sleep(0.001)
-        tasks += [asyncio.create_task(engine.forward(None, ASK)) for _ in range(2)]
-        await asyncio.sleep(0.01)
-        tasks[0].cancel()  # running: its memory is held until it ends
-        tasks[1].cancel()  # queued: it never runs
-        await asyncio.sleep(0.01)
-        assert engine.budget.in_flight > 0
-        gate.set()
-        assert (await tasks[2]).output.shape == (2, 2)
-        await engine.stop()
-        assert len(ran) == 2
-        assert engine.budget.in_flight == 0
-
-    asyncio.run(play())
-
-
-def test_the_memory_of_a_module_is_held_until_its_making_ends_whoever_went_away(tmp_path, device, monkeypatch):
-    gate, begun = threading.Event(), threading.Event()
-
-    async def play():
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        real = engine.library.create
-
-        def slow(request):
-            begun.set()
+    def slow(operation, uploaded):
+        if not any(tensor.is_meta for tensor in uploaded.tensors.values()):  # a rehearsal for a plan
+            ran.append(1)
             gate.wait(10)
-            return real(request)
+        return real(operation, uploaded)
 
-        monkeypatch.setattr(engine.library, "create", slow)
-        making = asyncio.create_task(
-            engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
-        )
-        assert await asyncio.to_thread(begun.wait, 10)
-        making.cancel()
-        await asyncio.sleep(0.01)
-        assert making.cancelled()
-        assert engine.budget.in_flight > 0
-        gate.set()
-        await engine.stop()
-        await asyncio.sleep(0)
-        assert engine.budget.in_flight == 0
+    monkeypatch.setattr(Forward, "launch", slow)
+    engine.execution.hold_s = 0.0  # nothing stays on the event loop
+    tasks = [asyncio.create_task(engine.forward(None, ASK))]
+    while not ran:
+        await asyncio.sleep(0.001)
+    tasks += [asyncio.create_task(engine.forward(None, ASK)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    tasks[0].cancel()  # running: its memory is held until it ends
+    tasks[1].cancel()  # queued: it never runs
+    await asyncio.sleep(0.01)
+    assert engine.budget.in_flight > 0
+    gate.set()
+    assert (await tasks[2]).output.shape == (2, 2)
+    await engine.stop()
+    assert len(ran) == 2
+    assert engine.budget.in_flight == 0
 
-    asyncio.run(play())
+
+async def test_the_memory_of_a_module_is_held_until_its_making_ends_whoever_went_away(tmp_path, device, monkeypatch):
+    gate, begun = threading.Event(), threading.Event()
+    engine = Engine(tmp_path, device)
+    await engine.start()
+    real = engine.library.create
+
+    def slow(request):
+        begun.set()
+        gate.wait(10)
+        return real(request)
+
+    monkeypatch.setattr(engine.library, "create", slow)
+    making = asyncio.create_task(
+        engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+    )
+    assert await asyncio.to_thread(begun.wait, 10)
+    making.cancel()
+    await asyncio.sleep(0.01)
+    assert making.cancelled()
+    assert engine.budget.in_flight > 0
+    gate.set()
+    await engine.stop()
+    await asyncio.sleep(0)
+    assert engine.budget.in_flight == 0
 
 
 @pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, monkeypatch, fault):
-    async def play():
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        with monkeypatch.context() as patch:
+async def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, monkeypatch, fault):
+    engine = Engine(tmp_path, device)
+    await engine.start()
+    with monkeypatch.context() as patch:
 
-            def full(*_):
-                raise fault
+        def full(*_):
+            raise fault
 
-            patch.setattr(Forward, "launch", full)
-            with pytest.raises(NeverFits):
-                await engine.forward(None, ASK)
-        assert (await engine.forward(None, ASK)).output.shape == (2, 2)
-        assert engine.budget.in_flight == 0
-        await engine.stop()
-
-    asyncio.run(play())
+        patch.setattr(Forward, "launch", full)
+        with pytest.raises(NeverFits):
+            await engine.forward(None, ASK)
+    assert (await engine.forward(None, ASK)).output.shape == (2, 2)
+    assert engine.budget.in_flight == 0
+    await engine.stop()
 
 
-def test_resident_modules_count_against_the_budget(tmp_path, device):
-    async def play():
-        engine = Engine(tmp_path, device, memory_budget=2**20)
-        await engine.start()
-        before = engine.budget.available
-        info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
-        assert engine.budget.available == before - info.bytes
-        assert engine.modules.list().bytes == info.bytes
-        await engine.modules.delete("m")
-        assert engine.budget.available == before
-        await engine.stop()
-
-    asyncio.run(play())
+async def test_resident_modules_count_against_the_budget(tmp_path, device):
+    engine = Engine(tmp_path, device, memory_budget=2**20)
+    await engine.start()
+    before = engine.budget.available
+    info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+    assert engine.budget.available == before - info.bytes
+    assert engine.modules.list().bytes == info.bytes
+    await engine.modules.delete("m")
+    assert engine.budget.available == before
+    await engine.stop()
 
 
 def test_the_device_says_what_it_is():
@@ -226,23 +206,19 @@ def test_the_device_says_what_it_is():
 
 
 @pytest.mark.gpu
-def test_modules_are_resident_on_cuda_and_answer_from_there(tmp_path):
+async def test_modules_are_resident_on_cuda_and_answer_from_there(tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-
-    async def play():
-        engine = Engine(tmp_path, Device.open("auto"))
-        await engine.start()
-        info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
-        assert info.device == "cuda:0"
-        reply = await engine.forward(None, ASK)
-        assert reply.ran.device == "cuda:0"
-        await engine.stop()
-
-    asyncio.run(play())
+    engine = Engine(tmp_path, Device.open("auto"))
+    await engine.start()
+    info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))
+    assert info.device == "cuda:0"
+    reply = await engine.forward(None, ASK)
+    assert reply.ran.device == "cuda:0"
+    await engine.stop()
 
 
-def test_the_device_gets_another_thread_once_what_runs_is_over(tmp_path, device):
+async def test_the_device_gets_another_thread_once_what_runs_is_over(tmp_path, device):
     gate, begun = threading.Event(), threading.Event()
 
     def long():
@@ -250,29 +226,26 @@ def test_the_device_gets_another_thread_once_what_runs_is_over(tmp_path, device)
         gate.wait(10)
         return threading.current_thread()
 
-    async def play():
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        first = asyncio.create_task(engine.execution.call(long))
-        await asyncio.to_thread(begun.wait, 10)
-        renewed = asyncio.create_task(engine.execution.renew())
-        second = asyncio.create_task(engine.execution.call(threading.current_thread))
-        await asyncio.sleep(0.05)
-        assert not renewed.done()
-        assert not second.done()  # one thing at a time, whichever thread has it
-        gate.set()
-        old, new = await first, await second
-        await renewed
-        assert not old.is_alive()
-        assert new.is_alive()
-        await engine.stop()
-        assert not new.is_alive()
-
-    asyncio.run(play())
+    engine = Engine(tmp_path, device)
+    await engine.start()
+    first = asyncio.create_task(engine.execution.call(long))
+    await asyncio.to_thread(begun.wait, 10)
+    renewed = asyncio.create_task(engine.execution.renew())
+    second = asyncio.create_task(engine.execution.call(threading.current_thread))
+    await asyncio.sleep(0.05)
+    assert not renewed.done()
+    assert not second.done()  # one thing at a time, whichever thread has it
+    gate.set()
+    old, new = await first, await second
+    await renewed
+    assert not old.is_alive()
+    assert new.is_alive()
+    await engine.stop()
+    assert not new.is_alive()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device, monkeypatch, stopped):
+async def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device, monkeypatch, stopped):
     monkeypatch.setattr(engine_module, "FOLLOW_S", 0.01)
 
     async def until(true):
@@ -280,33 +253,30 @@ def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device, monke
             while not true():
                 await asyncio.sleep(0.01)
 
-    async def play():
-        engine = Engine(tmp_path, device, memory_budget=10_000)
-        await engine.start()
-        await engine.budget.acquire(9_500)  # a request
-        other = Library(tmp_path, device.torch)
-        other.create(CreateModule(name="theirs", config=ModuleConfig(d_model=8, num_heads=2), seed=0))
-        await until(lambda: engine.budget.waiting)
-        await asyncio.sleep(0.05)
-        assert engine.library.list() == []
-        if stopped:
-            async with asyncio.timeout(10):
-                await engine.stop()
-            assert engine.budget.in_flight == 9_500
-            return
-        engine.budget.release(9_500)
-        await until(engine.library.list)
-        await until(lambda: not engine.budget.in_flight)
-        other.create(CreateModule(name="large", config=ModuleConfig(d_model=64, num_heads=2), seed=0))
-        await until(lambda: "large" in engine.library.problems)
-        assert "memory budget" in engine.library.problems["large"]
-        assert engine.budget.in_flight == 0
-        await engine.stop()
-
-    asyncio.run(play())
+    engine = Engine(tmp_path, device, memory_budget=10_000)
+    await engine.start()
+    await engine.budget.acquire(9_500)  # a request
+    other = Library(tmp_path, device.torch)
+    other.create(CreateModule(name="theirs", config=ModuleConfig(d_model=8, num_heads=2), seed=0))
+    await until(lambda: engine.budget.waiting)
+    await asyncio.sleep(0.05)
+    assert engine.library.list() == []
+    if stopped:
+        async with asyncio.timeout(10):
+            await engine.stop()
+        assert engine.budget.in_flight == 9_500
+        return
+    engine.budget.release(9_500)
+    await until(engine.library.list)
+    await until(lambda: not engine.budget.in_flight)
+    other.create(CreateModule(name="large", config=ModuleConfig(d_model=64, num_heads=2), seed=0))
+    await until(lambda: "large" in engine.library.problems)
+    assert "memory budget" in engine.library.problems["large"]
+    assert engine.budget.in_flight == 0
+    await engine.stop()
 
 
-def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path, device, monkeypatch):
+async def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path, device, monkeypatch):
     began, work = threading.Event(), recorded_statistics
 
     def endless(heads, queries, keys):
@@ -316,18 +286,14 @@ def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path, devi
 
     blocks = work._blocks
     monkeypatch.setattr(work, "_blocks", endless)
-
-    async def play():
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        info = await engine.recordings.add(RecordingFile.model_validate(EXAMPLE))
-        asked = asyncio.create_task(engine.recordings.statistics(info.id, RecordingStatisticsRequest()))
-        assert await asyncio.to_thread(began.wait, 10)
-        assert engine.budget.in_flight > 0
-        asked.cancel()
-        async with asyncio.timeout(10):
-            while engine.budget.in_flight:
-                await asyncio.sleep(0.01)
-        await engine.stop()
-
-    asyncio.run(play())
+    engine = Engine(tmp_path, device)
+    await engine.start()
+    info = await engine.recordings.add(RecordingFile.model_validate(EXAMPLE))
+    asked = asyncio.create_task(engine.recordings.statistics(info.id, RecordingStatisticsRequest()))
+    assert await asyncio.to_thread(began.wait, 10)
+    assert engine.budget.in_flight > 0
+    asked.cancel()
+    async with asyncio.timeout(10):
+        while engine.budget.in_flight:
+            await asyncio.sleep(0.01)
+    await engine.stop()

@@ -17,24 +17,21 @@ LARGE = RawForwardRequest(query=np.zeros((8, 8, 2048, 64), np.float32), return_=
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_request_beyond_the_gpu_fails_alone(tmp_path):
-    async def story():
-        device = Device.open("cuda")
-        engine = Engine(tmp_path, device, 2**33)  # more than the process may take
-        await engine.start()
-        expected = (await engine.forward(None, SMALL)).output
-        torch.cuda.set_per_process_memory_fraction(2**29 / device.total_bytes)
-        try:
-            for _ in range(2):
-                asks = [engine.forward(None, each) for each in (SMALL, LARGE, SMALL)]
-                first, large, last = await asyncio.gather(*asks, return_exceptions=True)
-                assert isinstance(large, NeverFits), large
-                for reply in (first, last):
-                    np.testing.assert_allclose(reply.output, expected, rtol=1e-5, atol=1e-6)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        engine.runner.check_live()
-        assert engine.budget.in_flight == 0
-        await engine.stop()
-
-    asyncio.run(story())
+async def test_a_request_beyond_the_gpu_fails_alone(tmp_path):
+    device = Device.open("cuda")
+    engine = Engine(tmp_path, device, 2**33)  # more than the process may take
+    await engine.start()
+    expected = (await engine.forward(None, SMALL)).output
+    torch.cuda.set_per_process_memory_fraction(2**29 / device.total_bytes)
+    try:
+        for _ in range(2):
+            asks = [engine.forward(None, each) for each in (SMALL, LARGE, SMALL)]
+            first, large, last = await asyncio.gather(*asks, return_exceptions=True)
+            assert isinstance(large, NeverFits), large
+            for reply in (first, last):
+                np.testing.assert_allclose(reply.output, expected, rtol=1e-5, atol=1e-6)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    engine.runner.check_live()
+    assert engine.budget.in_flight == 0
+    await engine.stop()

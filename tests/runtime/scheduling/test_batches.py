@@ -455,29 +455,25 @@ def test_a_deadline_ends_the_wait_for_memory_too(tmp_path, device):
     play(tmp_path, device, story)
 
 
-def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypatch):
+async def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypatch):
     gate = Gate(monkeypatch)
-
-    async def whole():
-        engine = Engine(tmp_path, device, learns_times=False)
-        await engine.start()
-        await modules(engine)
-        engine.execution.hold_s = 0.0
-        runs = asyncio.create_task(engine.forward(*of(8)))
-        while not gate.passes:
-            await asyncio.sleep(0.001)
-        waits = asyncio.create_task(engine.forward(*of(8)))
-        while not engine.budget.waiting:
-            await asyncio.sleep(0.001)
-        stopping = asyncio.create_task(engine.stop())
-        with pytest.raises(Draining):
-            await waits
-        gate.open.set()
-        assert (await runs).output.shape == (1, 8, 8)
-        await stopping
-        assert engine.budget.in_flight == 0
-
-    asyncio.run(whole())
+    engine = Engine(tmp_path, device, learns_times=False)
+    await engine.start()
+    await modules(engine)
+    engine.execution.hold_s = 0.0
+    runs = asyncio.create_task(engine.forward(*of(8)))
+    while not gate.passes:
+        await asyncio.sleep(0.001)
+    waits = asyncio.create_task(engine.forward(*of(8)))
+    while not engine.budget.waiting:
+        await asyncio.sleep(0.001)
+    stopping = asyncio.create_task(engine.stop())
+    with pytest.raises(Draining):
+        await waits
+    gate.open.set()
+    assert (await runs).output.shape == (1, 8, 8)
+    await stopping
+    assert engine.budget.in_flight == 0
 
 
 FAULTS = {

@@ -25,106 +25,88 @@ def test_what_never_fits_is_refused_with_the_numbers():
     budget.check(60)
 
 
-def test_waiting_is_in_order_and_a_small_one_does_not_overtake():
-    async def play():
-        budget, order = make(), []
+async def test_waiting_is_in_order_and_a_small_one_does_not_overtake():
+    budget, order = make(), []
 
-        async def hold(name, need):
-            await budget.acquire(need)
-            order.append(name)
-            await asyncio.sleep(0)
-            budget.release(need)
-
-        await budget.acquire(80)
-        tasks = [asyncio.create_task(hold(name, need)) for name, need in (("large", 90), ("small", 10))]
-        await asyncio.sleep(0.01)
-        assert order == []
-        budget.release(80)
-        await asyncio.gather(*tasks)
-        assert order == ["large", "small"]
-        assert budget.in_flight == 0
-
-    asyncio.run(play())
-
-
-def test_one_too_many_is_turned_away():
-    async def play():
-        budget = make(waiting=2)
-        await budget.acquire(100)
-        tasks = [asyncio.create_task(budget.acquire(50)) for _ in range(2)]
+    async def hold(name, need):
+        await budget.acquire(need)
+        order.append(name)
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
-            await budget.acquire(1)
-        budget.release(100)
-        await asyncio.gather(*tasks)
-        assert budget.in_flight == 100
+        budget.release(need)
 
-    asyncio.run(play())
-
-
-def test_a_waiter_that_no_longer_can_fit_is_told():
-    async def play():
-        resident = 0
-        budget = Budget(100, 1000, lambda: resident, 8)
-        await budget.acquire(60)
-        waiter = asyncio.create_task(budget.acquire(60))
-        await asyncio.sleep(0)
-        resident = 50
-        budget.release(60)
-        with pytest.raises(OverBudget):
-            await waiter
-        assert budget.in_flight == 0
-
-    asyncio.run(play())
+    await budget.acquire(80)
+    tasks = [asyncio.create_task(hold(name, need)) for name, need in (("large", 90), ("small", 10))]
+    await asyncio.sleep(0.01)
+    assert order == []
+    budget.release(80)
+    await asyncio.gather(*tasks)
+    assert order == ["large", "small"]
+    assert budget.in_flight == 0
 
 
-def test_who_gave_up_no_longer_counts_among_those_that_wait():
-    async def play():
-        budget = make(waiting=2)
-        await budget.acquire(100)
-        tasks = [asyncio.create_task(budget.acquire(50)) for _ in range(2)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        await asyncio.sleep(0)
-        assert budget.waiting == 1
-        tasks.append(asyncio.create_task(budget.acquire(40)))
-        await asyncio.sleep(0)
-        budget.release(100)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert budget.in_flight == 90
-
-    asyncio.run(play())
+async def test_one_too_many_is_turned_away():
+    budget = make(waiting=2)
+    await budget.acquire(100)
+    tasks = [asyncio.create_task(budget.acquire(50)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await budget.acquire(1)
+    budget.release(100)
+    await asyncio.gather(*tasks)
+    assert budget.in_flight == 100
 
 
-def test_memory_that_a_module_leaves_goes_to_those_that_wait():
-    async def play():
-        resident = 30
-        budget = Budget(100, 1000, lambda: resident, 8)
-        await budget.acquire(50)
-        waiter = asyncio.create_task(budget.acquire(40))
-        await asyncio.sleep(0)
-        resident = 0
-        budget.wake()
+async def test_a_waiter_that_no_longer_can_fit_is_told():
+    resident = 0
+    budget = Budget(100, 1000, lambda: resident, 8)
+    await budget.acquire(60)
+    waiter = asyncio.create_task(budget.acquire(60))
+    await asyncio.sleep(0)
+    resident = 50
+    budget.release(60)
+    with pytest.raises(OverBudget):
         await waiter
-        assert budget.in_flight == 90
-
-    asyncio.run(play())
+    assert budget.in_flight == 0
 
 
-def test_refusals_are_counted_by_their_code():
-    async def play():
-        budget = make(waiting=1)
-        await budget.acquire(100)
-        waiting = asyncio.create_task(budget.acquire(1))
-        await asyncio.sleep(0)
-        for need in (101, 1001, 1, 2):
-            with pytest.raises((OverBudget, NeverFits, Overloaded)):
-                await budget.acquire(need)
-        assert budget.refused == {"over_budget": 1, "never_fits": 1, "overloaded": 2, "no_room": 0}
-        budget.release(100)
-        await waiting
+async def test_who_gave_up_no_longer_counts_among_those_that_wait():
+    budget = make(waiting=2)
+    await budget.acquire(100)
+    tasks = [asyncio.create_task(budget.acquire(50)) for _ in range(2)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    assert budget.waiting == 1
+    tasks.append(asyncio.create_task(budget.acquire(40)))
+    await asyncio.sleep(0)
+    budget.release(100)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert budget.in_flight == 90
 
-    asyncio.run(play())
+
+async def test_memory_that_a_module_leaves_goes_to_those_that_wait():
+    resident = 30
+    budget = Budget(100, 1000, lambda: resident, 8)
+    await budget.acquire(50)
+    waiter = asyncio.create_task(budget.acquire(40))
+    await asyncio.sleep(0)
+    resident = 0
+    budget.wake()
+    await waiter
+    assert budget.in_flight == 90
+
+
+async def test_refusals_are_counted_by_their_code():
+    budget = make(waiting=1)
+    await budget.acquire(100)
+    waiting = asyncio.create_task(budget.acquire(1))
+    await asyncio.sleep(0)
+    for need in (101, 1001, 1, 2):
+        with pytest.raises((OverBudget, NeverFits, Overloaded)):
+            await budget.acquire(need)
+    assert budget.refused == {"over_budget": 1, "never_fits": 1, "overloaded": 2, "no_room": 0}
+    budget.release(100)
+    await waiting
 
 
 class World:
@@ -238,30 +220,24 @@ def test_replies_take_half_of_the_room_together_or_one_takes_more():
     assert (budget.replies, budget.available) == (0, 80)
 
 
-def test_what_waits_for_memory_begins_when_a_reply_is_sent():
-    async def play():
-        budget = make(resident=20)
-        with budget.body() as memory:
-            memory.become_reply(60)
-            waiting = asyncio.create_task(budget.acquire(30))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-        await asyncio.wait_for(waiting, 1)
-        assert budget.in_flight == 30
-
-    asyncio.run(play())
+async def test_what_waits_for_memory_begins_when_a_reply_is_sent():
+    budget = make(resident=20)
+    with budget.body() as memory:
+        memory.become_reply(60)
+        waiting = asyncio.create_task(budget.acquire(30))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 1)
+    assert budget.in_flight == 30
 
 
-def test_bodies_leave_room_for_one_computation_and_the_others_wait_for_what_they_take():
-    async def play():
-        budget = make(resident=20, waiting=8)
-        with budget.body() as memory:
-            memory.hold(40)
-            await budget.acquire(60)  # nothing else runs
-            waiting = asyncio.create_task(budget.acquire(10))
-            await asyncio.sleep(0)
-            assert not waiting.done()  # 20 are free, but bodies take them
-        await asyncio.wait_for(waiting, 1)
-        assert budget.in_flight == 70
-
-    asyncio.run(play())
+async def test_bodies_leave_room_for_one_computation_and_the_others_wait_for_what_they_take():
+    budget = make(resident=20, waiting=8)
+    with budget.body() as memory:
+        memory.hold(40)
+        await budget.acquire(60)  # nothing else runs
+        waiting = asyncio.create_task(budget.acquire(10))
+        await asyncio.sleep(0)
+        assert not waiting.done()  # 20 are free, but bodies take them
+    await asyncio.wait_for(waiting, 1)
+    assert budget.in_flight == 70

@@ -48,37 +48,30 @@ async def begun(engine):
 
 
 @pytest.mark.parametrize("request_", GIVEN_UP.values(), ids=GIVEN_UP)
-def test_work_stops_when_its_caller_leaves_and_its_memory_is_given_back(engine, request_):
-    async def story():
-        await engine.start()
-        large = ask(engine, request_)
-        await begun(engine)
-        assert engine.budget.in_flight > 0
-        large.cancel()
-        since = time.monotonic()
-        while engine.budget.in_flight:
-            await asyncio.sleep(0.005)
-            assert time.monotonic() - since < 3
-        assert (await engine.forward(None, TINY)).output.shape == (1, 2, 4, 8)
-        await engine.stop()
-
-    asyncio.run(story())
+async def test_work_stops_when_its_caller_leaves_and_its_memory_is_given_back(engine, request_):
+    await engine.start()
+    large = ask(engine, request_)
+    await begun(engine)
+    assert engine.budget.in_flight > 0
+    large.cancel()
+    since = time.monotonic()
+    while engine.budget.in_flight:
+        await asyncio.sleep(0.005)
+        assert time.monotonic() - since < 3
+    assert (await engine.forward(None, TINY)).output.shape == (1, 2, 4, 8)
+    await engine.stop()
 
 
-def test_the_caller_of_a_pass_that_was_given_up_by_another_gets_its_own_answer(engine):
+async def test_the_caller_of_a_pass_that_was_given_up_by_another_gets_its_own_answer(engine):
     """Two long requests wait for one lane; the first leaves, the second is answered."""
-
-    async def story():
-        await engine.start()
-        first = ask(engine, LARGE)
-        await begun(engine)
-        second = ask(engine, RawForwardRequest(query=np.zeros((1, 1, 8_000, 64), np.float32)))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert (await second).output.shape == (1, 1, 8_000, 64)
-        await engine.stop()
-
-    asyncio.run(story())
+    await engine.start()
+    first = ask(engine, LARGE)
+    await begun(engine)
+    second = ask(engine, RawForwardRequest(query=np.zeros((1, 1, 8_000, 64), np.float32)))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).output.shape == (1, 1, 8_000, 64)
+    await engine.stop()
 
 
 def test_callers_get_equal_shares_of_a_lane(engine):

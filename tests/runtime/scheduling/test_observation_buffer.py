@@ -3,64 +3,55 @@
 import asyncio
 
 import pytest
+from tests.fake_clock import FAKE_CLOCK
 
-from attention_service.runtime.scheduling import observation_buffer
-from attention_service.runtime.scheduling.observation_buffer import Later
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch):
-    monkeypatch.setattr(observation_buffer, "AFTER_S", 0.02)
+from attention_service.runtime.scheduling.observation_buffer import AFTER_S, Later
 
 
-def test_it_waits_a_moment_and_comes_all_at_once():
-    async def story():
-        seen = []
-        noted = Later(seen.append)
-        for each in range(3):
-            noted.note(each)
-        await asyncio.sleep(0)
-        assert seen == []
-        await asyncio.sleep(0.06)
-        assert seen == [[0, 1, 2]]
-        noted.note(3)
-        await asyncio.sleep(0.06)
-        assert seen == [[0, 1, 2], [3]]
-
-    asyncio.run(story())
+@pytest.fixture
+def anyio_backend():
+    return FAKE_CLOCK
 
 
-def test_who_asks_does_not_wait_and_nothing_is_seen_to_twice():
-    async def story():
-        seen = []
-        noted = Later(seen.append)
-        noted.settle()
-        assert seen == []
-        noted.note("a")
-        noted.settle()
-        noted.settle()
-        assert seen == [["a"]]
-        noted.note("b")
-        await asyncio.sleep(0.06)
-        assert seen == [["a"], ["b"]]
-
-    asyncio.run(story())
+async def test_it_waits_a_moment_and_comes_all_at_once():
+    seen = []
+    noted = Later(seen.append)
+    for each in range(3):
+        noted.note(each)
+    await asyncio.sleep(0)
+    assert seen == []
+    await asyncio.sleep(2 * AFTER_S)
+    assert seen == [[0, 1, 2]]
+    noted.note(3)
+    await asyncio.sleep(2 * AFTER_S)
+    assert seen == [[0, 1, 2], [3]]
 
 
-def test_what_is_noted_meanwhile_is_seen_to_next():
-    async def story():
-        seen = []
+async def test_who_asks_does_not_wait_and_nothing_is_seen_to_twice():
+    seen = []
+    noted = Later(seen.append)
+    noted.settle()
+    assert seen == []
+    noted.note("a")
+    noted.settle()
+    noted.settle()
+    assert seen == [["a"]]
+    noted.note("b")
+    await asyncio.sleep(2 * AFTER_S)
+    assert seen == [["a"], ["b"]]
 
-        def see_to(each):
-            seen.append(each)
-            if len(seen) == 1:
-                noted.note("more")
 
-        noted = Later(see_to)
-        noted.note("first")
-        while len(seen) < 2:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.06)
-        assert seen == [["first"], ["more"]]
+async def test_what_is_noted_meanwhile_is_seen_to_next():
+    seen = []
 
-    asyncio.run(story())
+    def see_to(each):
+        seen.append(each)
+        if len(seen) == 1:
+            noted.note("more")
+
+    noted = Later(see_to)
+    noted.note("first")
+    while len(seen) < 2:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(2 * AFTER_S)
+    assert seen == [["first"], ["more"]]

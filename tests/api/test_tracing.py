@@ -11,6 +11,8 @@ from attention_client.trace_context import trace_requests
 from attention_contract.errors import ModuleNotFound
 from attention_service.api.observation.tracing import telemetry_config
 from attention_service.runtime.request_timing import PHASES
+from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.pass_execution import Pass
 from tests.conftest import eventually, live_server
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
@@ -102,20 +104,31 @@ def test_one_trace_from_the_client_to_the_phases(traced, spans, kind):
     assert_phases(found, operation)
 
 
-def test_requests_of_one_pass_tell_its_size(traced, spans):
+def test_requests_of_one_pass_tell_its_size(traced, spans, monkeypatch):
+    """The first pass waits on its thread until every request has come, so the others share the next one."""
+    came, enter, run = [], Execution.run, Pass.run
+
+    def entered(self, job, deadline=None):
+        came.append(job)
+        return enter(self, job, deadline)
+
+    def waits(self, device):
+        eventually(lambda: len(came) == 8)
+        return run(self, device)
+
+    monkeypatch.setattr(Execution, "run", entered)
+    monkeypatch.setattr(Execution, "_stays", lambda *_: False)
+    monkeypatch.setattr(Pass, "run", waits)
+
     async def ask():
         async with AsyncClient(traced) as client:
-            given = [{"query": QUERY, "key": QUERY, "value": QUERY, "num_heads": 2}] * 16
-            return await client.map(client.attention.forward, given, concurrency=16)
+            given = [{"query": QUERY, "key": QUERY, "value": QUERY, "num_heads": 2}] * 8
+            return await client.map(client.attention.forward, given, concurrency=8)
 
     def sizes():
         return sorted(span.attributes["attention.batch"] for span in spans() if span.name == "compute")
 
-    replies = []
-    for _ in range(50):  # a busy machine may bring the requests one after the other
-        replies += asyncio.run(ask())
-        if max(reply.ran.batch for reply in replies) > 1:
-            break
+    replies = asyncio.run(ask())
     eventually(lambda: len(sizes()) == len(replies))
     assert sizes() == sorted(reply.ran.batch for reply in replies)
     assert max(sizes()) > 1

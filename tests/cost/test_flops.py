@@ -27,7 +27,7 @@ from attention_contract.spec import (
     Sparsemax,
 )
 from attention_service.core.attention import attend
-from attention_service.core.masks.rules import allowed_pairs
+from attention_service.core.masks.pair_count import allowed_pairs
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes, project, project_out
 from attention_service.core.problem import Problem
 from attention_service.cost import (

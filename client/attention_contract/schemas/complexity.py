@@ -190,7 +190,7 @@ class Cost(WireModel):
     pairs: int
     """Query-key pairs of one head: B · Lq · Lk."""
     allowed_pairs: int
-    """Pairs that the spec's masks allow."""
+    """Pairs that the spec's masks allow; exact up to 16,384 × 16,384 pairs, an estimate beyond."""
     forward: PassFlops
     backward: PassFlops
     """Gradients with respect to inputs and parameters, with the materialized kernel: no recomputation."""

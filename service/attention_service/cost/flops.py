@@ -7,7 +7,7 @@ fewer than one in the width of the model.
 
 from attention_contract.schemas.complexity import PassFlops, StageFlops
 from attention_contract.spec import Softmax
-from attention_service.core.masks.rules import allowed_pairs
+from attention_service.core.masks.pair_count import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles, Turns
+from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,6 @@ class Band(Part):
         """Return which sides have a limit."""
         return Bounds(self.low is not None, self.high is not None)
 
-    @property
-    def _starts(self) -> list[int]:
-        return [*([] if self.low is None else [self.low]), *([] if self.high is None else [self.high + 1])]
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Return the first key of the band and the first key after it."""
-        return p[:, None] + torch.tensor(self._starts, dtype=torch.int64)
-
-    @property
-    def turns(self) -> Turns:
-        """Return edges that move with p."""
-        return Turns(moving=tuple((start, start) for start in self._starts))
-
 
 @dataclass(frozen=True)
 class _Listed(Line):
@@ -78,15 +65,6 @@ class Queries(_Listed, Part):
         """Count the listed positions among the tile's queries."""
         return _marked(self.positions, tiles.p_first, tiles.p_last)
 
-    def edges(self, p: Tensor) -> Tensor:
-        """Return no edges: a row is uniform."""
-        return p.new_empty(len(p), 0)
-
-    @property
-    def turns(self) -> Turns:
-        """Return the positions at which runs of marked rows begin and end."""
-        return Turns(rows=runs(self.positions))
-
 
 @dataclass(frozen=True)
 class Keys(_Listed, Part):
@@ -99,23 +77,6 @@ class Keys(_Listed, Part):
     def coverage(self, tiles: Tiles) -> Coverage:
         """Count the listed positions among the tile's keys."""
         return _marked(self.positions, tiles.j_first, tiles.j_last)
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Return the first and the end position of each run."""
-        return torch.tensor(runs(self.positions)).expand(len(p), -1)
-
-    @property
-    def turns(self) -> Turns:
-        """Return edges that all rows share."""
-        return Turns(still=runs(self.positions))
-
-
-def runs(positions: Sequence[int]) -> tuple[int, ...]:
-    """Return the first position and the end of each run of consecutive positions."""
-    inside = set(positions)
-    starts = {position for position in inside if position - 1 not in inside}
-    stops = {position + 1 for position in inside if position + 1 not in inside}
-    return tuple(sorted(starts | stops))
 
 
 def _marked(positions: Sequence[int], first: Tensor, last: Tensor) -> Coverage:

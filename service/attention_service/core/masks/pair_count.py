@@ -1,145 +1,107 @@
-"""Exact number of pairs that a pattern of bands and marks allows, without laying them out.
+"""The number of pairs that masks allow.
 
-The pairs are cut along diagonals, at the limits of all bands: between two cuts a band holds everywhere or nowhere, so
-what remains is to count marked queries and keys. Time grows with the marks and bands and not with the sequence.
-Patterns with other parts are counted by rows.
+The pairs are cut into tiles. A tile whose pairs are all allowed or all forbidden is counted at once, and any other is
+cut into smaller ones; the smallest are laid out. If there are very many pairs, only a sample of the tiles is cut
+further. It is drawn with a fixed seed.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache, reduce
-from itertools import pairwise
-from typing import Protocol
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
-from attention_service.core.masks.bands import Band, Keys, Queries
-from attention_service.core.masks.combinations import AllOf, AnyOf
-from attention_service.core.masks.pattern import Part, Pattern
+from attention_contract import spec
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.masks.operation_count import CHEAP, mask_cost
+from attention_service.core.masks.pattern import Pattern, Tiles
+from attention_service.core.masks.rules import MAX_POSITION, pattern_of
 
-Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Pairs on which every band is constant: one stretch of j − p, one kind of query, each kind of key."""
-
-    start: int
-    """j − p from here …"""
-    stop: int
-    """… to before here."""
-    query: int | None
-    """A marked query's position; None for the queries that no pattern marks."""
-    keys: Integers
-    """-1 for the keys that no pattern marks, then each marked key's position."""
+_LAID_OUT, _ROWS = 2**12, 64
+"""Pairs of the smallest tiles, and their queries where there are as many."""
+_BRANCHES = 8
+"""Parts into which the sides of a tile are cut."""
+_AT_ONCE = 2**8
+"""Tiles that are cut or laid out together."""
+_EXACT = 2**28
+"""Pairs up to which every tile is counted, unless the masks have many parts or draws."""
+_SAMPLE, _LEAST = 2**13, 2**10
+"""Tiles of each size in a sample, and of masks with many parts or draws."""
 
 
-class Rows(Protocol):
-    """A set of queries, by position."""
+def allowed_pairs(
+    masks: Sequence[spec.Mask], queries: int, keys: int, *, past: int = 0, offset: int | None = None
+) -> int:
+    """Count the queries × keys pairs that all masks allow.
 
-    def reach(self, shift: int, keys: int) -> int:
-        """Return Σ over the rows of the number of keys before p + shift."""
-
-    def up_to(self, positions: Integers) -> Integers:
-        """Return the number of rows at or before each position."""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Queries at consecutive positions."""
-
-    first: int
-    size: int
-
-    def reach(self, shift: int, keys: int) -> int:
-        """Return Σ clip(p + shift, 0, keys): nothing below 0, a triangle, then all of the keys."""
-        start, stop = self.first + shift, self.first + shift + self.size
-        low, high = min(max(start, 0), keys), min(max(stop, 0), keys)
-        return (high * (high - 1) - low * (low - 1)) // 2 + keys * max(0, stop - max(start, keys))
-
-    def up_to(self, positions: Integers) -> Integers:
-        """Subtract the first position."""
-        return np.clip(positions - self.first + 1, 0, self.size)
-
-
-@dataclass(frozen=True)
-class Picked:
-    """Queries at arbitrary positions, in ascending order."""
-
-    positions: Integers
-
-    def reach(self, shift: int, keys: int) -> int:
-        """Sum row by row."""
-        return int(np.clip(self.positions + shift, 0, keys).sum())
-
-    def up_to(self, positions: Integers) -> Integers:
-        """Bisect the positions."""
-        return np.searchsorted(self.positions, positions, side="right")
-
-
-def countable(pattern: Pattern) -> bool:
-    """Return True if the pattern is built of bands and marks alone."""
-    return all(isinstance(part, Band | Keys | Queries) for part in pattern.parts())
+    The count is exact up to 16,384 × 16,384 pairs, or fewer if the masks have many parts or random draws. Beyond, it is
+    estimated from a sample, with a relative standard error of about 1 %.
+    """
+    if not queries or not keys:
+        return 0
+    first = max(-MAX_POSITION, min(past if offset is None else offset, MAX_POSITION))
+    cost = max(1.0, mask_cost(masks) / CHEAP)
+    sample = None if queries * keys * cost <= _EXACT else max(_LEAST, int(_SAMPLE / cost**2))
+    return _count(pattern_of(masks, queries, keys, past), first, queries, keys, sample)
 
 
 @lru_cache(maxsize=32)  # one account of costs asks for the same count several times
-def count(pattern: Pattern, first: int, queries: int, keys: int) -> int:
-    """Return the number of allowed pairs of queries at positions first, first + 1, … and keys 0, 1, …."""
-    parts = list(pattern.parts())
-    marked_keys = _marks((part.positions for part in parts if isinstance(part, Keys)), 0, keys)
-    markings = [frozenset(part.positions) for part in parts if isinstance(part, Queries)]
-    marked = _marks(markings, first, first + queries)
-    alike: dict[tuple[bool, ...], list[int]] = {}  # marked queries by which of the parts mark them
-    for position in marked.tolist():
-        alike.setdefault(tuple(position in marking for marking in markings), []).append(position)
-
-    total = 0
-    for start, stop in pairwise(_cuts(parts, abs(first) + queries + keys + 1)):
-        cell = Cell(start, stop, None, np.concatenate([[-1], marked_keys]))
-        total += _pairs(pattern, cell, Stretch(first, queries), keys) - _pairs(pattern, cell, Picked(marked), keys)
-        for group in alike.values():
-            cell = Cell(start, stop, group[0], cell.keys)
-            total += _pairs(pattern, cell, Picked(np.array(group, dtype=np.int64)), keys)
-    return total
-
-
-def _holds(pattern: Pattern, cell: Cell) -> NDArray[np.bool_]:
-    """Test the pairs of a cell, for each kind of key (or one answer for all of them)."""
-    match pattern:
-        case Band():  # a cell lies on one side of each limit
-            above = pattern.low is None or pattern.low <= cell.start
-            return np.array(above and (pattern.high is None or cell.stop <= pattern.high + 1))
-        case Queries():
-            return np.array(cell.query in pattern.positions)
-        case Keys():
-            return np.isin(cell.keys, pattern.positions)
-        case AllOf():
-            return reduce(np.logical_and, (_holds(each, cell) for each in pattern.of), np.array(True))
-        case AnyOf():
-            return reduce(np.logical_or, (_holds(each, cell) for each in pattern.of), np.array(False))
-    raise TypeError(f"{type(pattern).__name__} is counted by rows")
+def _count(pattern: Pattern, first: int, queries: int, keys: int, sample: int | None) -> int:
+    rows = min(_ROWS, 1 << (queries - 1).bit_length())
+    columns = _LAID_OUT // rows
+    scale = 1
+    while rows * scale < queries or columns * scale < keys:
+        scale *= _BRANCHES
+    sized = _Sized(pattern, first, queries, keys)
+    generator = torch.Generator().manual_seed(0)
+    total, weight = Fraction(0), Fraction(1)
+    tiles = torch.zeros(1, 2, dtype=torch.int64)  # [N, 2]: the row and the column of each tile
+    while scale > 1 and len(tiles):
+        scale //= _BRANCHES
+        parts = [sized.cut(some, rows * scale, columns * scale) for some in torch.split(tiles, _AT_ONCE)]
+        total += weight * sum(whole for whole, _ in parts)
+        tiles = torch.cat([partial for _, partial in parts])
+        if sample is not None and len(tiles) > sample:
+            weight *= Fraction(len(tiles), sample)
+            tiles = _drawn(tiles, sample, rows, columns, generator)
+    laid_out = [sized.lay_out(some, rows, columns) for some in torch.split(tiles, _AT_ONCE)]
+    return round(total + weight * sum(laid_out))
 
 
-def _pairs(pattern: Pattern, cell: Cell, rows: Rows, keys: int) -> int:
-    """Count the allowed pairs of some rows in a cell: as if no key were marked, then corrected at marked keys."""
-    allowed = np.broadcast_to(_holds(pattern, cell), cell.keys.shape).astype(np.int64)
-    plain = int(allowed[0])
-    marked_keys = cell.keys[1:]
-    rows_at = rows.up_to(marked_keys - cell.start) - rows.up_to(marked_keys - cell.stop)
-    return plain * (rows.reach(cell.stop, keys) - rows.reach(cell.start, keys)) + int(
-        ((allowed[1:] - plain) * rows_at).sum()
-    )
+def _drawn(tiles: Tensor, count: int, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Draw tiles at equal steps, in order of their distance from the diagonal, since neighbours are alike."""
+    order = torch.argsort(tiles[:, 1] * columns - tiles[:, 0] * rows, stable=True)
+    places = (torch.arange(count) + torch.rand((), dtype=torch.float64, generator=generator)) * (len(tiles) / count)
+    return tiles[order[places.long().clamp(max=len(tiles) - 1)]]
 
 
-def _cuts(parts: list[Part], far: int) -> list[int]:
-    """Return the values of j − p at which a band's limit is passed, between ends that no pair reaches."""
-    bands = [part for part in parts if isinstance(part, Band)]
-    limits = {band.low for band in bands} | {band.high + 1 for band in bands if band.high is not None}
-    return sorted({-far, far} | {limit for limit in limits if limit is not None and -far < limit < far})
+class _Sized:
+    """A pattern on queries at positions first, first + 1, … and keys 0, 1, …."""
 
+    def __init__(self, pattern: Pattern, first: int, queries: int, keys: int) -> None:
+        self.pattern, self.first, self.queries, self.keys = pattern, first, queries, keys
 
-def _marks(markings: Iterable[Iterable[int]], start: int, stop: int) -> Integers:
-    """Return every position from start to before stop, once and ascending."""
-    inside = {position for marking in markings for position in marking if start <= position < stop}
-    return np.array(sorted(inside), dtype=np.int64)
+    def cut(self, tiles: Tensor, rows: int, columns: int) -> tuple[int, Tensor]:
+        """Cut tiles into smaller ones of these sides: the pairs of those that are whole, and those allowed in part."""
+        checkpoint()
+        branches = torch.arange(_BRANCHES)
+        row = (tiles[:, :1] * _BRANCHES + branches)[:, :, None]  # [N, 8, 1]
+        column = (tiles[:, 1:] * _BRANCHES + branches)[:, None, :]  # [N, 1, 8]
+        top, left = (row * rows).clamp(max=self.queries), (column * columns).clamp(max=self.keys)
+        bottom, right = (top + rows).clamp(max=self.queries), (left + columns).clamp(max=self.keys)
+        area = (bottom - top) * (right - left)
+        found = self.pattern.coverage(Tiles(top + self.first, bottom - 1 + self.first, left, right - 1))
+        some, every = found.some.expand(area.shape) & (area > 0), found.every.expand(area.shape)
+        n, i, j = torch.nonzero(some & ~every, as_tuple=True)
+        return int(area[some & every].sum()), torch.stack([row[n, i, 0], column[n, 0, j]], 1)
+
+    def lay_out(self, tiles: Tensor, rows: int, columns: int) -> int:
+        """Count the pairs of tiles one by one."""
+        checkpoint()
+        i = (tiles[:, :1] * rows + torch.arange(rows))[:, :, None]  # [N, R, 1]
+        j = (tiles[:, 1:] * columns + torch.arange(columns))[:, None, :]  # [N, 1, K]
+        allowed = self.pattern.allows(i + self.first, j).expand(len(tiles), rows, columns)
+        if self.queries % rows or self.keys % columns:  # the last tiles are not whole
+            allowed = allowed & (i < self.queries) & (j < self.keys)
+        return int(torch.count_nonzero(allowed))

@@ -1,4 +1,4 @@
-"""Sets of query-key pairs, stated once and read as a dense tensor, as a count and as a cost.
+"""Sets of query-key pairs, stated once and read as a dense tensor and in tiles.
 
 A query stands at position p (its index plus the offset), a key at its index j. A pattern is built of parts, such as
 bands along the diagonal (``bands``) and blocks (``tilings``), by union and intersection (``combinations``).
@@ -18,7 +18,7 @@ class Pattern(Hashable, Protocol):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Test each pair: bool, broadcastable to the shape of p and j together.
 
-        p ``[…, R, 1]``; j ``[…, 1, K]``, keys side by side in ascending order, or ``[R, K]``, a row of any for each p.
+        p ``[…, R, 1]``; j ``[…, 1, K]``, keys side by side in ascending order.
         """
 
     def parts(self) -> "Iterator[Part]":
@@ -34,7 +34,7 @@ class Pattern(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Tiles:
-    """Ranges of queries ``[Q, 1]`` against contiguous ranges of keys ``[1, K]``: int64, both ends included."""
+    """Ranges of queries ``[…, Q, 1]`` against ranges of keys ``[…, 1, K]``: int64, both ends included."""
 
     p_first: Tensor
     p_last: Tensor
@@ -74,30 +74,8 @@ class Bounds:
     """Further terms of the asymptotic cost: ``g`` for global tokens."""
 
 
-@dataclass(frozen=True)
-class Turns:
-    """Changes of the allowed keys from row to row, which shorten the sum over rows.
-
-    From one row to the next, an edge either moves with p or stays.
-    """
-
-    moving: tuple[tuple[int, int], ...] = ()
-    """Edges between p + low and p + high."""
-    still: tuple[int, ...] = ()
-    """Edges that all rows have in common."""
-    rows: tuple[int, ...] = ()
-    """Positions of queries at which another kind of row begins."""
-    period: int | None = 1
-    """After this many rows the pattern repeats, moved by as much; None if it never repeats."""
-
-
 class Part(ABC):
     """A pattern that is built of no other. By default a query sees few keys."""
-
-    @property
-    def every(self) -> int | None:
-        """The number of keys after which the edges repeat; None if ``edges`` returns all of them."""
-        return None
 
     def parts(self) -> "Iterator[Part]":
         """Yield itself."""
@@ -115,15 +93,6 @@ class Part(ABC):
     def bounds(self) -> Bounds:
         """Return bounds of few keys per query."""
         return Bounds(left=True, right=True)
-
-    @abstractmethod
-    def edges(self, p: Tensor) -> Tensor:
-        """Return ``[R, E]`` for ``[R]``: the keys at which the result changes; one per period if it repeats."""
-
-    @property
-    @abstractmethod
-    def turns(self) -> Turns:
-        """Return how the edges depend on p."""
 
 
 class Line:

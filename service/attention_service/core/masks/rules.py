@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.masks import pair_count, row_pair_count
 from attention_service.core.masks.bands import Band, Keys, Queries
 from attention_service.core.masks.combinations import AllOf, AnyOf
 from attention_service.core.masks.pattern import Pattern
@@ -283,17 +282,3 @@ def allowed(
         else:
             found.append(torch.ones((), dtype=torch.bool, device=device).expand(shape))
     return found[0] if len(found) == 1 else torch.cat(found, -1)
-
-
-def allowed_pairs(
-    masks: Sequence[spec.Mask], queries: int, keys: int, *, past: int = 0, offset: int | None = None
-) -> int:
-    """Count the queries × keys pairs that all masks allow, exactly, without laying them out.
-
-    Raises InvalidRequest if that would take too long (see ``row_pair_count``).
-    """
-    first = max(-MAX_POSITION, min(past if offset is None else offset, MAX_POSITION))
-    pattern = pattern_of(masks, queries, keys, past)
-    if pair_count.countable(pattern):
-        return pair_count.count(pattern, first, queries, keys)
-    return row_pair_count.count(pattern, first, queries, keys)

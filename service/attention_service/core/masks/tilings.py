@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles, Turns
+from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,6 @@ class Leading(Line, Part):
     def coverage(self, tiles: Tiles) -> Coverage:
         """Compare the tile's first and last key."""
         return Coverage(tiles.j_first < self.length, tiles.j_last < self.length)
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Return the end of the range."""
-        return torch.full((len(p), 1), self.length)
-
-    @property
-    def turns(self) -> Turns:
-        """Return edges that all rows share."""
-        return Turns(still=(self.length,))
 
 
 @dataclass(frozen=True)
@@ -56,17 +47,6 @@ class Blocks(Part):
             (nearest >= -self.neighbours) & (farthest <= self.neighbours),
         )
 
-    def edges(self, p: Tensor) -> Tensor:
-        """Return the start of the first block and the end of the last."""
-        own = p[:, None] // self.size
-        return (own + torch.tensor([-self.neighbours, self.neighbours + 1])) * self.size
-
-    @property
-    def turns(self) -> Turns:
-        """Return a period of one block."""
-        beside = self.neighbours * self.size
-        return Turns(moving=((1 - self.size - beside, -beside), (1 + beside, self.size + beside)), period=self.size)
-
 
 @dataclass(frozen=True)
 class Stripes(Part):
@@ -90,20 +70,6 @@ class Stripes(Part):
         """Return bounds of a share of all keys."""
         return Bounds(left=True, right=True, strips=frozenset({"n/s"}))
 
-    def edges(self, p: Tensor) -> Tensor:
-        """Return each allowed key and the key after it."""
-        return p[:, None] + torch.tensor([0, 1])
-
-    @property
-    def every(self) -> int:
-        """Return the stride."""
-        return self.stride
-
-    @property
-    def turns(self) -> Turns:
-        """Return edges that move with p and repeat after a stride."""
-        return Turns(period=self.stride)
-
 
 @dataclass(frozen=True)
 class Remainder(Line, Part):
@@ -126,20 +92,6 @@ class Remainder(Line, Part):
     def bounds(self) -> Bounds:
         """Return bounds of a share of all keys."""
         return Bounds(left=True, right=True, strips=frozenset({"n·c/s"}))
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Return the start of a block, and of its allowed part."""
-        return torch.tensor([0, self.least]).expand(len(p), -1)
-
-    @property
-    def every(self) -> int:
-        """Return the size."""
-        return self.size
-
-    @property
-    def turns(self) -> Turns:
-        """Return edges that all rows share, with the period of a block."""
-        return Turns(period=self.size)
 
 
 @dataclass(frozen=True)
@@ -170,14 +122,3 @@ class Segments(Part):
     def bounds(self) -> Bounds:
         """Return unlimited bounds: the last segment grows with the sequence."""
         return Bounds(left=False, right=False)
-
-    def edges(self, p: Tensor) -> Tensor:
-        """Return both ends of the query's own segment."""
-        ends = torch.tensor([-1, *self.ends, 2**62])
-        number = self._number(p)
-        return torch.stack([ends[number], ends[number + 1]], dim=1)
-
-    @property
-    def turns(self) -> Turns:
-        """Return the ends of the segments."""
-        return Turns(still=self.ends, rows=self.ends)

@@ -16,7 +16,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward
 from attention_service.runtime.scheduling import jobs, request_runner
-from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.watchdog import Watchdog
 from tests.conftest import live_server
 
@@ -42,7 +42,7 @@ def url(tmp_path_factory):
 @pytest.fixture
 def threaded(monkeypatch):
     """Nothing runs on the event loop."""
-    monkeypatch.setattr(Execution, "_stays", lambda *_: False)
+    monkeypatch.setattr(Executor, "_stays", lambda *_: False)
 
 
 @pytest.mark.usefixtures("threaded")

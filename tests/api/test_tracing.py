@@ -11,7 +11,7 @@ from attention_client.trace_context import trace_requests
 from attention_contract.errors import ModuleNotFound
 from attention_service.api.observation.tracing import telemetry_config
 from attention_service.runtime.request_timing import PHASES
-from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.pass_execution import Pass
 from tests.conftest import eventually, live_server
 
@@ -106,7 +106,7 @@ def test_one_trace_from_the_client_to_the_phases(traced, spans, kind):
 
 def test_requests_of_one_pass_tell_its_size(traced, spans, monkeypatch):
     """The first pass waits on its thread until every request has come, so the others share the next one."""
-    came, enter, run = [], Execution.run, Pass.run
+    came, enter, run = [], Executor.run, Pass.run
 
     def entered(self, job, deadline=None):
         came.append(job)
@@ -116,8 +116,8 @@ def test_requests_of_one_pass_tell_its_size(traced, spans, monkeypatch):
         eventually(lambda: len(came) == 8)
         return run(self, device)
 
-    monkeypatch.setattr(Execution, "run", entered)
-    monkeypatch.setattr(Execution, "_stays", lambda *_: False)
+    monkeypatch.setattr(Executor, "run", entered)
+    monkeypatch.setattr(Executor, "_stays", lambda *_: False)
     monkeypatch.setattr(Pass, "run", waits)
 
     async def ask():

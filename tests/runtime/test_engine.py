@@ -93,7 +93,7 @@ def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_lo
         # By its rates, this device does anything in no time.
         engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e18, 1e18, 1e-9))), 2**40)
         await engine.start()
-        engine.execution.hold_s = 1e-3
+        engine.executor.hold_s = 1e-3
         monkeypatch.setattr(getattr(engine_module, module), "prepare", watched)
         ask = made(query=np.zeros((1, 1, length, 1), np.float32), spec=AttentionSpec(masks=masks))
         with pytest.raises(Done):
@@ -123,7 +123,7 @@ async def test_what_was_given_up_in_the_queue_never_runs_and_frees_its_memory(tm
         return real(operation, uploaded)
 
     monkeypatch.setattr(Forward, "launch", slow)
-    engine.execution.hold_s = 0.0  # nothing stays on the event loop
+    engine.executor.hold_s = 0.0  # nothing stays on the event loop
     tasks = [asyncio.create_task(engine.forward(None, ASK))]
     while not ran:
         await asyncio.sleep(0.001)
@@ -228,10 +228,10 @@ async def test_the_device_gets_another_thread_once_what_runs_is_over(tmp_path, d
 
     engine = Engine(tmp_path, device)
     await engine.start()
-    first = asyncio.create_task(engine.execution.call(long))
+    first = asyncio.create_task(engine.executor.call(long))
     await asyncio.to_thread(begun.wait, 10)
-    renewed = asyncio.create_task(engine.execution.renew())
-    second = asyncio.create_task(engine.execution.call(threading.current_thread))
+    renewed = asyncio.create_task(engine.executor.renew())
+    second = asyncio.create_task(engine.executor.call(threading.current_thread))
     await asyncio.sleep(0.05)
     assert not renewed.done()
     assert not second.done()  # one thing at a time, whichever thread has it

@@ -65,4 +65,5 @@ def _note(budget: Budget, exceeded: int) -> None:
     log.warning("no work begins: too much memory" if exceeded else "work begins again", bytes_beyond=exceeded)
     if not exceeded:
         budget.wake()
-        budget.released()  # those at the entrance too
+        if budget.released is not None:
+            budget.released()  # those at the entrance too

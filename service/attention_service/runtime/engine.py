@@ -60,7 +60,7 @@ from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.recording_service import RecordingService
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.entrance import Entrance
-from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.prediction_watch import Predictions
 from attention_service.runtime.scheduling.request_runner import RequestRunner, State
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
@@ -106,8 +106,8 @@ class Engine:
         watchdog = Watchdog(stuck_s)
         files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         self.predictions = Predictions(device, root, files, learns=learns_times)
-        self.execution = Execution(device, self.budget, self.predictions.see, watchdog)
-        self.runner = RequestRunner(self.execution, self.budget, watchdog, files, max_predicted_s)
+        self.executor = Executor(device, self.budget, self.predictions.see, watchdog, max_predicted_s)
+        self.runner = RequestRunner(self.executor, self.budget, watchdog, files)
         self.modules = ModuleService(self.library, self.runner, self.passes, max_modules)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(root, self._recordings, self.runner)
@@ -136,8 +136,8 @@ class Engine:
             _report(await self.runner.in_thread(self.library.load))
             await self.runner.in_thread(self._recordings.clean)
             await self.runner.in_thread(self.predictions.load)
-            await self.execution.warm_up(partial(warm_up, self.device))
-            await self.execution.measure()
+            await self.executor.warm_up(partial(warm_up, self.device))
+            await self.executor.measure()
             await self.runner.in_thread(give_back_freed_memory)
         except Exception as fault:
             self.runner.failure = type(fault).__name__
@@ -185,7 +185,7 @@ class Engine:
             self._followed.cancel()
         if self._admission is not None:
             self._admission.cancel()
-        await self.execution.stop()
+        await self.executor.stop()
         self.predictions.settle()
         await self.runner.stop()
         for threads in (self._following, self._counting):
@@ -265,7 +265,7 @@ class Engine:
         reply = await self.runner.in_thread(partial(complexity.report, module, request, place, until), self._counting)
         if not (request.measure and reply.crossovers):
             return reply
-        return await complexity.tried(reply, module, request, place, self.execution.call, self.budget)
+        return await complexity.tried(reply, module, request, place, self.executor.call, self.budget)
 
     def accuracy_report(self) -> AccuracyReply:
         """The errors of past predictions."""

@@ -31,7 +31,6 @@ class KeptPasses:
         self._limit = int(SHARE * budget.total)
         self._kept: dict[str, tuple[KeptPass, str, asyncio.TimerHandle]] = {}
         """Each with the name of its caller and the timer of its end."""
-        budget.trim = self.trim
 
     def keep(self, kept: KeptPass) -> str | None:
         """Keep a pass and return its id; None where there is no room for it."""
@@ -44,6 +43,7 @@ class KeptPasses:
         timer = asyncio.get_running_loop().call_later(LONGEST_S, self.drop, name)
         self._kept[name] = kept, caller.get().name, timer
         self.bytes += need
+        self._budget.trim = self.trim
         self.trim()
         return name
 
@@ -62,6 +62,8 @@ class KeptPasses:
         kept, _, timer = self._kept.pop(name)
         timer.cancel()
         self.bytes -= kept.plan.peak_bytes
+        if not self._kept:
+            self._budget.trim = None
 
     def drop_of(self, module: str) -> None:
         """Give up the passes of a module, which is deleted or gets other parameters."""

@@ -125,7 +125,7 @@ def test_what_was_refused_failed_or_was_given_up_is_not_recorded(tmp_path, devic
         large = RawForwardRequest(query=np.zeros((30_000, 1), np.float32), return_=["weights"])
         with pytest.raises(NeverFits):
             await engine.forward(None, large)
-        engine.execution.expects_mates = True  # so that it waits for others
+        engine.executor.expects_mates = True  # so that it waits for others
         given_up = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
         await asyncio.sleep(0)
         given_up.cancel()
@@ -163,10 +163,10 @@ def test_requests_that_run_correct_the_predictions_and_a_restart_begins_with_the
         engine.predictions.settle()
 
         def thrice(seen):
-            taken = 3e-3 * plain
-            keep([replace(each, at=1e9 + next(times), seconds=taken, processor=taken) for each in seen])
+            taken, at = 3e-3 * plain, 1e6 + next(times)
+            keep([replace(each, began=at - taken, ended=at, processor=taken) for each in seen])
 
-        monkeypatch.setattr(engine.execution, "_watch", lambda seen: thrice([seen]))
+        monkeypatch.setattr(engine.executor, "_watch", lambda seen: thrice([seen]))
         for _ in range(FEWEST):
             await engine.forward(None, work)
         assert device.clock is not base

@@ -22,7 +22,7 @@ from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling import batches
-from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.executor import Executor
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=1e-3)
 """Of a device on which the start is nearly all there is: everything gains by running together."""
@@ -46,7 +46,7 @@ def company(monkeypatch):
     """Equal requests came together in the last turn too, so that the first of a turn waits for others."""
     monkeypatch.setattr(batches, "BATCH_S", 1.0)
     monkeypatch.setattr(batches, "MIXED_BATCH_S", 1.0)
-    monkeypatch.setattr(Execution, "expects_mates", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(Executor, "expects_mates", property(lambda _: True, lambda *_: None), raising=False)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, s
 
     async def story(engine):
         await modules(engine)
-        engine.execution.hold_s = 1.0 if on_the_loop else 0.0
+        engine.executor.hold_s = 1.0 if on_the_loop else 0.0
         sizes, failed = set(), 0
         for _ in range(4):
             kinds = rng.choice(list(SPECS), 2, replace=False)
@@ -330,7 +330,7 @@ def test_those_who_go_away_take_nobody_with_them_and_leave_nothing_behind(tmp_pa
 
     async def story(engine):
         await modules(engine)
-        engine.execution.hold_s = rng.choice([0.0, 1.0])
+        engine.executor.hold_s = rng.choice([0.0, 1.0])
         asks = [of(rng.randrange(1, 9), rng.choice(["plain", "causal"])) for _ in range(60)]
         expected, tasks = await alone(engine, asks), []
         for name, ask in asks:
@@ -372,7 +372,7 @@ def test_the_first_that_waits_is_never_passed_over(tmp_path, device, monkeypatch
 
     async def story(engine):
         await modules(engine)
-        engine.execution.hold_s = 0.0
+        engine.executor.hold_s = 0.0
         tasks = [asyncio.create_task(engine.forward(*of(8, "sparse")))]
         while not gate.passes:
             await asyncio.sleep(0.001)
@@ -416,13 +416,13 @@ def test_what_has_not_begun_at_its_deadline_is_not_computed(tmp_path, device, mo
 
     async def story(engine):
         await modules(engine)
-        engine.execution.hold_s = 0.0
+        engine.executor.hold_s = 0.0
         deadline = time.monotonic() + 0.5
         runs = asyncio.create_task(engine.forward(*of(8, "sparse"), deadline))
         while not gate.passes:
             assert not runs.done()
             await asyncio.sleep(0.001)
-        engine.execution.hold_s = hold
+        engine.executor.hold_s = hold
         alone = engine.budget.in_flight
         late = [asyncio.create_task(engine.forward(*of(8), time.monotonic() + 0.02)) for _ in range(2)]
         soon = asyncio.create_task(engine.forward(*of(8), time.monotonic() + 60))
@@ -460,7 +460,7 @@ async def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, mo
     engine = Engine(tmp_path, device, learns_times=False)
     await engine.start()
     await modules(engine)
-    engine.execution.hold_s = 0.0
+    engine.executor.hold_s = 0.0
     runs = asyncio.create_task(engine.forward(*of(8)))
     while not gate.passes:
         await asyncio.sleep(0.001)
@@ -490,7 +490,7 @@ def test_a_request_that_breaks_its_pass_fails_alone(tmp_path, device, monkeypatc
     async def story(engine):
         await modules(engine)
         if not on_the_loop:
-            monkeypatch.setattr(Execution, "_stays", lambda *_: False)
+            monkeypatch.setattr(Executor, "_stays", lambda *_: False)
         asks = [of(length, name) for length in (8, 5, 8) for name in ("plain", "causal", "plain")]
         poisoned = 4
         name, request = asks[poisoned]

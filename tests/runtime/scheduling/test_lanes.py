@@ -42,7 +42,7 @@ def ask(engine, request):
 
 async def begun(engine):
     """Wait until a pass runs on the thread of long work, and has computed for a moment."""
-    while engine.execution._long.running is None:
+    while engine.executor._long.running is None:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.2)
 
@@ -88,7 +88,7 @@ def test_callers_get_equal_shares_of_a_lane(engine):
         first = ask(engine, LARGE)  # fills the lane while the others come
         await begun(engine)
         tasks = [asyncio.create_task(as_caller(name)) for name in ["many"] * 8 + ["few"] * 2]
-        while len(engine.execution._long.waiting) < 10:
+        while len(engine.executor._long.waiting) < 10:
             await asyncio.sleep(0.001)
         first.cancel()
         await asyncio.gather(*tasks)

@@ -52,19 +52,14 @@ class Graphs:
         """``room``: the bytes that all may hold; 0 for no graphs."""
         self._capture = capture or captured
         self._room = room
+        self.bytes = 0
+        """The estimated bytes that all graphs hold."""
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._refused: OrderedDict[Hashable, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def bytes(self) -> int:
-        """The estimated bytes that all graphs hold."""
-        if not self._kept:  # fast path of a CPU, for every request
-            return 0
-        return sum(kept.need for kept in list(self._kept.values()))
 
     def run(self, module: Module, key: Hashable, need: int, run: Run, tensors: Tensors) -> tuple[Tensor, ...]:
         """The result of ``run`` on these tensors, by its graph if there is one. The next call overwrites it.
@@ -74,7 +69,7 @@ class Graphs:
         whole = (id(module), key, tuple((name, tuple(x.shape), x.dtype) for name, x in tensors.items()))
         kept = self._kept.get(whole)
         if kept is not None and kept.module() is not module:  # another one at the same address
-            del self._kept[whole]
+            self._forget(whole)
             kept = None
         if kept is None and self._due(whole, need):
             kept = self._made(whole, module, need, run, tensors)
@@ -97,7 +92,7 @@ class Graphs:
         """A graph that is faster than the pass it stands for; None where there can't be one, which is remembered."""
         self._seen.pop(key, None)
         while self._kept and (len(self._kept) >= MOST or self.bytes + need > self._room):
-            self._kept.popitem(last=False)
+            self._forget(next(iter(self._kept)))
         inputs = {name: x.clone() for name, x in tensors.items()}
         try:
             replay = self._capture(run, inputs)
@@ -110,9 +105,17 @@ class Graphs:
             if len(self._refused) > _KEYS:
                 self._refused.popitem(last=False)
             return None
-        kept = _Kept(inputs, replay, ref(module, lambda _: self._kept.pop(key, None)), need)
+        kept = _Kept(inputs, replay, ref(module, lambda _: self._forget(key)), need)
         self._kept[key] = kept
+        self._count()
         return kept
+
+    def _forget(self, key: Hashable) -> None:
+        self._kept.pop(key, None)
+        self._count()
+
+    def _count(self) -> None:
+        self.bytes = sum(kept.need for kept in list(self._kept.values()))  # a module may go meanwhile, on any thread
 
 
 def captured(run: Run, inputs: Tensors) -> Replay:

@@ -62,7 +62,7 @@ class Batch:
     @property
     def more(self) -> int:
         """Bytes that the pass needs beyond what its jobs are admitted for."""
-        return max(self.plan.peak_bytes - sum(job.plan.peak_bytes for job in self.jobs), 0)
+        return max(self.plan.peak_bytes - sum(job.prepared.plan.peak_bytes for job in self.jobs), 0)
 
     def run(self, device: torch.device) -> list[Fields]:
         """The reply's fields of each job: views of the results of one pass. Blocks."""
@@ -94,7 +94,7 @@ def choose(waiting: Sequence[Job], spare: int) -> Batch | None:
     seconds = 0.0
     taken: list[Job] = []
     for job in waiting:
-        seconds += job.plan.predicted.high
+        seconds += job.prepared.plan.predicted.high
         if taken and seconds > longest:
             break
         taken.append(job)
@@ -124,7 +124,7 @@ def _batch(jobs: Sequence[Job]) -> Batch:
 def _plan(jobs: Sequence[Job]) -> Plan:
     """The plan of jobs of equal lengths at once."""
     if len(jobs) == 1:
-        return jobs[0].plan
+        return jobs[0].prepared.plan
     return _joining(jobs[0]).plan(jobs[0].bound, sum(job.bound.batch for job in jobs))
 
 

@@ -47,10 +47,10 @@ class Budget:
         """
         self.refused: Counter[str] = Counter(dict.fromkeys(codes, 0))
         """Refused requests, by the error's code."""
-        self.trim: Callable[[], None] = lambda: None
-        """Called when bytes were taken; gives up what is kept only while there is room."""
-        self.released: Callable[[], None] = lambda: None
-        """Called when a request no longer waits or computes."""
+        self.trim: Callable[[], None] | None = None
+        """Called when bytes were taken; gives up what is kept only while there is room. None if nothing is kept."""
+        self.released: Callable[[], None] | None = None
+        """Called when a request no longer waits or computes. None if nobody waits for that."""
         self._resident_bytes = resident_bytes
         self._max_waiting = max_waiting
         self._waiting: FairQueue[_Turn] = FairQueue()
@@ -59,7 +59,7 @@ class Budget:
     @property
     def waiting(self) -> int:
         """Requests that wait for memory or for the device."""
-        return len(self._waiting) + max(self._admitted - 1, 0)
+        return self._waiting.size + max(self._admitted - 1, 0)
 
     @property
     def open_slots(self) -> int:
@@ -84,7 +84,7 @@ class Budget:
     @property
     def unclaimed(self) -> int:
         """Bytes that could be admitted now, and for which nobody waits."""
-        return 0 if self._waiting else self.available
+        return 0 if self._waiting.size else self.available
 
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
         """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight."""
@@ -110,15 +110,20 @@ class Budget:
 
     def take(self, need: int) -> bool:
         """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait."""
-        if self._waiting or self.exceeded or self._admitted > self._max_waiting or not self._fits(need):
+        if self._waiting.size or self.exceeded or self._admitted > self._max_waiting:
             return False
-        self._take(need)
-        return True
+        return self._take_if_free(need)
 
-    def _fits(self, need: int) -> bool:
-        """True if these bytes are free beside bodies and replies, or beside replies if nothing else was admitted."""
+    def _take_if_free(self, need: int) -> bool:
+        """Take bytes that are free beside bodies and replies, or beside replies if nothing else was admitted."""
         free = self.total - self._resident_bytes() - self.in_flight - self.replies
-        return need <= min(free - (self.bodies if self._admitted else 0), self.device_bytes)
+        if need > min(free - (self.bodies if self._admitted else 0), self.device_bytes):
+            return False
+        self.in_flight += need
+        self._admitted += 1
+        if self.trim is not None:
+            self.trim()
+        return True
 
     async def acquire(self, need: int) -> None:
         """Take this many bytes of the budget, to be given back by ``release``; wait for them if they are not free.
@@ -155,9 +160,10 @@ class Budget:
         """Give back what ``acquire`` took."""
         self.in_flight -= need
         self._admitted -= 1
-        if self._waiting:
+        if self._waiting.size:
             self.wake()
-        self.released()
+        if self.released is not None:
+            self.released()
 
     @asynccontextmanager
     async def holding(self, need: int) -> AsyncIterator[None]:
@@ -171,7 +177,8 @@ class Budget:
     def take_more(self, more: int) -> None:
         """Take what is ``unclaimed``, for requests that were admitted, to be given back by ``release_more``."""
         self.in_flight += more
-        self.trim()
+        if self.trim is not None:
+            self.trim()
 
     def release_more(self, more: int) -> None:
         """Give back what ``take_more`` took."""
@@ -225,11 +232,6 @@ class Budget:
         self.refused[error.code] += 1
         return error
 
-    def _take(self, need: int) -> None:
-        self.in_flight += need
-        self._admitted += 1
-        self.trim()
-
     async def _turn(self, need: int) -> None:
         """Wait until these bytes have been taken for the caller, who is first in line then."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -241,14 +243,15 @@ class Budget:
             if turn in self._waiting:
                 self._waiting.remove(turn)
                 self.wake()  # those behind it may fit
-                self.released()
+                if self.released is not None:
+                    self.released()
             elif not done.cancelled() and done.exception() is None:  # woken and cancelled at once
                 self.release(need)
             raise
 
     def wake(self) -> None:
         """Admit, in order, those that fit by now; to be called when memory was freed that no request held."""
-        while self._waiting:
+        while self._waiting.size:
             turn = self._waiting.first()
             if turn.done.done():
                 self._waiting.remove(turn)
@@ -259,10 +262,9 @@ class Budget:
                 self._waiting.remove(turn)
                 turn.done.set_exception(refusal)
                 continue
-            if not self._fits(turn.need):
+            if not self._take_if_free(turn.need):
                 return
             self._waiting.begin(turn, turn.need)
-            self._take(turn.need)
             turn.done.set_result(None)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from attention_contract.errors import AttentionError
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.fair_queue import FairQueue
-from attention_service.runtime.scheduling.pass_execution import late
+from attention_service.runtime.scheduling.passes import late
 
 PATIENCE_S: Final = 2.0
 """Seconds that a request waits at the entrance, at most."""
@@ -47,7 +47,6 @@ class Entrance:
     def __init__(self, budget: Budget) -> None:
         """While as many requests as may wait do so for ``budget``, the entrance is closed."""
         self._budget = budget
-        budget.released = self._look
         self._line: FairQueue[_Held] = FairQueue()
         self._beyond: dict[_Held, None] = {}
         """The requests for which the line had no place, in the order of their arrival."""
@@ -81,6 +80,7 @@ class Entrance:
         else:
             self._beyond[held] = None
         self._waiting += 1
+        self._budget.released = self._look
         # Requests that came together are refused one after the other, so that their callers ask again like that too.
         patience = PATIENCE_S * uniform(_LEAST_PATIENCE, 1)  # noqa: S311 - no secret
         refusal: Callable[[], AttentionError] = self._budget.crowded
@@ -97,7 +97,7 @@ class Entrance:
     def _end_turn(self) -> None:
         self._turn = None
         self._entered = 0
-        room = min(self._budget.open_slots, AT_ONCE)
+        room = min(self._budget.open_slots, AT_ONCE) if self._waiting else 0
         while self._waiting and self._entered < room:
             self._entered += 1
             self._let_in()
@@ -106,7 +106,7 @@ class Entrance:
 
     def _let_in(self) -> None:
         """Begin the first of the line, or the newest of those beyond it."""
-        if self._line:
+        if self._line.size:
             held = self._line.first()
             self._line.begin(held, 1)
         else:
@@ -122,6 +122,8 @@ class Entrance:
 
     def _leave(self, held: _Held, refusal: AttentionError | None) -> None:
         self._waiting -= 1
+        if not self._waiting:
+            self._budget.released = None
         if held.patience is not None:
             held.patience.cancel()
         held.begin(refusal)

@@ -26,6 +26,8 @@ class FairQueue(Generic[ItemT]):
     """
 
     def __init__(self) -> None:
+        self.size = 0
+        """The number of requests that wait."""
         self._lines: dict[str, dict[ItemT, None]] = {}
         self._tags: dict[str, float] = {}
         """The start tag of each caller's next request."""
@@ -34,11 +36,7 @@ class FairQueue(Generic[ItemT]):
 
     def __len__(self) -> int:
         """Return the number of requests that wait."""
-        return sum(map(len, self._lines.values()))
-
-    def __bool__(self) -> bool:
-        """Return True if a request waits."""
-        return bool(self._lines)
+        return self.size
 
     def __iter__(self) -> Iterator[ItemT]:
         """All that wait, each caller's in the order of their arrival."""
@@ -65,6 +63,7 @@ class FairQueue(Generic[ItemT]):
             line = self._lines[item.caller] = {}
             self._tags[item.caller] = max(self._tags.get(item.caller, 0.0), self._now)
         line[item] = None
+        self.size += 1
 
     def first(self) -> ItemT:
         """Return the request that is next. There must be one."""
@@ -86,5 +85,6 @@ class FairQueue(Generic[ItemT]):
         """Take out a request that ends before it began."""
         line = self._lines[item.caller]
         del line[item]
+        self.size -= 1
         if not line:
             del self._lines[item.caller]

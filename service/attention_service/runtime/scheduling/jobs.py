@@ -1,7 +1,7 @@
 """A job: one planned request, with the means to run it and to join it with others."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -63,17 +63,17 @@ class Prepared:
     """True if factors are learned from runs of this kind."""
     joining: Joining | None = None
     """None for a job that always runs alone."""
+    is_short: bool = field(init=False)
+    """True if the job does not wait behind long ones."""
+
+    def __post_init__(self) -> None:
+        self.is_short = is_short(self.plan)
 
     def with_plan(self, plan: Plan) -> "Prepared":
         """The same by another plan."""
         return Prepared(
             self.purpose, plan, self.dtype, self.device, self.operation, watched=self.watched, joining=self.joining
         )
-
-    @property
-    def is_short(self) -> bool:
-        """True if the job does not wait behind long ones."""
-        return is_short(self.plan)
 
 
 @dataclass(eq=False, slots=True)

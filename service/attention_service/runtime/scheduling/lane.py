@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling.fair_queue import FairQueue
-from attention_service.runtime.scheduling.pass_execution import Pass, PassResult, Waiting
+from attention_service.runtime.scheduling.passes import Pass, PassResult, Waiting
 from attention_service.runtime.scheduling.watchdog import Watchdog
 
 _PATIENCE = 5

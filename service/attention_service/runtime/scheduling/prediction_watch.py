@@ -10,7 +10,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.learned_factors import LearnedFactors
 from attention_service.runtime.planning.prediction_accuracy import Accuracy
 from attention_service.runtime.scheduling.observation_buffer import Later
-from attention_service.runtime.scheduling.pass_execution import Observation
+from attention_service.runtime.scheduling.passes import PassRun
 
 
 class Predictions:
@@ -32,9 +32,9 @@ class Predictions:
         if self.factors is not None and (clock := self.factors.load(self._root, self._device)) is not None:
             self._device.clock = clock
 
-    def see(self, observation: Observation) -> None:
+    def see(self, run: PassRun) -> None:
         """Note a run."""
-        self._seen.note(observation)
+        self._seen.note(run)
 
     def settle(self) -> None:
         """See to what was noted of runs and waits to be counted."""
@@ -52,16 +52,16 @@ class Predictions:
             predictions=self.accuracy.report(),
         )
 
-    def _keep(self, runs: list[Observation]) -> None:
+    def _keep(self, seen: list[PassRun]) -> None:
         """Remember how predictions fared, and predict by what ran from now on if that differs."""
         self._judge()
-        runs = [each for each in runs if each.clock is self._judged]  # another clock may have been set since
-        self.accuracy.record([each.run for each in runs])
+        runs = [(each, each.run) for each in seen if each.clock is self._judged]  # another may have been set since
+        self.accuracy.record([run for _, run in runs])
         if self.factors is None:
             return
-        for observation in runs:
-            if observation.alone and observation.prepared.watched:
-                self.factors.see(observation.run, observation.prepared.dtype, observation.at)
+        for each, run in runs:
+            if each.alone and each.prepared.watched:
+                self.factors.see(run, each.prepared.dtype, each.ended)
         if (clock := self.factors.changed(time.monotonic())) is not None:
             self._device.clock = clock
             with suppress(RuntimeError):  # the engine has stopped

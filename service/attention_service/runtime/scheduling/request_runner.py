@@ -1,7 +1,6 @@
 """The line that every request takes: bound, planned, admitted, run."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -9,18 +8,15 @@ from contextvars import copy_context
 from functools import partial
 from typing import Literal, TypeVar
 
-from attention_contract.errors import Draining, Loading, Stuck, TooLong, Unavailable
-from attention_contract.schemas.attention import AttentionInputs, Ran
+from attention_contract.errors import Draining, Loading, Stuck, Unavailable
+from attention_contract.schemas.attention import AttentionInputs
 from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.quickness import quickly_planned
-from attention_service.runtime.request_timing import note_run
 from attention_service.runtime.scheduling.budget import Budget
-from attention_service.runtime.scheduling.execution import Execution
+from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.operation import Fields
-from attention_service.runtime.scheduling.pass_execution import ran_of
 from attention_service.runtime.scheduling.watchdog import Watchdog
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -35,21 +31,20 @@ class RequestRunner:
 
     def __init__(
         self,
-        execution: Execution,
+        executor: Executor,
         budget: Budget,
         watchdog: Watchdog,
         files: ThreadPoolExecutor,
-        max_predicted_s: float | None = None,
     ) -> None:
         """``files``: the threads for work on the store."""
-        self.device = execution.device
+        self.device = executor.device
         self.budget = budget
-        self.execution = execution
+        self.run = executor.run
+        """Runs a job; see ``Executor.run``."""
         self.state: State = "loading"
         self.failure: str | None = None
         """The error that kept the store from being loaded at all."""
         self._watchdog = watchdog
-        self._max_predicted_s = max_predicted_s
         self._files = files
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="attention-planning")
 
@@ -72,26 +67,10 @@ class RequestRunner:
 
     async def planned(self, prepare: Prepare[RequestT], module: Module | None, request: RequestT) -> Job:
         """Bind and plan here if that is quick, otherwise beside the event loop."""
-        make = partial(prepare, module, request, self.device, self.budget.capacity)
         if quickly_planned(module, request):
-            return make()
+            return prepare(module, request, self.device, self.budget.capacity)
+        make = partial(prepare, module, request, self.device, self.budget.capacity)
         return await self.in_thread(make, self._planning, "planning")
-
-    async def run(self, job: Job, deadline: float | None) -> tuple[Fields, Ran]:
-        """Have a job run, if it can begin by then, and say what ran."""
-        predicted, most = job.prepared.plan.predicted.median, self._max_predicted_s
-        if most is not None and predicted > most:
-            raise TooLong(
-                f"the request is predicted to compute for {predicted:.3g} s; max_predicted_s allows {most:g}. Ask for "
-                "less at a time; /complexity tells the time of a shape beforehand",
-                limit_s=most,
-                predicted_s=predicted,
-            )
-        came = time.monotonic()
-        ended = await self.execution.run(job, deadline)
-        ran = ran_of(job, ended, self.device)
-        note_run(came, ran)
-        return ended.fields, ran
 
     async def stop(self) -> None:
         """Let the threads go, once what runs on them has ended."""

@@ -44,8 +44,8 @@ class SessionRegistry:
         self._live: dict[str, DecodeSession] = {}
         self._owners: Counter[str] = Counter()
         """The number of live sessions of each caller."""
-        self._modules: Counter[Module] = Counter()
-        """The number of live sessions of each module."""
+        self.modules: Counter[Module] = Counter()
+        """The modules that sessions keep, some at versions that were replaced, with the number of live sessions."""
         self._ended: OrderedDict[str, tuple[str, str]] = OrderedDict()
         """The reason why each of these sessions is gone, and its owner."""
         self._run = secrets.token_hex(_RUN_BYTES)
@@ -59,11 +59,6 @@ class SessionRegistry:
     def live(self) -> Collection[DecodeSession]:
         """Every live session, the oldest first."""
         return self._live.values()
-
-    @property
-    def modules(self) -> Collection[Module]:
-        """The modules that sessions keep, some of them at versions that were replaced."""
-        return self._modules.keys()
 
     def new_id(self) -> str:
         """An id that nobody can guess. Raises Overloaded if there are too many sessions."""
@@ -85,7 +80,7 @@ class SessionRegistry:
         """Make a session live."""
         self._live[session.id] = session
         self._owners[session.owner] += 1
-        self._modules[session.module] += 1
+        self.modules[session.module] += 1
         self.totals.count(session)
         self.counts["opened"] += 1
         session.serial = self.counts["opened"]
@@ -186,7 +181,7 @@ class SessionRegistry:
         """Take a session out. Its pages are free at once, or when its turn ends."""
         del self._live[session.id]
         _count_less(self._owners, session.owner)
-        _count_less(self._modules, session.module)
+        _count_less(self.modules, session.module)
         session.gone = reason
         self.forget_reply(session)
         self._ended[session.id] = reason, session.owner

@@ -20,7 +20,7 @@ from attention_service.runtime.operations.complexity.crossovers import TOKENS
 from attention_service.runtime.operations.complexity.plain_requests import plainest
 from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects, Subject
 from attention_service.runtime.scheduling.budget import Budget
-from attention_service.runtime.scheduling.execution import Run
+from attention_service.runtime.scheduling.executor import Run
 from attention_service.runtime.scheduling.jobs import Job
 
 Numbers = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Execution: the queues of one device and what runs next.
+"""The executor: a job is admitted, waits for its turn, runs, alone or joined with others, and gives its memory back.
 
 An admitted job waits in the queue of its lane, where callers get equal shares of the predicted time. Short jobs have a
 lane of their own, so that they do not wait behind long ones; both lanes run at the same time. The smallest jobs run on
@@ -17,20 +17,25 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from attention_contract.errors import TooLong
+from attention_contract.schemas.attention import Ran
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
+from attention_service.runtime.request_timing import note_run
 from attention_service.runtime.scheduling.batches import choose
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.jobs import Job
 from attention_service.runtime.scheduling.lane import Lane
-from attention_service.runtime.scheduling.pass_execution import (
+from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.scheduling.passes import (
     JobResult,
-    Observation,
     Pass,
     PassResult,
+    PassRun,
     Waiting,
     draining,
     late,
+    ran_of,
     run_alone,
 )
 from attention_service.runtime.scheduling.watchdog import Watchdog
@@ -56,13 +61,18 @@ class Run(Protocol):
         """Return its result."""
 
 
-class Execution:
+class Executor:
     """Runs admitted work on one device. Used from the event loop only."""
 
     def __init__(
-        self, device: Device, budget: Budget, watch: Callable[[Observation], None], watchdog: Watchdog
+        self,
+        device: Device,
+        budget: Budget,
+        watch: Callable[[PassRun], None],
+        watchdog: Watchdog,
+        max_predicted_s: float | None = None,
     ) -> None:
-        """``watch`` receives every run that ended well."""
+        """``watch`` receives every run that ended well. ``max_predicted_s``: the longest that is admitted."""
         self.hold_s = 0.0
         """Jobs that might take longer go to a thread. Set by ``measure``."""
         self.expects_mates = False
@@ -70,6 +80,7 @@ class Execution:
         self.device = device
         self._budget = budget
         self._watch = watch
+        self._max_predicted_s = max_predicted_s
         self._short, self._long = Lane(device, watchdog, long=False), Lane(device, watchdog, long=True)
         self._turn: asyncio.Handle | None = None
         """The end of this turn, if a job came."""
@@ -102,35 +113,61 @@ class Execution:
             there.append(time.perf_counter() - started)
         self.hold_s = min(max(median(there) - median(here), 0.0) / HAND_OFF_SHARE, LONGEST_HOLD_S)
 
-    async def run(self, job: Job, deadline: float | None = None) -> JobResult:
-        """Admit a job and run it, if it can begin before a deadline (``time.monotonic`` seconds).
+    async def run(self, job: Job, deadline: float | None = None) -> tuple[Fields, Ran]:
+        """Run a job, if it can begin before a deadline (``time.monotonic`` seconds); return its fields, and what ran.
 
         If the caller is cancelled, a job that waits leaves the queue, and a running one stops at its next checkpoint;
-        its memory is free then. Raises what the budget does, DeadlineExceeded, Draining, NeverFits if the device runs
-        out of memory after all, and what the job raises.
+        its memory is free then. Raises what the budget does, TooLong, DeadlineExceeded, Draining, NeverFits if the
+        device runs out of memory after all, and what the job raises.
         """
-        clock, plan = self.device.clock, job.prepared.plan
+        came, clock, plan = time.monotonic(), self.device.clock, job.prepared.plan
+        if self._max_predicted_s is not None:
+            self._check_length(plan)
+        # Admit: its memory is taken at once, or it waits for it.
         if not self._budget.take(plan.peak_bytes):
-            try:
-                await self._admit(job, deadline)
-            except BaseException:
-                if job.ending is not None:
-                    job.ending.now()
-                raise
+            await self._admit(job, deadline)
+        # Its turn: at once if nobody waits or runs before it and none of its kind comes beside it.
         lane = self._short if job.prepared.is_short else self._long
-        came = time.monotonic()
-        group = job.group
-        now = self._begins(group, lane, came)
-        if now and (deadline is None or came < deadline) and self._stays(plan):
+        admitted, group = time.monotonic(), job.group
+        now = self._begins(group, lane, admitted)
+        if now and (deadline is None or admitted < deadline) and self._stays(plan):
+            # Run it here, and give its memory back.
             try:
-                ended, observation = run_alone(job, clock, came, self.device)
+                fields, run = run_alone(job, clock, self.device)
             finally:
                 self._release(job)
-            self._observe(observation)
-            return ended
-        waiting = Waiting(asyncio.get_running_loop().create_future(), job.run, job, clock, deadline, came, group)
-        answer: JobResult = await self._through(waiting, lane, now=now)
-        return answer
+            self._observe(run)
+        else:
+            # Wait for a pass of its lane, alone or with its kind. The pass gives the memory back.
+            done = asyncio.get_running_loop().create_future()
+            waiting = Waiting(done, job.run, job, clock, deadline, admitted, group)
+            result: JobResult = await self._through(waiting, lane, now=now)
+            fields, run = result
+        ran = ran_of(job, run, admitted, self.device)
+        note_run(came, ran)
+        return fields, ran
+
+    def _check_length(self, plan: Plan) -> None:
+        predicted, most = plan.predicted.median, self._max_predicted_s
+        if most is not None and predicted > most:
+            raise TooLong(
+                f"the request is predicted to compute for {predicted:.3g} s; max_predicted_s allows {most:g}. Ask for "
+                "less at a time; /complexity tells the time of a shape beforehand",
+                limit_s=most,
+                predicted_s=predicted,
+            )
+
+    async def _admit(self, job: Job, deadline: float | None) -> None:
+        """Wait for the memory of a job."""
+        try:
+            async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
+                await self._budget.acquire(job.prepared.plan.peak_bytes)
+        except BaseException as fault:
+            if job.ending is not None:
+                job.ending.now()
+            if isinstance(fault, TimeoutError):
+                raise late() from None
+            raise
 
     async def call(self, work: Callable[[], ResultT]) -> ResultT:
         """Run other work in the queue of the long jobs."""
@@ -160,14 +197,6 @@ class Execution:
         for lane in (self._short, self._long):
             if lane.remove(waiting):
                 self._give_back(waiting)
-
-    async def _admit(self, job: Job, deadline: float | None) -> None:
-        """Wait for the memory of a job."""
-        try:
-            async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
-                await self._budget.acquire(job.plan.peak_bytes)
-        except TimeoutError:
-            raise late() from None
 
     async def _call(self, work: Callable[[], ResultT], lane: Lane) -> ResultT:
         """Run other work in the queue of a lane."""
@@ -204,7 +233,7 @@ class Execution:
         self._came += 1
         self._groups.add(self._came if group is None else group)
         held = now - self._turn_began > LONGEST_HOLD_S
-        return not (mates or held or lane.waiting) and lane.running is None
+        return not (mates or held or lane.waiting.size) and lane.running is None
 
     def _end_turn(self) -> None:
         """Begin what waits, pass after pass until a thread is busy or the event loop has been held for long enough."""
@@ -215,7 +244,7 @@ class Execution:
             self._groups.clear()
         until = time.monotonic() + LONGEST_HOLD_S
         for lane in (self._short, self._long):
-            while lane.waiting and lane.running is None:
+            while lane.waiting.size and lane.running is None:
                 self._look(lane)
                 if time.monotonic() > until:
                     break
@@ -228,9 +257,9 @@ class Execution:
 
     def _look(self, lane: Lane) -> None:
         """Begin the next pass of a lane."""
-        while lane.waiting and self._drops(lane.waiting.first(), lane):
+        while lane.waiting.size and self._drops(lane.waiting.first(), lane):
             pass
-        if not lane.waiting:
+        if not lane.waiting.size:
             return
         following = self._next(lane)
         if following.more:
@@ -281,15 +310,15 @@ class Execution:
         for waiting, answer in zip(following.taken, outcome.answers, strict=True):
             self._give_back(waiting)
             _answer(waiting, answer)
-        if self._turn is None and (self._short.waiting or self._long.waiting):
+        if self._turn is None and (self._short.waiting.size or self._long.waiting.size):
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-        for observation in outcome.runs:
-            self._observe(observation)
+        for run in outcome.runs:
+            self._observe(run)
 
-    def _observe(self, observation: Observation) -> None:
+    def _observe(self, run: PassRun) -> None:
         """Report a run. Beside long work a short run takes longer, which says nothing of its own time."""
-        observation.alone = self._long.running is None
-        self._watch(observation)
+        run.alone = self._long.running is None
+        self._watch(run)
 
     def _give_back(self, waiting: Waiting) -> None:
         if waiting.job is not None:
@@ -297,7 +326,7 @@ class Execution:
 
     def _release(self, job: Job) -> None:
         """Give back the memory of a job that ended, or that will not begin."""
-        self._budget.release(job.plan.peak_bytes)
+        self._budget.release(job.prepared.plan.peak_bytes)
         if job.ending is not None:
             job.ending.now()
 

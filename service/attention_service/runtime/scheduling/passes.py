@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,42 +27,60 @@ from attention_service.runtime.scheduling.operation import Fields
 
 
 @dataclass(slots=True)
-class JobResult:
-    """The result of one job."""
+class PassRun:
+    """The run of one pass, for the replies of its jobs and for the statistics."""
 
-    fields: Fields
+    prepared: Prepared
+    """The first job of the pass."""
     plan: Plan
     """The plan of the whole pass."""
-    queued: float
-    """Seconds between admission and execution."""
-    seconds: float
-    """Seconds of the whole pass on the device."""
+    clock: Clock
+    """The clock that planned it."""
+    began: float
+    ended: float
     processor: float
     """Seconds for which the thread of the pass had a processor."""
+    peak_bytes: int | None
+    """Measured; None if the device cannot measure it."""
+    on_gpu: bool
     batch: int = 1
     """Requests in the pass."""
+    alone: bool = True
+    """True if no long work ran at the same time."""
+
+    @property
+    def run(self) -> Run:
+        """The run, with its prediction."""
+        plan, seconds = self.plan, self.ended - self.began
+        purpose, peaks = self.prepared.purpose, (plan.peak_bytes, self.peak_bytes)
+        # On a GPU the processor launches the work alone, and its time says nothing of the device's.
+        processor = seconds if self.on_gpu else min(self.processor, seconds)
+        return Run(plan.kernel, purpose, plan.predicted, seconds, *peaks, self.batch, processor)
 
 
-def ran_of(job: Job, ended: JobResult, device: Device) -> Ran:
-    """The reply's account of a job."""
-    own, plan = job.prepared.plan, ended.plan
-    predicted = plan.predicted
+JobResult = tuple[Fields, PassRun]
+"""The reply's fields of one job, and the run of its pass."""
+
+
+def ran_of(job: Job, run: PassRun, admitted: float, device: Device) -> Ran:
+    """The reply's account of a job that was admitted at a time of ``time.monotonic``."""
+    prepared, module, predicted = job.prepared, job.module, run.plan.predicted
     return valid(
         Ran,
         {
-            "kernel": plan.kernel,
+            "kernel": run.plan.kernel,
             "device": device.place,
-            "dtype": job.prepared.dtype,
-            "version": None if job.module is None or job.bound.learned else job.module.version,
-            "flops": own.flops,
+            "dtype": prepared.dtype,
+            "version": None if module is None or job.bound.learned else module.version,
+            "flops": prepared.plan.flops,
             "predicted_ms": predicted.median * 1e3,
             "predicted_low_ms": predicted.low * 1e3,
             "predicted_high_ms": predicted.high * 1e3,
-            "compute_ms": ended.seconds * 1e3,
-            "cpu_ms": ended.processor * 1e3,
-            "queue_ms": ended.queued * 1e3,
-            "batch": ended.batch,
-            "peak_bytes": own.peak_bytes,
+            "compute_ms": (run.ended - run.began) * 1e3,
+            "cpu_ms": run.processor * 1e3,
+            "queue_ms": (run.began - admitted) * 1e3,
+            "batch": run.batch,
+            "peak_bytes": prepared.plan.peak_bytes,
         },
     )
 
@@ -85,38 +104,7 @@ class Waiting:
     @property
     def predicted(self) -> float:
         """The predicted seconds of a job; 0 for other work."""
-        return 0.0 if self.job is None else self.job.plan.predicted.median
-
-
-@dataclass(slots=True)
-class Observation:
-    """One run, for the statistics."""
-
-    prepared: Prepared
-    """The first job of the run."""
-    plan: Plan
-    """The plan of the whole run."""
-    clock: Clock
-    at: float
-    """The time when it ended."""
-    seconds: float
-    peak_bytes: int | None
-    """Measured; None if the device cannot measure it."""
-    processor: float
-    """Seconds for which the thread of the run had a processor."""
-    on_gpu: bool
-    batch: int = 1
-    alone: bool = True
-    """True if no long work ran at the same time."""
-
-    @property
-    def run(self) -> Run:
-        """The run, with its prediction."""
-        plan = self.plan
-        purpose, peaks = self.prepared.purpose, (plan.peak_bytes, self.peak_bytes)
-        # On a GPU the processor launches the work alone, and its time says nothing of the device's.
-        processor = self.seconds if self.on_gpu else min(self.processor, self.seconds)
-        return Run(plan.kernel, purpose, plan.predicted, self.seconds, *peaks, self.batch, processor)
+        return 0.0 if self.job is None else self.job.prepared.plan.predicted.median
 
 
 @dataclass(slots=True)
@@ -124,8 +112,8 @@ class PassResult:
     """The outcome of a pass."""
 
     answers: list[Any] = field(default_factory=list)
-    """For each of the waiting: an ``JobResult``, the result of other work, the fault, or None if nobody waits."""
-    runs: list[Observation] = field(default_factory=list)
+    """For each of the waiting: a ``JobResult``, the result of other work, the fault, or None if nobody waits."""
+    runs: list[PassRun] = field(default_factory=list)
     """The runs that ended well."""
 
 
@@ -143,7 +131,7 @@ class Pass:
         if self.batch is not None:
             return self.batch.plan
         job = self.taken[0].job
-        return None if job is None else job.plan
+        return None if job is None else job.prepared.plan
 
     @property
     def more(self) -> int:
@@ -168,30 +156,35 @@ class Pass:
             return outcome
 
     def _together(self, batch: Batch, device: Device) -> PassResult:
-        fields, started, ended, processor, peak = _timed(lambda: batch.run(device.torch), device)
-        answers = [
-            JobResult(each, batch.plan, started - waiting.admitted, ended - started, processor, len(fields))
-            for waiting, each in zip(self.taken, fields, strict=True)
-        ]
-        clock, prepared = self.taken[0].clock, batch.jobs[0].prepared
-        seconds, on_gpu = ended - started, device.is_cuda
-        seen = Observation(prepared, batch.plan, clock, ended, seconds, peak, processor, on_gpu, len(fields))
-        return PassResult(answers, [seen])
+        first = self.taken[0]
+        fields, run = _timed(partial(batch.run, device.torch), batch.jobs[0].prepared, batch.plan, first.clock, device)
+        run.batch = len(fields)
+        return PassResult([(each, run) for each in fields], [run])
 
 
-def run_alone(job: Job, clock: Clock, admitted: float, device: Device) -> tuple[JobResult, Observation]:
+def run_alone(job: Job, clock: Clock, device: Device) -> JobResult:
     """Run a job by itself; blocks. Raises what the job raises, but NeverFits if memory runs out."""
     try:
-        fields, started, ended, processor, peak = _timed(job.run, device)
+        return _timed(job.run, job.prepared, job.prepared.plan, clock, device)
     except Exception as fault:
         if _out_of_memory(fault):
             raise _never_fits(job) from fault
         device.note(fault)
         raise
-    seconds = ended - started
-    return JobResult(fields, job.plan, started - admitted, seconds, processor), Observation(
-        job.prepared, job.plan, clock, ended, seconds, peak, processor, device.is_cuda
-    )
+
+
+def _timed(
+    work: Callable[[], Any], prepared: Prepared, plan: Plan, clock: Clock, device: Device
+) -> tuple[Any, PassRun]:
+    """Run a pass, and measure it."""
+    peak = None
+    if on_gpu := device.is_cuda:
+        device.await_parameters()
+        peak = device.peak_meter()
+    began, busy = time.monotonic(), time.thread_time()
+    result = work()
+    ended, processor = time.monotonic(), time.thread_time() - busy
+    return result, PassRun(prepared, plan, clock, began, ended, processor, None if peak is None else peak(), on_gpu)
 
 
 def draining() -> Draining:
@@ -206,28 +199,19 @@ def late() -> DeadlineExceeded:
     )
 
 
-def _alone(waiting: Waiting, device: Device, runs: list[Observation]) -> Any:
+def _alone(waiting: Waiting, device: Device, runs: list[PassRun]) -> Any:
     """The answer to one of the waiting. A job that ends well is added to the runs."""
     try:
         if waiting.job is None:
             device.await_parameters()
             return waiting.work()
-        ended, observation = run_alone(waiting.job, waiting.clock, waiting.admitted, device)
+        result = run_alone(waiting.job, waiting.clock, device)
     except Abandoned:  # the caller left, or the server stops
         return draining()
     except Exception as fault:  # raised again where the result is awaited
         return fault
-    runs.append(observation)
-    return ended
-
-
-def _timed(work: Callable[[], Any], device: Device) -> tuple[Any, float, float, float, int | None]:
-    """Return the result, its begin and end, the processor's seconds on this thread, and the measured peak."""
-    device.await_parameters()
-    peak = device.peak_meter()
-    started, busy = time.monotonic(), time.thread_time()
-    result = work()
-    return result, started, time.monotonic(), time.thread_time() - busy, peak()
+    runs.append(result[1])
+    return result
 
 
 def _out_of_memory(fault: Exception) -> bool:
@@ -238,7 +222,7 @@ def _out_of_memory(fault: Exception) -> bool:
 
 def _never_fits(job: Job) -> NeverFits:
     return NeverFits(
-        f"the device ran out of memory, though the estimate was {job.plan.peak_bytes} bytes; "
+        f"the device ran out of memory, though the estimate was {job.prepared.plan.peak_bytes} bytes; "
         "ask for fewer queries, heads or taps at a time",
-        needed_bytes=job.plan.peak_bytes,
+        needed_bytes=job.prepared.plan.peak_bytes,
     )

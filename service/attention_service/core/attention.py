@@ -56,7 +56,7 @@ def attend(
     if isinstance(kernel, str):
         kernel = KERNELS[MATERIALIZED if edits else kernel].make()
     by_stages = kernel.by_stages
-    nonfinite = None if by_stages else find_nonfinite_keys(problem)
+    nonfinite = None if by_stages or problem.finite else find_nonfinite_keys(problem)
     given = problem if nonfinite is None else without(nonfinite, problem)
     whole = METHODS.of(problem.spec.method).attend(given, kernel, taps, edits)
     if nonfinite is not None:

@@ -152,7 +152,8 @@ class Library:
         module = self._modules.get(name)
         if module is None:
             raise ModuleNotFound(f"no module is named {name[:128]!r}; {self._existing()}", param="name")
-        module.check_version(version)
+        if version is not None:
+            module.check_version(version)
         return module
 
     def holds(self, module: Module) -> bool:

@@ -1,5 +1,6 @@
 """The headers of every reply that tell a browser what it may not do with it."""
 
+from collections.abc import Mapping
 from typing import Final
 
 Lines = tuple[tuple[bytes, bytes], ...]
@@ -24,13 +25,9 @@ _FOR_DOCUMENTS: Final[Lines] = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-_OTHERS: Final[Lines] = ((b"content-security-policy", _NOTHING), *_FOR_ALL)
+SECURITY_HEADERS: Final[Lines] = ((b"content-security-policy", _NOTHING), *_FOR_ALL)
 """Replies that are no documents: they refer to nothing, and the access layer answers no page of another site."""
-_PAGES: Final = {"/": ((b"content-security-policy", _PAGE), *_FOR_DOCUMENTS)} | dict.fromkeys(
+PAGES: Final[Mapping[str, Lines]] = {"/": ((b"content-security-policy", _PAGE), *_FOR_DOCUMENTS)} | dict.fromkeys(
     ("/docs", "/docs/oauth2-redirect", "/redoc"), ((b"content-security-policy", _DOCS), *_FOR_DOCUMENTS)
 )
-
-
-def security_headers(path: str) -> Lines:
-    """The headers of the replies at a path."""
-    return _PAGES.get(path, _OTHERS)
+"""Those of the paths that answer documents."""

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from attention_contract.wire import VERSION_HEADER
 from attention_service import __version__
 from attention_service.api import problems
-from attention_service.api.access.security_headers import security_headers
+from attention_service.api.access.security_headers import PAGES, SECURITY_HEADERS
 from attention_service.api.bodies.negotiation import HEADERS, Headers
 from attention_service.api.http_limits.connection_limits import CAME, CROWDED
 from attention_service.api.observation.access_log import AccessLog, Answered
@@ -71,7 +71,7 @@ class Observe:
         scope[HEADERS] = headers = dict(scope["headers"])
         identity = new_identity(headers)
         problems.request_id.set(identity)
-        safety = security_headers(scope["path"])
+        safety = PAGES.get(scope["path"], SECURITY_HEADERS)
         noted = RequestTiming()
         timing.set(noted)
         state = scope.get("state", {})

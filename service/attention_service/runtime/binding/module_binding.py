@@ -222,8 +222,11 @@ class _Binder:
             learned = check_learned(self.spec, self.request.parameters, widths)
         elif self.request.parameters:
             learned = _check_parameters(self.request.parameters, self.target)
-        check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
-        sizes = (batch, heads, kv_heads, queries, keys + added_keys(self.spec), past, head_dim, value_dim)
+        if self.spec.position.name != "none":
+            check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
+        if self.spec.add_bias_kv or self.spec.add_zero_attn:
+            keys += added_keys(self.spec)
+        sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
         return BoundRequest(
             self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
             sequence_masks, own_key_dim, wanted,

@@ -185,7 +185,8 @@ def output(bound: BoundRequest, parameters: Parameters, context: Tensor, edits: 
     if bound.module is None and not bound.layout.merged:  # the output is the context
         return apply([replace(edit, tap="context") for edit in edits if edit.tap == "output"], "context", context)
     merged = multihead.merge_heads(context)
-    return apply(edits, "output", merged if bound.module is None else multihead.project_merged(parameters, merged))
+    whole = merged if bound.module is None else multihead.project_merged(parameters, merged)
+    return apply(edits, "output", whole) if edits else whole
 
 
 def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) -> list[BoundEdit]:

@@ -69,7 +69,7 @@ class Budget:
     @property
     def is_full(self) -> bool:
         """True if as many requests wait as may, or no work may begin."""
-        return bool(self.exceeded) or self.waiting >= self._max_waiting
+        return self._waiting.size + max(self._admitted - 1, 0) >= self._max_waiting or bool(self.exceeded)
 
     @property
     def capacity(self) -> int:

@@ -26,15 +26,13 @@ class Predictions:
         self._judged = device.clock
         """The clock whose predictions ``accuracy`` is about."""
         self._seen = Later(self._keep)
+        self.see = self._seen.note
+        """Notes a run."""
 
     def load(self) -> None:
         """Predict by what was learned before."""
         if self.factors is not None and (clock := self.factors.load(self._root, self._device)) is not None:
             self._device.clock = clock
-
-    def see(self, run: PassRun) -> None:
-        """Note a run."""
-        self._seen.note(run)
 
     def settle(self) -> None:
         """See to what was noted of runs and waits to be counted."""

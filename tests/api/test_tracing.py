@@ -12,7 +12,7 @@ from attention_contract.errors import ModuleNotFound
 from attention_service.api.observation.tracing import telemetry_config
 from attention_service.runtime.request_timing import PHASES
 from attention_service.runtime.scheduling.executor import Executor
-from attention_service.runtime.scheduling.pass_execution import Pass
+from attention_service.runtime.scheduling.passes import Pass
 from tests.conftest import eventually, live_server
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")

@@ -208,13 +208,13 @@ class Engine:
     async def forward(self, name: str | None, request: ForwardRequest, deadline: float | None = None) -> ForwardReply:
         """The output of a module (of raw attention, where there is no name), and any taps."""
         job = await self.runner.planned(forward.prepare, self._target(name, request), request)
-        fields, ran = await self.runner.run(job, deadline)
+        fields, ran = await self.executor.run(job, deadline)
         return valid(ForwardReply, fields | {"ran": ran})
 
     async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
         """Statistics of the weights of each head, top keys, and the weights themselves."""
         job = await self.runner.planned(inspection.prepare, self._target(name, request), request)
-        fields, ran = await self.runner.run(job, deadline)
+        fields, ran = await self.executor.run(job, deadline)
         return WeightsReply(**fields, ran=ran)
 
     async def attribution(
@@ -222,7 +222,7 @@ class Engine:
     ) -> AttributionReply:
         """The share of each weight and each head in a number that depends on the output."""
         job = await self.runner.planned(attribution.prepare, self._target(name, request), request)
-        fields, ran = await self.runner.run(job, deadline)
+        fields, ran = await self.executor.run(job, deadline)
         return AttributionReply(**fields, ran=ran)
 
     async def gradients(
@@ -230,19 +230,19 @@ class Engine:
     ) -> GradientsReply:
         """Exact gradients with respect to inputs, taps and parameters."""
         job = await self.runner.planned(gradients.prepare, self._target(name, request), request)
-        fields, ran = await self.runner.run(job, deadline)
+        fields, ran = await self.executor.run(job, deadline)
         return GradientsReply(**fields, ran=ran)
 
     async def effects(self, name: str | None, request: EffectsRequest, deadline: float | None = None) -> EffectsReply:
         """The change of the output by each edit of a sweep."""
         job = await self.runner.planned(effects.prepare, self._target(name, request), request)
-        fields, ran = await self.runner.run(job, deadline)
+        fields, ran = await self.executor.run(job, deadline)
         return EffectsReply(**fields, ran=ran)
 
     async def create_pass(self, name: str | None, request: PassRequest, deadline: float | None = None) -> PassReply:
         """The output of a module or of raw attention, kept for its backward pass while there is room."""
         job = await self.runner.planned(kept_backward.prepare, self._target(name, request), request)
-        fields, ran = await self.runner.run(job, deadline)
+        fields, ran = await self.executor.run(job, deadline)
         return PassReply(id=self.passes.keep(fields["kept"]), output=fields["output"], ran=ran)
 
     async def backward(self, kept: str, request: BackwardRequest, deadline: float | None = None) -> GradientsReply:
@@ -250,7 +250,7 @@ class Engine:
         self.runner.check_ready()
         job = kept_backward.prepare_backward(self.passes.get(kept), request, self.device)
         self.passes.drop(kept)  # the job takes its memory over
-        fields, ran = await self.runner.run(job, deadline)
+        fields, ran = await self.executor.run(job, deadline)
         return GradientsReply(**fields, ran=ran)
 
     async def complexity(
@@ -275,7 +275,7 @@ class Engine:
     async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self.runner.check_ready()
-        fields, ran = await self.runner.run(hopfield.prepare(request, self.device, self.budget.capacity), deadline)
+        fields, ran = await self.executor.run(hopfield.prepare(request, self.device, self.budget.capacity), deadline)
         return HopfieldReply(**fields, ran=ran)
 
     async def circuits(self, name: str, request: CircuitsRequest, deadline: float | None = None) -> CircuitsReply:
@@ -287,19 +287,19 @@ class Engine:
             except (ModuleNotFound, VersionMismatch) as fault:
                 fault.param = "with" if isinstance(fault, ModuleNotFound) else "with_version"
                 raise
-        fields, ran = await self.runner.run(circuits.prepare(module, later, request, self.device), deadline)
+        fields, ran = await self.executor.run(circuits.prepare(module, later, request, self.device), deadline)
         return CircuitsReply(**fields, ran=ran)
 
     async def similarity(self, request: SimilarityRequest, deadline: float | None = None) -> SimilarityReply:
         """The similarity of every pair of heads whose weights or features are sent."""
         self.runner.check_ready()
-        fields, ran = await self.runner.run(similarity.prepare(request, self.device), deadline)
+        fields, ran = await self.executor.run(similarity.prepare(request, self.device), deadline)
         return SimilarityReply(**fields, ran=ran)
 
     async def rollout(self, request: RolloutRequest, deadline: float | None = None) -> RolloutReply:
         """Rollout or flow of the weights that are sent."""
         self.runner.check_ready()
-        fields, ran = await self.runner.run(rollout.prepare(request, self.device), deadline)
+        fields, ran = await self.executor.run(rollout.prepare(request, self.device), deadline)
         return RolloutReply(**fields, ran=ran)
 
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:

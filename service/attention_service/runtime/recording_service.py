@@ -82,7 +82,7 @@ class RecordingService:
         """The similarity of every pair of recorded heads or layers."""
         self._runner.check_ready()
         prepare = partial(prepare_similarity, self._store, recording, request, _owner(), self._runner.device)
-        fields, ran = await self._runner.run(await self._runner.in_thread(prepare), deadline)
+        fields, ran = await self._runner.executor.run(await self._runner.in_thread(prepare), deadline)
         return RecordingSimilarity(**fields, ran=ran)
 
     async def rollout(
@@ -91,7 +91,7 @@ class RecordingService:
         """Rollout or flow of the recorded weights."""
         self._runner.check_ready()
         prepare = partial(prepare_rollout, self._store, recording, request, _owner(), self._runner.device)
-        fields, ran = await self._runner.run(await self._runner.in_thread(prepare), deadline)
+        fields, ran = await self._runner.executor.run(await self._runner.in_thread(prepare), deadline)
         return RecordingRollout(**fields, ran=ran)
 
     async def path(self, recording: str) -> Path:

@@ -39,8 +39,7 @@ class RequestRunner:
         """``files``: the threads for work on the store."""
         self.device = executor.device
         self.budget = budget
-        self.run = executor.run
-        """Runs a job; see ``Executor.run``."""
+        self.executor = executor
         self.state: State = "loading"
         self.failure: str | None = None
         """The error that kept the store from being loaded at all."""

@@ -92,7 +92,7 @@ async def run_over_past(
         request = request.model_copy(update={"positions": np.broadcast_to(tokens, (len(rows), len(tokens)))})
     job = await runner.planned(partial(prepare, rows=tuple(rows)), session.module, request)
     session.running = job.ending = JobEnd()
-    return await runner.run(job, deadline)
+    return await runner.executor.run(job, deadline)
 
 
 async def step(

@@ -15,65 +15,14 @@ nested lists; replies are the typed models of ``attention_contract.schemas`` and
 from attention_client.array_likes import TensorLike
 from attention_client.async_client import AsyncClient
 from attention_client.client import Client
-from attention_client.errors import ConnectionFailed, DeadlineExceeded, UnexpectedReply
+from attention_client.errors import ConnectionFailed, UnexpectedReply
 from attention_client.sessions.live_session import AsyncSession, Session
-from attention_contract.errors import (
-    AttentionError,
-    BodyTooLarge,
-    CallerLimit,
-    Cancelled,
-    CheckpointNotFound,
-    Conflict,
-    ConnectionsExhausted,
-    Draining,
-    Forbidden,
-    HeadTooLarge,
-    InternalError,
-    InvalidCheckpoint,
-    InvalidRequest,
-    InvalidTensor,
-    KernelUnsuitable,
-    LengthMismatch,
-    Loading,
-    MethodNotAllowed,
-    Misdirected,
-    ModuleExists,
-    ModuleNotFound,
-    NeverFits,
-    NoRoom,
-    NotAcceptable,
-    NotFound,
-    OverBudget,
-    Overloaded,
-    ParameterNotFound,
-    PassNotFound,
-    RecordingNotFound,
-    SessionGone,
-    SessionNotFound,
-    ShapeMismatch,
-    StoreFull,
-    StoreReadOnly,
-    Stuck,
-    TooLarge,
-    TooLong,
-    TooManyConnections,
-    TooSlow,
-    Unauthorized,
-    Unavailable,
-    Unreadable,
-    UnsupportedMediaType,
-    VersionMismatch,
-)
+from attention_contract import errors as _errors
+from attention_contract.errors import *  # noqa: F403 - every class of errors
 from attention_contract.spec import AttentionSpec
 
 __all__ = [
-    "AsyncClient", "AsyncSession", "AttentionError", "AttentionSpec", "BodyTooLarge", "CallerLimit", "Cancelled",
-    "CheckpointNotFound", "Client", "Conflict", "ConnectionFailed", "ConnectionsExhausted", "DeadlineExceeded",
-    "Draining", "Forbidden", "HeadTooLarge", "InternalError", "InvalidCheckpoint", "InvalidRequest", "InvalidTensor",
-    "KernelUnsuitable", "LengthMismatch", "Loading", "MethodNotAllowed", "Misdirected", "ModuleExists",
-    "ModuleNotFound", "NeverFits", "NoRoom", "NotAcceptable", "NotFound", "OverBudget", "Overloaded",
-    "ParameterNotFound", "PassNotFound", "RecordingNotFound", "Session", "SessionGone", "SessionNotFound",
-    "ShapeMismatch", "StoreFull", "StoreReadOnly", "Stuck", "TensorLike", "TooLarge", "TooLong", "TooManyConnections",
-    "TooSlow", "Unauthorized", "Unavailable", "UnexpectedReply", "Unreadable", "UnsupportedMediaType",
-    "VersionMismatch",
+    "AsyncClient", "AsyncSession", "AttentionSpec", "Client", "ConnectionFailed", "Session",
+    "TensorLike", "UnexpectedReply",
 ]  # fmt: skip
+__all__ += _errors.__all__

@@ -110,10 +110,7 @@ def _retry_after(response: httpx.Response) -> float | None:
     """Return the seconds of the header Retry-After, a number or a date."""
     value = response.headers.get("retry-after", "").strip()
     try:
-        return max(0.0, float(value)) if value.replace(".", "", 1).isdecimal() else _until(value)
+        number = value.replace(".", "", 1).isdecimal()
+        return max(0.0, float(value) if number else parsedate_to_datetime(value).timestamp() - time.time())
     except ValueError:
         return None
-
-
-def _until(date: str) -> float:
-    return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())

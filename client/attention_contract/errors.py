@@ -55,6 +55,16 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+__all__ = [
+    "AttentionError", "BodyTooLarge", "CallerLimit", "Cancelled", "CheckpointNotFound", "Conflict",
+    "ConnectionsExhausted", "DeadlineExceeded", "Draining", "Forbidden", "HeadTooLarge", "InternalError",
+    "InvalidCheckpoint", "InvalidRequest", "InvalidTensor", "KernelUnsuitable", "LengthMismatch", "Loading",
+    "MethodNotAllowed", "Misdirected", "ModuleExists", "ModuleNotFound", "NeverFits", "NoRoom", "NotAcceptable",
+    "NotFound", "OverBudget", "Overloaded", "ParameterNotFound", "PassNotFound", "RecordingNotFound", "SessionGone",
+    "SessionNotFound", "ShapeMismatch", "StoreFull", "StoreReadOnly", "Stuck", "TooLarge", "TooLong",
+    "TooManyConnections", "TooSlow", "Unauthorized", "Unavailable", "Unreadable", "UnsupportedMediaType",
+    "VersionMismatch",
+]  # fmt: skip
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 1000
 _MAX_PARAM = 200

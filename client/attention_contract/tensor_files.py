@@ -19,15 +19,7 @@ from attention_contract.json_reading import check_text, from_json, measure_text
 from attention_contract.json_writing import fields_on_wire, plain_scalar
 from attention_contract.request_options import KNOWN, MAX_TEXT, Shaped, remembered_options, with_tensors
 from attention_contract.tensor_places import place_tensor
-from attention_contract.tensors import (
-    DTYPES,
-    TensorFault,
-    Untyped,
-    checked_shape,
-    dtype_name,
-    from_buffer,
-    nested,
-)
+from attention_contract.tensors import DTYPES, TensorFault, Untyped, checked_shape, dtype_name, from_buffer, nested
 from attention_contract.validation import clip, validate
 
 Entry = Literal["request", "reply", "recording"]

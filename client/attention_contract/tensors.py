@@ -291,8 +291,7 @@ class TensorField:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            self._validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(nested, when_used="json"),
+            self._validate, serialization=core_schema.plain_serializer_function_ser_schema(nested, when_used="json")
         )
 
     def _validate(self, value: Any) -> NDArray[Any]:
@@ -316,6 +315,11 @@ def nested(array: NDArray[Any]) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+_NUMBER_SCHEMAS: Final = ({"type": ["number", "boolean"]}, {"enum": list(_NON_FINITE)})
+_FORM_SCHEMAS: Final = {
+    "data": {"type": "array", "items": {"anyOf": [*_NUMBER_SCHEMAS]}},
+    "base64": {"type": "string", "contentEncoding": "base64"},
+}
 TENSOR_SCHEMA: Final[dict[str, Any]] = {
     "title": "Tensor",
     "description": (
@@ -323,32 +327,21 @@ TENSOR_SCHEMA: Final[dict[str, Any]] = {
         'Non-finite numbers are the strings "NaN", "Infinity" and "-Infinity".'
     ),
     "anyOf": [
-        {"type": ["number", "boolean"]},
-        {"enum": list(_NON_FINITE)},
+        *_NUMBER_SCHEMAS,
         {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}},
-        {
-            "type": "object",
-            "required": ["dtype", "shape", "data"],
-            "additionalProperties": False,
-            "properties": {
-                "dtype": {"enum": list(DTYPES)},
-                "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
-                "data": {
-                    "type": "array",
-                    "items": {"anyOf": [{"type": ["number", "boolean"]}, {"enum": list(_NON_FINITE)}]},
+        *(
+            {
+                "type": "object",
+                "required": ["dtype", "shape", form],
+                "additionalProperties": False,
+                "properties": {
+                    "dtype": {"enum": list(DTYPES)},
+                    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
+                    form: schema,
                 },
-            },
-        },
-        {
-            "type": "object",
-            "required": ["dtype", "shape", "base64"],
-            "additionalProperties": False,
-            "properties": {
-                "dtype": {"enum": list(DTYPES)},
-                "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
-                "base64": {"type": "string", "contentEncoding": "base64"},
-            },
-        },
+            }
+            for form, schema in _FORM_SCHEMAS.items()
+        ),
     ],
 }
 """The JSON Schema of a tensor, to stand once among the components of the OpenAPI document, where each field that a

@@ -90,3 +90,8 @@ class Sheet:
 def clipped(text: str, most: int) -> str:
     """The text, its end cut off if it has more characters than these."""
     return text if len(text) <= most else f"{text[: max(most - 1, 1)]}…"
+
+
+def spaced(name: str) -> str:
+    """A field's name as words."""
+    return name.replace("_", " ")

@@ -42,10 +42,7 @@ def pooling_note(
     """The sentence that states the pooling; none if there is none."""
     if factors == (1, 1):
         return []
-    sides = [f"{count} {_many(name, count)}" for count, name in zip(factors, axes_names, strict=True)]
+    many = {name: {"query": "queries"}.get(name, f"{name}s") for name in axes_names}
+    sides = [f"{count} {name if count == 1 else many[name]}" for count, name in zip(factors, axes_names, strict=True)]
     way = "largest magnitude" if signed else "maximum"
     return [f"pooled by {way}: a cell is {' × '.join(sides)}"]
-
-
-def _many(noun: str, count: int) -> str:
-    return noun if count == 1 else {"query": "queries"}.get(noun, f"{noun}s")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_pictures import token_labels
 from attention_pictures.colour_ranges import colour_range, palette
-from attention_pictures.figure_style import EDGE_IN, Sheet
+from attention_pictures.figure_style import EDGE_IN, Sheet, spaced
 from attention_pictures.heat_maps import write_number
 from attention_pictures.pooled_cells import Numbers
 
@@ -36,7 +36,7 @@ def head_table(
     row_ticks = token_labels.ticks(heads, len(heads), 1, height, across=False)
     left = row_ticks.depth + _AXIS_IN + EDGE_IN
     side = width - left - 2 * EDGE_IN
-    column_ticks = token_labels.ticks([_spaced(name) for name in names], len(names), 1, side, across=True)
+    column_ticks = token_labels.ticks([spaced(name) for name in names], len(names), 1, side, across=True)
     sheet = Sheet(options, heading, notes, height + column_ticks.depth + 0.2)
     axes = sheet.axes(left, 0.05, side, height)
     places = _column_places(values, signed=signed)
@@ -75,7 +75,7 @@ def layer_maps(
         norm = colour_range(values, options.scale, signed=signed)
         colours = palette(options, signed=signed)
         drawn = axes.imshow(values, norm=norm, cmap=colours, interpolation="none", aspect="auto")
-        axes.set_title(_spaced(name))
+        axes.set_title(spaced(name))
         axes.set_xlabel("head")
         token_labels.put(axes, layer_ticks, head_ticks)
         scale = sheet.figure.colorbar(drawn, cax=sheet.axes(begin + side + 0.06, top, 0.09, rows))
@@ -98,7 +98,3 @@ def _column_places(values: Numbers, *, signed: bool) -> Numbers:
         least, most = np.nanmin(values, axis=0, initial=np.inf), np.nanmax(values, axis=0, initial=-np.inf)
         wide = np.where(most > least, most - least, 1)
         return np.where(np.isfinite(values), (values - least) / wide, np.nan)
-
-
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")

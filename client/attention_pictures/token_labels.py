@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -59,16 +60,12 @@ def ticks(
         shown += [""] * (tokens - len(shown))  # keys that the module adds
         longest = max((width_of(text, size) for text in sorted(shown, key=len)[-8:]), default=0.0)
         rotated = across and longest + 0.04 > pitch
-        step = max(1, _ceil((line if rotated or not across else longest + 0.04) / pitch))
+        step = max(1, ceil((line if rotated or not across else longest + 0.04) / pitch))
         at = list(range(0, tokens, step))
         texts = [shown[n] for n in at]
     widths = max((width_of(text, size) for text in sorted(texts, key=len)[-8:]), default=0.0)
     depth = line if across and not rotated else widths
     return Ticks([(n + 0.5) / pooled - 0.5 for n in at], texts, rotated, size, depth + 0.06)
-
-
-def _ceil(number: float) -> int:
-    return int(-(-number // 1))
 
 
 def _round_step(least: float) -> int:

@@ -1,6 +1,7 @@
 """Figures of what each head has of each pair of tokens: weights and attributions, their differences and statistics."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,6 +11,7 @@ from attention_contract.reply_names import Names, heading
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply, Attributions
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
+from attention_pictures.figure_style import spaced
 from attention_pictures.heat_maps import heat_maps
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import head_table
@@ -45,7 +47,7 @@ def attribution_figure(reply: AttributionReply, options: PictureOptions, names: 
         method = names.method
     values, compared = getattr(found, method), reply.differences is not None
     signed = compared or method in SIGNED_METHODS
-    about = f"differences of {_spaced(method)}" if compared else _spaced(method)
+    about = f"differences of {spaced(method)}" if compared else spaced(method)
     if options.view == "statistics" or method not in _MAPS:
         if method in _MAPS:
             raise InvalidRequest(f"view: {method} has no statistics; expected heads, head or lines", param="view")
@@ -55,7 +57,7 @@ def attribution_figure(reply: AttributionReply, options: PictureOptions, names: 
     batched = values.ndim > _MAPS[method]
     sequence = sequence_of(options, len(values) if batched else None)
     chosen = values if sequence is None else values[sequence]
-    return _maps(chosen, about, options, names, signed=signed, quantity=_spaced(method))
+    return _maps(chosen, about, options, names, signed=signed, quantity=spaced(method))
 
 
 def _maps(values: Numbers, about: str, options: PictureOptions, names: Names, *, signed: bool, quantity: str) -> Figure:
@@ -63,7 +65,7 @@ def _maps(values: Numbers, about: str, options: PictureOptions, names: Names, *,
     one = values.ndim == 2
     maps = np.asarray(values[None] if one else values, np.float32)
     heads = list(range(len(maps))) if names.heads is None or one else list(names.heads)
-    keys, queries = names.keys, names.queries
+    look: dict[str, Any] = {"keys": names.keys, "queries": names.queries, "signed": signed, "pooled": names.pool}
     rows, columns = names.sizes or (maps.shape[-2] * names.pool, maps.shape[-1] * names.pool)
     sizes = f"{rows} queries × {columns} keys"
     if options.view in {"head", "lines"} or len(maps) == 1:
@@ -71,23 +73,11 @@ def _maps(values: Numbers, about: str, options: PictureOptions, names: Names, *,
         head = "mean of the heads" if names.averaged else "" if one else f"head {heads[at]}"
         title = heading(names, about, head, sizes)
         if options.view == "lines":
-            return token_lines(maps[at], title, options, keys=keys, queries=queries, signed=signed, pooled=names.pool)
-        return heat_maps(
-            maps[at : at + 1],
-            [""],
-            title,
-            options,
-            keys=keys,
-            queries=queries,
-            signed=signed,
-            quantity=quantity,
-            pooled=names.pool,
-        )
-    title = heading(names, about, f"{len(maps)} heads", sizes)
+            return token_lines(maps[at], title, options, **look)
+        return heat_maps(maps[at : at + 1], [""], title, options, quantity=quantity, **look)
     titles = [f"head {head}" for head in heads]
-    return heat_maps(
-        maps, titles, title, options, keys=keys, queries=queries, signed=signed, quantity=quantity, pooled=names.pool
-    )
+    title = heading(names, about, f"{len(maps)} heads", sizes)
+    return heat_maps(maps, titles, title, options, quantity=quantity, **look)
 
 
 def statistics_of(found: HeadStatistics, sequence: int | None) -> dict[str, Numbers]:
@@ -120,7 +110,3 @@ def _place(heads: Sequence[int], head: int | None) -> int:
         shown = ", ".join(map(str, heads[:16])) + (", …" if len(heads) > 16 else "")
         raise InvalidRequest(f"head: the reply has no head {head}; it has {shown}", param="head")
     return heads.index(head)
-
-
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")

@@ -23,7 +23,10 @@ def draw(found: Explanation, path: Path, shown: NDArray[np.intp]) -> None:
     """
     columns = (found.forward, found.backward)
     rows = max(map(len, columns))
-    heights = [max(_height(steps[at], shown) if at < len(steps) else 1 for steps in columns) for at in range(rows)]
+    heights = [
+        max(len(shown) if at < len(steps) and steps[at].values.ndim == 2 else 1 for steps in columns)
+        for at in range(rows)
+    ]
     figure = Figure(figsize=(15, 0.9 * rows + 0.28 * sum(heights) + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(rows, 2, height_ratios=[height + 1.5 for height in heights])
@@ -38,10 +41,6 @@ def draw(found: Explanation, path: Path, shown: NDArray[np.intp]) -> None:
         f"query {found.query} of head {found.head}, sequence {found.sequence}", fontsize=10, parse_math=False
     )
     figure.savefig(path)
-
-
-def _height(step: Step, shown: NDArray[np.intp]) -> int:
-    return len(shown) if step.values.ndim == 2 else 1
 
 
 def _cells(axes: Any, step: Step, shown: NDArray[np.intp]) -> None:

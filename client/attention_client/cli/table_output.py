@@ -97,7 +97,10 @@ def records(items: Sequence[Any], before: Sequence[Mapping[str, str]] = (), colu
 def facts(reply: WireModel) -> None:
     """Print every field that is set, nested ones by their dotted name."""
     told = flat(reply.model_dump(by_alias=True, exclude_none=True))
-    words = {name: ", ".join(each) if _is_words(each) else each for name, each in told.items()}
+    words = {
+        name: ", ".join(each) if isinstance(each, list) and all(isinstance(item, str) for item in each) else each
+        for name, each in told.items()
+    }
     table(
         {"field": name, "value": each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, default=str)}
         for name, each in words.items()
@@ -204,7 +207,3 @@ def _part(value: Any, path: str) -> Any:
 
 def _spaced(name: str) -> str:
     return name.replace("_", " ").replace(".", " ")
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)

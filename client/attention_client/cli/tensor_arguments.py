@@ -112,7 +112,10 @@ def _load(source: str, field: str) -> Any:
             with np.load(BytesIO(content), allow_pickle=False) as archive:
                 return dict(archive)
         if suffix == ".safetensors":
-            return {name: _array(entry) for name, entry in deserialize(content)}  # type: ignore[no-untyped-call]
+            return {
+                name: from_buffer(bytes(each["data"]), DTYPES[DTYPE_NAMES[each["dtype"]]], tuple(each["shape"]))
+                for name, each in deserialize(content)  # type: ignore[no-untyped-call]
+            }
         if suffix == ".json":
             return orjson.loads(content)
     except OSError as fault:
@@ -120,10 +123,6 @@ def _load(source: str, field: str) -> Any:
     except _BROKEN as fault:
         raise _bad(field, f"{source} does not read as {suffix}: {fault}") from None
     raise _bad(field, f"{source}: expected a file that ends in {', '.join(SUFFIXES)}, or - for standard input")
-
-
-def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
-    return from_buffer(bytes(entry["data"]), DTYPES[DTYPE_NAMES[entry["dtype"]]], tuple(entry["shape"]))
 
 
 def _format(content: bytes) -> str:

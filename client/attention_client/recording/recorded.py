@@ -77,12 +77,7 @@ class Recording:
 
     def file(self) -> RecordingFile:
         """The recording as the contract's model, with every tensor in memory."""
-        stacks: dict[str, dict[str, Array]] = {}
-        for name, array in self.tensors.items():
-            stack, _, rest = name.partition(".")
-            stacks.setdefault(stack, {})[rest] = array
-        facts = {name: getattr(self.facts, name) for name in RecordingFacts.model_fields}
-        return validate(RecordingFile, facts | stacks)
+        return file_of({name: getattr(self.facts, name) for name in RecordingFacts.model_fields}, self.tensors)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,9 +88,10 @@ class Recording:
 
     def tokens(self, layer: str | int) -> tuple[list[str], list[str]]:
         """The labels of the queries and the keys of an attention."""
-        place = place_of(f"{_full(layer)}.weights")
+        place = place_of(f"{f'layers.{layer}' if str(layer).isdecimal() else layer}.weights")
         if place is None:
-            raise _no_layer(self, layer)
+            known = ", ".join(each.name for each in self.attentions[:12])
+            raise InvalidRequest(f"layer: the recording has no {layer!r}; it has {known}", param="layer")
         return self.facts.tokens[place.stack], self.facts.tokens[place.key_stack]
 
     def read(
@@ -184,6 +180,15 @@ class Recording:
         return recording_figure.draw(weights, titles, f"{self.facts.model} · {name}", queries, keys)
 
 
+def file_of(facts: Mapping[str, Any], tensors: Mapping[str, Array]) -> RecordingFile:
+    """The contract's model of these facts and of tensors by their full names."""
+    stacks: dict[str, dict[str, Array]] = {}
+    for name, array in tensors.items():
+        stack, _, rest = name.partition(".")
+        stacks.setdefault(stack, {})[rest] = array
+    return validate(RecordingFile, {**facts, **stacks})
+
+
 def query_of(
     layer: str | int | None,
     tensor: str | None,
@@ -207,12 +212,3 @@ def _text(indices: Indices | None) -> str | None:
         return f"{'' if indices.start is None else indices.start}:{'' if indices.stop is None else indices.stop}"
     listed: Iterable[Any] = indices if isinstance(indices, Sequence | np.ndarray) else [indices]
     return ",".join(str(int(index)) for index in listed)
-
-
-def _full(layer: str | int) -> str:
-    return f"layers.{layer}" if str(layer).isdecimal() else str(layer)
-
-
-def _no_layer(recording: Recording, layer: str | int) -> InvalidRequest:
-    known = ", ".join(each.name for each in recording.attentions[:12])
-    return InvalidRequest(f"layer: the recording has no {layer!r}; it has {known}", param="layer")

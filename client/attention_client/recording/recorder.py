@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from attention_client.array_likes import as_array
-from attention_client.recording.recorded import Recording
+from attention_client.recording.recorded import Recording, file_of
 from attention_contract.errors import InvalidRequest
 from attention_contract.recording_tensors import RecordedStack, place_of
 from attention_contract.schemas.attention import Tap
-from attention_contract.schemas.recordings import LocalTap, RecordingFile
+from attention_contract.schemas.recordings import LocalTap
 from attention_contract.tensors import Array
-from attention_contract.validation import suggestion, validate
+from attention_contract.validation import suggestion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,10 +68,6 @@ def record(
         versions["server"] = client.server.info().version
         computed, outputs, tensors = _run_on_server(model, inputs, tokens, client, checkpoint, taps)
     tensors |= _hidden_states(outputs)
-    stacks: dict[str, dict[str, Array]] = {}
-    for name, array in tensors.items():
-        stack, _, rest = name.partition(".")
-        stacks.setdefault(stack, {})[rest] = array
     facts = {
         "model": _model_id(model),
         "text": text,
@@ -82,7 +78,7 @@ def record(
         "tokens": tokens,
         "attentions": _attentions(tensors, model.config.get_text_config().num_attention_heads),
     }
-    return Recording.of(validate(RecordingFile, facts | stacks))
+    return Recording.of(file_of(facts, tensors))
 
 
 def _run_here(model: "PreTrainedModel", inputs: Mapping[str, Any], taps: Sequence[Tap]) -> tuple[Any, dict[str, Array]]:

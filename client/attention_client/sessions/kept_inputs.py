@@ -23,21 +23,10 @@ LARGE_STEP_TOKENS: Final = 2048
 LARGE_STEP_BYTES: Final = 2**24
 """Tokens and bytes of the steps into which many small ones are joined, at most."""
 _INPUTS: Final = ("query", "key", "value")
-_ABOUT_THE_REPLY: Final = frozenset(
-    {
-        "return_",
-        "select",
-        "average_heads",
-        "return_state",
-        "report_error",
-        "compare",
-        "encoding",
-        "at",
-        "step",
-        "kernel",
-        "version",
-    }
-)
+_ABOUT_THE_REPLY: Final = frozenset({
+    "return_", "select", "average_heads", "return_state", "report_error", "compare", "encoding", "at", "step", "kernel",
+    "version",
+})  # fmt: skip
 
 
 class Kept(NamedTuple):
@@ -183,15 +172,15 @@ def _has_room(last: StepRequest, step: StepRequest, tokens: int) -> bool:
 
 def _fit(step: StepRequest, other: StepRequest) -> bool:
     """True if two plain steps have inputs that can be joined."""
-    pairs = [(getattr(step, name), getattr(other, name)) for name in _INPUTS]
-    return all(
-        (x is None) == (y is None) and (x is None or (x.dtype == y.dtype and type(x) is type(y) and _same(x, y)))
-        for x, y in pairs
-    )
-
-
-def _same(x: Array, y: Array) -> bool:
-    return x.shape[:-2] == y.shape[:-2] and x.shape[-1:] == y.shape[-1:]
+    forms = [
+        {
+            name: (type(x), x.dtype, x.shape[:-2], x.shape[-1:])
+            for name in _INPUTS
+            if (x := getattr(each, name)) is not None
+        }
+        for each in (step, other)
+    ]
+    return forms[0] == forms[1]
 
 
 def _joined(steps: list[StepRequest]) -> Iterator[StepRequest]:

@@ -186,14 +186,17 @@ class SessionCache(Cache):
         Sinks differ from layer to layer, and so do the modules.
         """
         name = self._modules.name(raw, sinks)
-        alike = [layer] if sinks is not None else [each for each in self._session_layers if _awaits(each, layer)]
+        alike = [layer]
+        if sinks is None:
+            others = (each for each in self._session_layers if each.session is None and each.window == layer.window)
+            alike += [each for each in others if each is not layer]
 
-        def begin(each: SessionLayer) -> None:
-            key, value = each.past or (None, None)
-            each.session = self._sessions.open(
+        def begin(layer: SessionLayer) -> None:
+            key, value = layer.past or (None, None)
+            layer.session = self._sessions.open(
                 name, sequences=sequences, past_key=key, past_value=value, **self._opening
             )
-            each.raw = raw
+            layer.raw = raw
 
         self._each(alike, begin)
 
@@ -219,12 +222,8 @@ class SessionCache(Cache):
         return [layer for layer in self.layers if isinstance(layer, SessionLayer)]
 
     def _each(self, layers: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-        """Change layers, several at once: their sessions are independent."""
-        return self._client.map(_changed, [{"layer": layer, "change": change} for layer in layers])
-
-
-def _changed(layer: Any, change: Callable[[Any], Any]) -> Any:
-    return change(layer)
+        """Change layers, several at once: their sessions are independent. ``change`` takes a ``layer``."""
+        return self._client.map(change, [{"layer": layer} for layer in layers])
 
 
 def _past_of(layer: Any) -> Past | None:
@@ -233,7 +232,3 @@ def _past_of(layer: Any) -> Past | None:
         return layer.fetch()
     plain = type(layer) is DynamicLayer and layer.get_seq_length()
     return (layer.keys, layer.values) if plain else None
-
-
-def _awaits(each: SessionLayer, layer: SessionLayer) -> bool:
-    return each is layer or (each.session is None and each.window == layer.window)

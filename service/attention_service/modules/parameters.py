@@ -72,19 +72,12 @@ def read(module: Module, parameter: str, query: ParameterQuery) -> Tensor:
 
 
 def _head(value: Tensor, parameter: str, head: int, sizes: Sizes) -> Tensor:
+    query, stored = (sizes.heads, "query"), (sizes.kv_heads, "key/value")
     heads_along = {
-        "q_proj.weight": (0, sizes.heads, "query"),
-        "q_proj.bias": (0, sizes.heads, "query"),
-        "k_proj.weight": (0, sizes.kv_heads, "key/value"),
-        "k_proj.bias": (0, sizes.kv_heads, "key/value"),
-        "v_proj.weight": (0, sizes.kv_heads, "key/value"),
-        "v_proj.bias": (0, sizes.kv_heads, "key/value"),
-        "o_proj.weight": (1, sizes.heads, "query"),
-        "bias_k": (0, sizes.kv_heads, "key/value"),
-        "bias_v": (0, sizes.kv_heads, "key/value"),
-    }
+        f"{role}_proj.{kind}": (0, *(query if role == "q" else stored)) for role in "qkv" for kind in ("weight", "bias")
+    } | {"o_proj.weight": (1, *query), "bias_k": (0, *stored), "bias_v": (0, *stored)}
     by_query_head = {name: each.heads for name, each in sizes.learned.items() if each.heads is not None}
-    heads_along |= {name: (dimension, sizes.heads, "query") for name, dimension in by_query_head.items()}
+    heads_along |= {name: (dimension, *query) for name, dimension in by_query_head.items()}
     if parameter not in heads_along:
         raise InvalidRequest(
             f"{parameter} does not consist of heads; leave head out, or read one of {', '.join(heads_along)}",

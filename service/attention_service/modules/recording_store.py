@@ -76,7 +76,7 @@ class RecordingStore:
     def listing(self, owner: str | None = None) -> RecordingList:
         """Every recording of an owner, the newest first."""
         found, damaged, total = [], [], 0
-        for path in self._paths(owner):
+        for path in [path for folder in self._folders(owner) for path in recordings_in(folder)]:
             try:
                 size = path.lstat().st_size
                 found.append(self._described(path, size))
@@ -270,9 +270,6 @@ class RecordingStore:
             for path in list(self._folder.glob(f"{STAGED}*")):
                 path.unlink(missing_ok=True)
             self._counts.forget()
-
-    def _paths(self, owner: str | None) -> list[Path]:
-        return sorted(path for folder in self._folders(owner) for path in recordings_in(folder))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -90,7 +90,7 @@ def refusal(fault: OSError, thing: str) -> AttentionError:
     if fault.errno in _READ_ONLY:
         return StoreReadOnly(
             f"the server may not write {thing} to its store ({reason(fault)}); its operator makes the models folder "
-            "writable, or the request says durable: false",
+            "writable, or the request says durable: false"
         )
     return InternalError(f"the store could not take {thing}: {reason(fault)}")
 

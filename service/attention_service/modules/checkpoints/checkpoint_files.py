@@ -86,9 +86,7 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
     files = _tensor_files(root, place)
     label = place.name if place.is_dir() else place.stem
     return Checkpoint(
-        label if place != root.resolve() else "checkpoint",
-        _read_json(root, folder, "config.json") or {},
-        files,
+        label if place != root.resolve() else "checkpoint", _read_json(root, folder, "config.json") or {}, files
     )
 
 

@@ -106,32 +106,21 @@ class Entries:
 
     def count(self, *names: str, default: int | None = None) -> int:
         """A positive integer. Raises InvalidCheckpoint where there is none and no default."""
-        value = self.get(*names, default=default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidCheckpoint(
-                f"config.json says {names[0]} {str(value)[:80]!r}; expected a positive integer",
-                param="checkpoint",
-                entry=names[0],
-            )
-        return value
+        return int(self._checked(names, default, lambda value: type(value) is int and value >= 1, "a positive integer"))
 
     def number(self, *names: str, default: float | None = None) -> float:
         """A number. Raises InvalidCheckpoint where there is none and no default."""
-        value = self.get(*names, default=default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InvalidCheckpoint(
-                f"config.json says {names[0]} {str(value)[:80]!r}; expected a number",
-                param="checkpoint",
-                entry=names[0],
-            )
-        return float(value)
+        return float(self._checked(names, default, lambda value: type(value) in {int, float}, "a number"))
 
     def flag(self, *names: str, default: bool) -> bool:
         """A boolean. Raises InvalidCheckpoint where the entry is something else."""
+        return bool(self._checked(names, default, lambda value: type(value) is bool, "true or false"))
+
+    def _checked(self, names: tuple[str, ...], default: Any, fits: Callable[[Any], bool], expected: str) -> Any:
         value = self.get(*names, default=default)
-        if not isinstance(value, bool):
+        if not fits(value):
             raise InvalidCheckpoint(
-                f"config.json says {names[0]} {str(value)[:80]!r}; expected true or false",
+                f"config.json says {names[0]} {str(value)[:80]!r}; expected {expected}",
                 param="checkpoint",
                 entry=names[0],
             )

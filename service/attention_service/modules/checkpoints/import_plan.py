@@ -51,7 +51,10 @@ class Plan:
     def read(self) -> dict[str, Tensor]:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
         try:
-            values = _copied({name: self._mapped(piece) for name, piece in self._pieces.items()})
+            pieces = self._pieces.items()
+            values = _copied(
+                {name: each.cut(self._checkpoint.mapped(each.tensor), self._heads) for name, each in pieces}
+            )
             check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
             changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
         except (ShapeMismatch, RuntimeError, IndexError):
@@ -59,9 +62,6 @@ class Plan:
         if changed:
             raise InvalidCheckpoint("the checkpoint changed while it was read; try again", param="checkpoint")
         return values
-
-    def _mapped(self, piece: Piece) -> Tensor:
-        return piece.cut(self._checkpoint.mapped(piece.tensor), self._heads)
 
 
 def _copied(mapped: Mapping[str, Tensor]) -> dict[str, Tensor]:

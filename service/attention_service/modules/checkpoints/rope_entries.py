@@ -13,12 +13,7 @@ _LENGTH: Final = "original_max_position_embeddings"
 
 
 def rope_of(
-    entries: Entries,
-    head_dim: int,
-    *,
-    theta: float = 10_000.0,
-    partial: float = 1.0,
-    interleaved: bool = False,
+    entries: Entries, head_dim: int, *, theta: float = 10_000.0, partial: float = 1.0, interleaved: bool = False
 ) -> Rope:
     """The rotation of a block's queries and keys.
 

@@ -6,6 +6,11 @@ from attention_contract.spec import AttentionSpec, Causal
 from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, linear
 
 _NAMES: Final = linear(q_proj="self.query", k_proj="self.key", v_proj="self.value", o_proj="output.dense")
+_MODEL_TYPES: Final = frozenset({
+    "bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "layoutlm", "roberta",
+    "roberta-prelayernorm", "splinter", "tapas", "xlm-roberta", "xlm-roberta-xl",
+})  # fmt: skip
+"""Many other types keep these tensor names and compute something else: rotary or relative positions, sparse blocks."""
 _UNSUPPORTED: Final = {"self.query_global.weight": "global attention with projections of its own"}
 
 
@@ -22,24 +27,7 @@ def _describe(entries: Entries) -> Attention:
 FAMILIES: Final = (
     Family(
         name="bert",
-        # Many families keep these tensor names and compute something else: rotary or relative positions, sparse blocks.
-        model_types=frozenset(
-            {
-                "bert",
-                "bert-generation",
-                "camembert",
-                "data2vec-text",
-                "electra",
-                "ernie",
-                "layoutlm",
-                "roberta",
-                "roberta-prelayernorm",
-                "splinter",
-                "tapas",
-                "xlm-roberta",
-                "xlm-roberta-xl",
-            }
-        ),
+        model_types=_MODEL_TYPES,
         blocks=(
             BlockNames("encoder.layer.{layer}.attention.", _NAMES, unsupported=_UNSUPPORTED),
             BlockNames("encoder.layer.{layer}.crossattention.", _NAMES, part="cross", unsupported=_UNSUPPORTED),

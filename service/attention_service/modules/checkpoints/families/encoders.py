@@ -10,15 +10,7 @@ from attention_contract.schemas.modules import Stack
 from attention_contract.spec import AnyOf, AttentionSpec, Causal, GlobalTokens, SlidingWindow
 from attention_service.modules.checkpoints.cuts import thirds
 from attention_service.modules.checkpoints.families.llama import slides
-from attention_service.modules.checkpoints.family import (
-    Attention,
-    BlockNames,
-    Entries,
-    Family,
-    Pieces,
-    fused,
-    linear,
-)
+from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, Pieces, fused, linear
 from attention_service.modules.checkpoints.rope_entries import rope_of, with_rotation_of
 
 _DISTILBERT: Final = linear(q_proj="q_lin", k_proj="k_lin", v_proj="v_lin", o_proj="out_lin")
@@ -127,10 +119,7 @@ FAMILIES: Final = (
     Family("clip-vision", frozenset({"clip_vision_model"}), _CLIP, _plain),
     Family("siglip", frozenset({"siglip_text_model", "siglip_vision_model"}), _CLIP, _plain),
     Family(
-        "wav2vec2",
-        frozenset({"wav2vec2", "hubert"}),
-        (BlockNames("encoder.layers.{layer}.attention.", _OUT),),
-        _plain,
+        "wav2vec2", frozenset({"wav2vec2", "hubert"}), (BlockNames("encoder.layers.{layer}.attention.", _OUT),), _plain
     ),
     Family("bart", frozenset({"bart", "mbart", "marian", "pegasus", "m2m_100"}), _SEQ2SEQ, _seq2seq),
     Family("whisper", frozenset({"whisper"}), _SEQ2SEQ, partial(_seq2seq, heads=6)),

@@ -47,11 +47,6 @@ _BLOCKS: Final = (BlockNames("h.{layer}.self_attention.", fused("query_key_value
 
 FAMILIES: Final = (
     Family("bloom", frozenset({"bloom"}), _BLOCKS, _bloom),
-    Family(
-        "mpt",
-        frozenset({"mpt"}),
-        (BlockNames("blocks.{layer}.attn.", fused("Wqkv", "out_proj", thirds)),),
-        _mpt,
-    ),
+    Family("mpt", frozenset({"mpt"}), (BlockNames("blocks.{layer}.attn.", fused("Wqkv", "out_proj", thirds)),), _mpt),
     Family("falcon", frozenset({"falcon"}), _BLOCKS, _falcon),
 )

@@ -1,5 +1,6 @@
 """Gemma, whose norms multiply by 1 + weight, and whose layers alternate. Source: Gemma 1 to 3; ``transformers``."""
 
+from functools import partial
 from typing import Any, Final
 
 from attention_contract.positions import QKNorm
@@ -12,10 +13,6 @@ from attention_service.modules.checkpoints.rope_entries import with_rotation_of
 def _gemma(entries: Entries) -> Attention:
     entries.must_be("use_bidirectional_attention", False)
     return decoder(entries, heads=16, hidden=3072, kv_heads=16, head_dim=256)
-
-
-def _gemma2(entries: Entries) -> Attention:
-    return _alternating(entries, period=2, softcap=50.0)
 
 
 def _gemma3(entries: Entries) -> Attention:
@@ -48,6 +45,6 @@ def _alternating(entries: Entries, period: int, softcap: float | None, **spec: A
 
 FAMILIES: Final = (
     Family("gemma", frozenset({"gemma"}), blocks(NAMES), _gemma),
-    Family("gemma2", frozenset({"gemma2"}), blocks(NAMES), _gemma2),
+    Family("gemma2", frozenset({"gemma2"}), blocks(NAMES), partial(_alternating, period=2, softcap=50.0)),
     Family("gemma3", frozenset({"gemma3_text"}), blocks({**NAMES, **NORMS}), _gemma3),
 )

@@ -45,10 +45,7 @@ FAMILIES: Final = (
     Family(
         name="gpt2",
         model_types=frozenset({"gpt2"}),
-        blocks=(
-            BlockNames("h.{layer}.attn.", _SELF),
-            BlockNames("h.{layer}.crossattention.", _CROSS, part="cross"),
-        ),
+        blocks=(BlockNames("h.{layer}.attn.", _SELF), BlockNames("h.{layer}.crossattention.", _CROSS, part="cross")),
         describe=_describe,
     ),
     Family(

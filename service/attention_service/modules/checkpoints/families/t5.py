@@ -9,15 +9,7 @@ from typing import Final
 from attention_contract.positions import NoPosition, RelativeBias
 from attention_contract.schemas.modules import Stack
 from attention_contract.spec import AttentionSpec, Causal, Dot
-from attention_service.modules.checkpoints.family import (
-    Attention,
-    BlockNames,
-    Entries,
-    Family,
-    Piece,
-    Pieces,
-    linear,
-)
+from attention_service.modules.checkpoints.family import Attention, BlockNames, Entries, Family, Piece, Pieces, linear
 
 _NAMES: Final = linear(q_proj="q", k_proj="k", v_proj="v", o_proj="o")
 _BIAS: Final = "relative_attention_bias.weight"

@@ -5,6 +5,7 @@ an import asks for both. Layers of a transformer never have ``add_zero_attn``, a
 unless a call brings one.
 """
 
+from functools import partial
 from typing import Final
 
 from attention_contract.spec import AttentionSpec
@@ -20,15 +21,8 @@ _NAMES: Final[Pieces] = {
 }
 
 
-def _alone(entries: Entries) -> Attention:
-    return _attention(entries, unknown=("masks", "add_zero_attn"))
-
-
-def _in_a_layer(entries: Entries) -> Attention:
-    return _attention(entries, unknown=("masks",) if entries.part == "self" else ())
-
-
-def _attention(entries: Entries, unknown: tuple[str, ...]) -> Attention:
+def _attention(entries: Entries, *, alone: bool) -> Attention:
+    unknown = ("masks", "add_zero_attn") if alone else ("masks",) if entries.part == "self" else ()
     return Attention(
         AttentionSpec(add_bias_kv="bias_k" in entries.parameters),
         heads=entries.get("num_attention_heads", "num_heads", "nhead"),
@@ -46,14 +40,14 @@ FAMILIES: Final = (
             BlockNames("self_attn.", _NAMES),
             BlockNames("multihead_attn.", _NAMES, part="cross"),
         ),
-        describe=_in_a_layer,
+        describe=partial(_attention, alone=False),
         without_config=True,
     ),
     Family(
         name="torch",
         model_types=frozenset(),
         blocks=(BlockNames("layers.{layer}.", _NAMES, part=None), BlockNames("", _NAMES, part=None)),
-        describe=_alone,
+        describe=partial(_attention, alone=True),
         without_config=True,
     ),
 )

@@ -10,13 +10,12 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 import anyio
 import httpx
 
-from attention_client import replies
-from attention_client.calls.base import Call, Message, ReplyT
+from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Awaited
-from attention_client.client_base import ClientBase
+from attention_client.client_base import ClientBase, Exchange
 from attention_client.many_requests import Errors, Many, bar, in_tasks
-from attention_client.plots import AsyncPlot, drawn
-from attention_client.raw_responses import RawResponse, keeping, note
+from attention_client.plots import AsyncPlot
+from attention_client.raw_responses import RawResponse, keeping
 from attention_client.retry import Attempts
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.picture_options import PictureFields, PictureFormat
@@ -56,44 +55,28 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
-        call = drawn(call)
-        policy = self._policy.changed(call.options)
-        attempts = Attempts(call.operation, policy.timeout, policy.retries)
-        message = call.encode(policy.media_type)
-        headers = {**message.headers, **policy.headers}
+        exchange = Exchange.of(call, self._policy)
         while True:
             try:
-                return await self._attempt(call, message, headers, attempts)
+                return await self._attempt(exchange)
             except AttentionError as fault:
-                seconds = attempts.wait_after(fault)
+                seconds = exchange.attempts.wait_after(fault)
             await anyio.sleep(seconds)
 
-    async def _attempt(
-        self, call: Call[ReplyT], message: Message, headers: Mapping[str, str], attempts: Attempts
-    ) -> ReplyT:
+    async def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
         response, content = None, bytearray()
-        chunks = message.chunks
-        request = self._http.build_request(
-            message.method,
-            self._address + message.url,
-            params=message.params or None,
-            headers={**attempts.preference(), **headers},
-            content=cast("bytes", chunks[0]) if len(chunks) == 1 else AsyncBody(chunks, attempts) if chunks else None,
-            extensions={"timeout": attempts.timeouts(self._http.timeout)},
-        )
+        request = exchange.request(self._http, self._address, AsyncBody)
         try:
             response = await self._http.send(request, stream=True)
             try:
                 async for chunk in response.aiter_bytes():
-                    attempts.check()
+                    exchange.attempts.check()
                     content += chunk
             finally:
                 await response.aclose()
         except httpx.RequestError as fault:
-            raise attempts.error(fault, response) from fault
-        attempts.answered(message.method, message.url, response)
-        note(response, content)
-        return replies.read(call, response, content)
+            raise exchange.attempts.error(fault, response) from fault
+        return exchange.reply(response, content)
 
     async def raw(
         self, method: Callable[P, Awaitable[AnswerT]], /, *args: P.args, **kwargs: P.kwargs

@@ -10,13 +10,12 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 import httpx
 
-from attention_client import replies
-from attention_client.calls.base import Call, Message, ReplyT
+from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Blocking
-from attention_client.client_base import ClientBase
+from attention_client.client_base import ClientBase, Exchange
 from attention_client.many_requests import Errors, Many, bar, in_threads
-from attention_client.plots import Plot, drawn
-from attention_client.raw_responses import RawResponse, keeping, note
+from attention_client.plots import Plot
+from attention_client.raw_responses import RawResponse, keeping
 from attention_client.retry import Attempts
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.picture_options import PictureFields, PictureFormat
@@ -62,42 +61,28 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
-        call = drawn(call)
-        policy = self._policy.changed(call.options)
-        attempts = Attempts(call.operation, policy.timeout, policy.retries)
-        message = call.encode(policy.media_type)
-        headers = {**message.headers, **policy.headers}
+        exchange = Exchange.of(call, self._policy)
         while True:
             try:
-                return self._attempt(call, message, headers, attempts)
+                return self._attempt(exchange)
             except AttentionError as fault:
-                seconds = attempts.wait_after(fault)
+                seconds = exchange.attempts.wait_after(fault)
             time.sleep(seconds)
 
-    def _attempt(self, call: Call[ReplyT], message: Message, headers: Mapping[str, str], attempts: Attempts) -> ReplyT:
+    def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
         response, content = None, bytearray()
-        chunks = message.chunks
-        request = self._http.build_request(
-            message.method,
-            self._address + message.url,
-            params=message.params or None,
-            headers={**attempts.preference(), **headers},
-            content=cast("bytes", chunks[0]) if len(chunks) == 1 else Body(chunks, attempts) if chunks else None,
-            extensions={"timeout": attempts.timeouts(self._http.timeout)},
-        )
+        request = exchange.request(self._http, self._address, Body)
         try:
             response = self._http.send(request, stream=True)
             try:
                 for chunk in response.iter_bytes():
-                    attempts.check()
+                    exchange.attempts.check()
                     content += chunk
             finally:
                 response.close()
         except httpx.RequestError as fault:
-            raise attempts.error(fault, response) from fault
-        attempts.answered(message.method, message.url, response)
-        note(response, content)
-        return replies.read(call, response, content)
+            raise exchange.attempts.error(fault, response) from fault
+        return exchange.reply(response, content)
 
     def raw(self, method: Callable[P, AnswerT], /, *args: P.args, **kwargs: P.kwargs) -> RawResponse[AnswerT]:
         """Call a method of this client and return status, headers and body of the response beside the reply.

@@ -1,15 +1,17 @@
-"""``ClientBase``: the settings of a client, its connections and its groups of calls, whichever way calls are sent."""
+"""``ClientBase``: the settings, connections and groups of calls of a client; ``Exchange``: one call on its way."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 import httpx
 from pydantic import SecretStr
 
+from attention_client import replies
 from attention_client.calls.attention_calls import Attention
-from attention_client.calls.base import CallOptions, MediaType
+from attention_client.calls.base import Call, CallOptions, MediaType, Message, ReplyT
 from attention_client.calls.checkpoint_calls import Checkpoints
 from attention_client.calls.hopfield_calls import Hopfield
 from attention_client.calls.method import Sender, WayT
@@ -29,10 +31,53 @@ from attention_client.connection_settings import (
     given_alone,
     server_url,
 )
+from attention_client.plots import drawn
+from attention_client.raw_responses import note
+from attention_client.retry import Attempts
 from attention_client.trace_context import trace_requests
 
+Chunks = list[bytes | memoryview]
 HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
 TransportT = TypeVar("TransportT", httpx.BaseTransport, httpx.AsyncBaseTransport)
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[ReplyT]):
+    """One call on its way: its message, and the attempts to send that and to receive the reply."""
+
+    call: Call[ReplyT]
+    message: Message
+    headers: Mapping[str, str]
+    attempts: Attempts
+
+    @classmethod
+    def of(cls, call: Call[ReplyT], policy: Policy) -> "Exchange[ReplyT]":
+        """Encode a call under the policy of its client."""
+        call, policy = drawn(call), policy.changed(call.options)
+        message = call.encode(policy.media_type)
+        attempts = Attempts(call.operation, policy.timeout, policy.retries)
+        return cls(call, message, {**message.headers, **policy.headers}, attempts)
+
+    def request(
+        self, http: httpx.Client | httpx.AsyncClient, address: str, body: Callable[[Chunks, Attempts], Any]
+    ) -> httpx.Request:
+        """Make the request of one attempt. ``body`` makes one of several chunks."""
+        chunks = self.message.chunks
+        content: Any = None if not chunks else chunks[0] if len(chunks) == 1 else body(chunks, self.attempts)
+        return http.build_request(
+            self.message.method,
+            address + self.message.url,
+            params=self.message.params or None,
+            headers={**self.attempts.preference(), **self.headers},
+            content=content,
+            extensions={"timeout": self.attempts.timeouts(http.timeout)},
+        )
+
+    def reply(self, response: httpx.Response, content: bytearray) -> ReplyT:
+        """Read the reply of a response. Raises the error that it holds."""
+        self.attempts.answered(self.message.method, self.message.url, response)
+        note(response, content)
+        return replies.read(self.call, response, content)
 
 
 class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT]):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from attention_client.arguments import EditLike
-from attention_client.calls.base import Call, CallOptions, ReplyT, call
+from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Flow, Group, WayT, method
 from attention_client.recording.recorded import Indices, Recording, query_of
 from attention_contract import operations
@@ -33,7 +33,11 @@ class Recordings(Group[WayT]):
 
         Raises StoreFull if the server keeps too many, and TooLarge if it exceeds the server's limit alone.
         """
-        return replace(_stored(operations.create_recording, recording), options=options)
+        if isinstance(recording, str | Path):
+            recording = Recording.load(recording)
+        file = recording.file() if isinstance(recording, Recording) else recording
+        request = file if isinstance(file, RecordingFile) else validate(RecordingFile, file)
+        return Call(operations.create_recording, request=request, options=options)
 
     @method
     def record(
@@ -70,7 +74,8 @@ class Recordings(Group[WayT]):
     @method
     def get(self, id: str, **options: Unpack[CallOptions]) -> Call[RecordingInfo]:  # noqa: A002
         """Return model, text, tokens, attentions and tensors of a recording. Raises RecordingNotFound."""
-        return replace(_described(operations.get_recording, id), options=options)
+        # In JSON, since the other form is the file.
+        return replace(call(operations.get_recording, locals()), request=None, headers={"Accept": JSON})
 
     @method
     def read(
@@ -83,12 +88,15 @@ class Recordings(Group[WayT]):
         The arguments are those of ``Recording.read``. The dimensions stay: one head gives ``[1, Lq, Lk]``. Raises
         RecordingNotFound and InvalidRequest.
         """
-        return replace(_part(operations.get_recording, locals()), options=options)
+        part = query_of(layer, tensor, heads, queries, keys, pool).model_dump(exclude_unset=True)
+        return call(operations.get_recording, {"id": id, "options": options, **part})
 
     @method
     def download(self, id: str, **options: Unpack[CallOptions]) -> Flow[Recording]:  # noqa: A002
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
-        return Recording.of((yield replace(_whole(operations.get_recording, id), options=options)))
+        whole = replace(cast("Operation[Any]", operations.get_recording), reply=RecordingFile)
+        asked = call(whole, {"id": id, "options": options})
+        return Recording.of((yield replace(asked, request=None, headers={"Accept": SAFETENSORS})))
 
     @method
     def statistics(
@@ -135,30 +143,3 @@ class Recordings(Group[WayT]):
     def delete(self, id: str, **options: Unpack[CallOptions]) -> Call[None]:  # noqa: A002
         """Remove a recording. Raises RecordingNotFound."""
         return call(operations.delete_recording, locals())
-
-
-def _stored(operation: Operation[ReplyT], recording: RecordingLike) -> Call[ReplyT]:
-    """Build the call that stores a recording."""
-    if isinstance(recording, str | Path):
-        recording = Recording.load(recording)
-    if isinstance(recording, Recording):
-        recording = recording.file()
-    file = recording if isinstance(recording, RecordingFile) else validate(RecordingFile, recording)
-    return Call(operation, request=file)
-
-
-def _described(operation: Operation[ReplyT], recording: str) -> Call[ReplyT]:
-    """Build the call for the description alone: in JSON, since the other form is the file."""
-    return replace(call(operation, {"id": recording}), request=None, headers={"Accept": JSON})
-
-
-def _part(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[ReplyT]:
-    """Build the call for a part of a tensor, from the arguments of ``read``."""
-    asked = {name: arguments[name] for name in ("layer", "tensor", "heads", "queries", "keys", "pool")}
-    return call(operation, {"id": arguments["id"]} | query_of(**asked).model_dump(exclude_unset=True))
-
-
-def _whole(operation: Operation[Any], recording: str) -> Call[RecordingFile]:
-    """Build the call for the whole file."""
-    path = _described(operation, recording).path
-    return Call(replace(operation, reply=RecordingFile), path, headers={"Accept": SAFETENSORS})

@@ -96,7 +96,7 @@ def bench(
     """
     invocation, load = ctx.ensure_object(Invocation), Load(**fields)
     invocation.url = url or invocation.url
-    sent = partial(_sent, load, _fields(ctx, load))
+    given = _fields(ctx, load)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=as_json or not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=len(load.concurrency) * (load.requests + load.warm_up))
@@ -104,7 +104,7 @@ def bench(
         def begin(level: int) -> None:
             progress.update(task, description=f"{level} in flight")
 
-        found = asyncio.run(_all_levels(invocation, load, sent, begin, lambda: progress.advance(task)))
+        found = asyncio.run(_all_levels(invocation, load, given, begin, lambda: progress.advance(task)))
     if as_json:
         typer.echo(to_json({"operation": load.operation, "module": load.module, "levels": found}))
     else:
@@ -139,19 +139,15 @@ def _fields(ctx: typer.Context, load: Load) -> Fields:
     return fields
 
 
-async def _sent(load: Load, fields: Fields, client: AsyncClient) -> Any:
-    return await send(client, load.operation, load.module, fields)
-
-
 async def _all_levels(
-    invocation: Invocation, load: Load, send: Callable[[AsyncClient], Any], begin: Callable[[int], None],
-    done: Callable[[], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+    invocation: Invocation, load: Load, fields: Fields, begin: Callable[[int], None], done: Callable[[], None]
+) -> list[dict[str, Any]]:
     found = []
     async with AsyncClient(invocation.url, timeout=invocation.timeout, retries=0, media_type=load.media_type) as client:
         await client.server.info()  # a server that is not there is one error, not one for each request
+        once = partial(send, client, load.operation, load.module, fields)
         for level in load.concurrency:
             begin(level)
-            await measure(partial(send, client), level, load.warm_up, done)
-            found.append((await measure(partial(send, client), level, load.requests, done)).summary)
+            await measure(once, level, load.warm_up, done)
+            found.append((await measure(once, level, load.requests, done)).summary)
     return found

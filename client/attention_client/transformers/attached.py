@@ -2,7 +2,8 @@
 
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, Final, Self, get_args
 
@@ -87,36 +88,22 @@ class Attached:
         self._passes = threading.local()
         self._lock = threading.Lock()
         self._modules = {id(one.module): one for one in modules}
-        self._former = implementations(model)
         chosen = set(self.layers)
         self._local: dict[int, AttentionFunction] = {
             id(one.module): local_attention(one.module, one.implementation)
             for one in modules
             if not chosen.issuperset(one.keys)
         }
-        self._name = f"attention_service_{next(_numbers)}"
-        AttentionInterface.register(self._name, uncompiled(self._attend))
-        AttentionMaskInterface.register(self._name, MASK_FUNCTION)
-        self._hooks = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end, always_call=True),
-        ]
-        try:
-            model.set_attn_implementation(self._name)
+        with ExitStack() as undo:
+            undo.callback(model.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            undo.callback(model.register_forward_hook(self._end, always_call=True).remove)
+            self._name = undo.enter_context(attending_by(model, self._attend))
             self._check(model, modules)
-        except BaseException:
-            self.detach()
-            raise
+            self._undo = undo.pop_all()
 
     def detach(self) -> None:
         """Give the model its former attention back. ``recorded`` stays. A second call does nothing."""
-        for hook in self._hooks:
-            hook.remove()
-        for config, implementation in self._former:
-            config._attn_implementation = implementation
-        self._former = []
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(self._name, None)
+        self._undo.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,7 +195,23 @@ class Attached:
             self.recorded = {layer: found[layer] for layer in self.layers if layer in found}
 
 
-def implementations(model: nn.Module) -> list[tuple[Any, str]]:
+@contextmanager
+def attending_by(model: PreTrainedModel, function: AttentionFunction) -> Iterator[str]:
+    """Let a model attend by a function until the block ends. The value is the name of this implementation."""
+    name, former = f"attention_service_{next(_numbers)}", _implementations(model)
+    AttentionInterface.register(name, uncompiled(function))
+    AttentionMaskInterface.register(name, MASK_FUNCTION)
+    try:
+        model.set_attn_implementation(name)
+        yield name
+    finally:
+        for config, implementation in former:
+            config._attn_implementation = implementation
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(name, None)
+
+
+def _implementations(model: nn.Module) -> list[tuple[Any, str]]:
     """Return the configs of a model with their attention implementations, parents before children."""
     found: dict[int, tuple[Any, str]] = {}
 

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from attention_client.array_likes import as_array
-from attention_client.transformers.attached import implementations
+from attention_client.transformers.attached import attending_by
 from attention_client.transformers.local_attention import local_attention
 from attention_client.transformers.model_layers import LayerKey, attention_modules
-from attention_client.transformers.model_masks import MASK_FUNCTION, uncompiled
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.tensors import Array
@@ -28,7 +26,6 @@ _AXES: Final[dict[str, dict[str, int]]] = {
     "context": _BY_QUERY,
 }
 """The dimensions of each tap that an edit may choose from."""
-_numbers: Final = count()
 
 
 @contextmanager
@@ -72,18 +69,8 @@ def local_taps(
         taps[layer] = {tap: as_array(tensor) for tap, tensor in found.items() if tensor is not None}
         return output, weights
 
-    name = f"attention_local_{next(_numbers)}"
-    former = implementations(model)
-    AttentionInterface.register(name, uncompiled(attend))
-    AttentionMaskInterface.register(name, MASK_FUNCTION)
-    try:
-        model.set_attn_implementation(name)
+    with attending_by(model, attend):
         yield taps
-    finally:
-        for config, implementation in former:
-            config._attn_implementation = implementation
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(name, None)
 
 
 def _tempered(weights: Tensor, edits: Sequence[Edit]) -> Tensor:

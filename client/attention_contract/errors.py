@@ -90,8 +90,10 @@ class AttentionError(Exception):
         """Note what is particular to a class; the code is its name in lower case. All else is that of its base."""
         if title is not None:
             cls.title, cls.code = title, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-        cls.status = cls.status if status is None else status
-        cls.retry_after = retry_after or cls.retry_after
+        if status is not None:
+            cls.status = status
+        if retry_after is not None:
+            cls.retry_after = retry_after
 
     def __init__(
         self, detail: str, /, *, param: str | None = None, request_id: str | None = None, **facts: Any

@@ -47,20 +47,6 @@ def test_a_query_that_may_look_nowhere_gets_zeros(http):
     assert reply["masked_scores"][0] == ["-Infinity"] * 3
 
 
-def test_an_edit_changes_its_part_and_nothing_else(http, rng):
-    q = rng.normal(size=(1, 2, 3, 4)).tolist()
-    edit = {"tap": "weights", "heads": [1], "queries": [0, 2], "keys": [2], "set": 0}
-    edited, plain = (
-        post(http, "/v1/attention/forward", query=q, edits=edits, **{"return": ["weights", "output"]})
-        for edits in ([edit], [])
-    )
-    assert edited["ran"]["kernel"] == "materialized"
-    expected = np.array(plain["weights"])
-    expected[:, 1, [0, 2], 2] = 0
-    np.testing.assert_allclose(edited["weights"], expected, atol=1e-6)
-    np.testing.assert_allclose(edited["output"], expected @ np.array(q), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [

@@ -26,10 +26,6 @@ def sdpa(q, k, v, scale=1.0, mask=None):
     return scaled_dot_product_attention(q, k, v, mask, scale=scale).numpy()
 
 
-def by_head(x, heads):
-    return x.reshape(*x.shape[:-1], heads, -1).swapaxes(-2, -3)
-
-
 def test_the_example_completes_its_pattern(http):
     reply = post(http, PATH, **EXAMPLE)
     np.testing.assert_allclose(reply["states"], EXAMPLE["stored"][:1], atol=2e-3)
@@ -71,17 +67,6 @@ def test_what_overflows_the_dtype_of_the_reply_is_refused(client):
     assert client.hopfield.retrieve(large, large).states.tolist() == large.tolist()
     with pytest.raises(InvalidRequest, match="overflows float16"):
         client.hopfield.retrieve(large, large, projections={"output": np.ones((1, 2), np.float16) * 2})
-
-
-def test_an_iteration_ends_at_its_limit_and_says_so(client):
-    flat = {"stored": [[1.0, 0.0], [-1.0, 0.0]], "states": [[0.01, 0.0], [0.0, 0.0]], "beta": 1.001}
-    reply = client.hopfield.retrieve(**flat, eps=1e-12, max_steps=5)
-    assert (reply.steps.tolist(), reply.converged.tolist()) == ([5, 1], [False, True])
-    assert reply.reached.single.tolist() == [False, False]
-    assert reply.energy.shape == (2, 6)
-    worst = client.hopfield.retrieve(**flat, steps=5)
-    assert reply.ran.flops == worst.ran.flops  # planned with every step that it may take
-    assert client.hopfield.retrieve(**flat, eps=0.5).steps.tolist() == [1, 1]
 
 
 def test_no_states_are_no_error(client):

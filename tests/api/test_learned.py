@@ -6,35 +6,13 @@ import pytest
 from attention_client import Client, InvalidRequest, KernelUnsuitable, ShapeMismatch
 from tests.api.talk import post
 
-SPECS = {
-    "bilinear": {"score": {"name": "bilinear"}},
-    "added keys": {"add_bias_kv": True, "add_zero_attn": True},
-    "all of them": {"score": {"name": "additive"}, "normalizer": {"sinks": True}, "add_bias_kv": True, "softcap": 2.0},
-}
-H, HKV, D, V = 2, 1, 3, 4
+H, D = 2, 3
 
 
 @pytest.fixture
 def client(server):
     with Client(server) as client:
         yield client
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_learned_tensors_in_a_request_give_the_numbers_of_a_module_that_holds_them(client, rng, name):
-    spec, x = SPECS[name], rng.standard_normal((2, 5, 8))
-    config = {"d_model": 8, "num_heads": H, "num_kv_heads": HKV, "dtype": "float64", "spec": spec}
-    made = client.modules.create(f"learned.{name.replace(' ', '-')}", config, seed=3)
-    listed = client.modules.parameters(made.name).parameters
-    replaced = {info.name: rng.standard_normal(info.shape) for info in listed}
-    client.modules.replace_parameters(made.name, replaced)
-    reply = client.forward(made.name, x, return_=["output", "q", "k", "v", "weights", "context"])
-    extra = spec.get("add_bias_kv", False) + spec.get("add_zero_attn", False)
-    q, k, v = reply.q, *(x[:, :, : x.shape[2] - extra] for x in (reply.k, reply.v))  # before any key is added
-    given = {name: value for name, value in replaced.items() if "_proj" not in name}
-    raw = client.attention.forward(q, k, v, spec=spec, parameters=given, return_=["output", "weights"])
-    np.testing.assert_allclose(raw.output, reply.context, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(raw.weights, reply.weights, rtol=0, atol=1e-12)
 
 
 def test_what_the_spec_learns_must_come_and_nothing_else(client):

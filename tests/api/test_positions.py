@@ -1,52 +1,16 @@
-"""Position encodings and the norm of queries and keys over HTTP: every question, for modules and raw tensors."""
+"""Position encodings over HTTP: what each refuses, and what a module learns. The fuzz compares the numbers."""
 
 import numpy as np
 import pytest
 
 from tests.api.talk import post, refuse
 
-CAUSAL = [{"name": "causal"}]
-ROTATED = {"position": {"name": "rope", "theta": 100, "style": "interleaved"}, "qk_norm": {}, "masks": CAUSAL}
-WIDTH, TOKENS = 8, 6
 
-
-@pytest.fixture
-def ask(http, rng):
-    """Ask a module with rotated positions one question about some of the same tokens."""
-    config = {"d_model": WIDTH, "num_heads": 4, "num_kv_heads": 2, "dtype": "float64", "spec": ROTATED}
-    post(http, "/v1/modules", name="placed", config=config, seed=0)
-    whole = rng.normal(size=(2, TOKENS, WIDTH))
-
-    def about(question, rows=slice(None), **fields):
-        return post(http, f"/v1/modules/placed/{question}", query=whole[:, rows].tolist(), **fields)
-
-    return about
-
-
-def test_a_sequence_in_parts_is_the_whole(ask):
-    whole = ask("forward", **{"return": ["output", "k"]})
-    past, outputs = {}, []
-    for start, end in ((0, 3), (3, 4), (4, 6)):
-        step = ask("forward", slice(start, end), **past, **{"return": ["output", "k", "v"]})
-        outputs.append(step["output"])
-        past = {"past_key": step["k"], "past_value": step["v"]}
-    np.testing.assert_allclose(np.concatenate(outputs, 1), whole["output"], atol=1e-6)
-    np.testing.assert_allclose(step["present_key"], whole["k"], atol=1e-6)
-
-
-def test_positions_are_the_places_of_the_tokens(ask):
-    plain = ask("forward")["output"]
-    told = ask("forward", positions=[[0, 1, 2, 3, 4, 5]] * 2)["output"]
-    np.testing.assert_allclose(told, plain, atol=1e-6)
-    packed = ask("forward", positions=[[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5]])["output"]
-    np.testing.assert_allclose(packed[1], plain[1], atol=1e-6)
-    assert not np.allclose(packed[0], plain[0])
-
-
-def test_a_biased_position_is_not_for_the_fused_kernel(ask, http):
-    assert ask("forward", kernel="fused")["ran"]["kernel"] == "fused"
-    spec = {"position": {"name": "alibi"}}
-    document = refuse(http, "/v1/attention/forward", query=np.eye(4).tolist(), kernel="fused", spec=spec)
+def test_a_biased_position_is_not_for_the_fused_kernel(http):
+    asked = {"query": np.eye(4).tolist(), "kernel": "fused"}
+    rotated = post(http, "/v1/attention/forward", **asked, spec={"position": {"name": "rope"}})
+    assert rotated["ran"]["kernel"] == "fused"
+    document = refuse(http, "/v1/attention/forward", **asked, spec={"position": {"name": "alibi"}})
     assert document["param"] == "kernel"
     assert "alibi" in document["detail"]
 

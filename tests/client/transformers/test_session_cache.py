@@ -52,7 +52,7 @@ def same_generation(found, expected) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", walk(*sorted(DECODERS.keys() - {"deepseek_v3"})))
+@pytest.mark.parametrize("family", walk(*sorted(DECODERS.keys() - {"deepseek_v3"}), quick={"gpt_oss", "llama"}))
 def test_a_padded_batch_generates_the_same(family, way, client):
     model, inputs = tiny(family), prompt()
     expected = model.generate(**inputs, **WAYS[way])

@@ -23,7 +23,9 @@ NORMALIZER_OPTIONS = [
     spec.Softmax(temperature=0.7), spec.Softmax(sinks=True), spec.Sigmoid(), spec.Sparsemax(), spec.Entmax15(),
 ]  # fmt: skip
 BIASES = [NoPosition(), Alibi(), RelativeBias(num_buckets=4, max_distance=6)]
-MASKS = [[], [spec.Causal(), spec.SlidingWindow(left=1)]]
+MASKS = [spec.Causal(), spec.SlidingWindow(left=1)]
+OTHERS = [([], 1.5, None), (MASKS, None, None), (MASKS, 1.5, 0.3)]
+"""Masks, softcap and dropout."""
 LENGTHS = torch.tensor([4, 0])
 
 
@@ -40,7 +42,7 @@ def gradients(problem, kernel):
 @pytest.mark.parametrize("normalizer", NORMALIZER_OPTIONS, ids=str)
 @pytest.mark.parametrize("score", SCORE_OPTIONS, ids=lambda each: each.name)
 def test_every_combination(score, normalizer, make_problem, reference):
-    for position, masks, (softcap, dropout) in product(BIASES, MASKS, [(None, None), (1.5, None), (1.5, 0.3)]):
+    for position, (masks, softcap, dropout) in product(BIASES, OTHERS):
         given = spec.AttentionSpec(score=score, normalizer=normalizer, position=position, masks=masks, softcap=softcap)
         problem = make_problem(spec=given, queries=3, keys=5, past=1, key_lengths=LENGTHS)
         if dropout is None:

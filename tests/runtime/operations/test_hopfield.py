@@ -107,7 +107,7 @@ def one_by_one(request, sizes):
 
 
 @given(drawn())
-@settings(derandomize=True, database=None, deadline=None, max_examples=120)
+@settings(derandomize=True, database=None, deadline=None, max_examples=50)
 def test_whatever_is_asked_each_state_falls_by_the_formula(case):
     request, sizes = case
     batch, heads, states, _, _, _ = sizes

@@ -20,6 +20,7 @@ from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalT
 from attention_service.cost import Rates, Roofline
 from attention_service.modules.library import Library
 from attention_service.runtime import engine as engine_module
+from attention_service.runtime import store_follower
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import recorded_statistics
@@ -170,6 +171,7 @@ async def test_the_memory_of_a_module_is_held_until_its_making_ends_whoever_went
 async def test_a_device_that_is_full_after_all_says_so_and_goes_on(tmp_path, device, monkeypatch, fault):
     engine = Engine(tmp_path, device)
     await engine.start()
+    await engine.forward(None, ASK)  # planned, which launches it too
     with monkeypatch.context() as patch:
 
         def full(*_):
@@ -246,7 +248,7 @@ async def test_the_device_gets_another_thread_once_what_runs_is_over(tmp_path, d
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device, monkeypatch, stopped):
-    monkeypatch.setattr(engine_module, "FOLLOW_S", 0.01)
+    monkeypatch.setattr(store_follower, "FOLLOW_S", 0.01)
 
     async def until(true):
         async with asyncio.timeout(10):

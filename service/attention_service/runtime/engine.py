@@ -1,59 +1,43 @@
-"""The engine of one device: it binds, plans and runs requests, and keeps the modules.
+"""The engine of one device: its life, and the questions about modules and raw attention.
 
-A request's life is a straight line: ``prepare`` (shapes, kernel, cost) → ``execution`` (the memory budget, a batch, the
-device) → the reply. The first is quick and runs where it is called; nothing is allocated before the second.
+Each question takes the same line: its module is found, it is bound and planned (``RequestRunner.planned``), and run
+(``Executor.run``). Nothing is allocated for it before that. What else the engine can do are services that hang on it.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from attention_contract.base import valid
-from attention_contract.errors import (
-    ModuleNotFound,
-    VersionMismatch,
-)
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest
 from attention_contract.schemas.attribution import AttributionReply, AttributionRequest
 from attention_contract.schemas.backward_passes import BackwardRequest, PassReply, PassRequest
-from attention_contract.schemas.circuits import CircuitsReply, CircuitsRequest
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.effects import EffectsReply, EffectsRequest
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
-from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
-from attention_contract.schemas.rollout import RolloutReply, RolloutRequest
 from attention_contract.schemas.server import Health
-from attention_contract.schemas.similarity import (
-    SimilarityReply,
-    SimilarityRequest,
-)
 from attention_contract.schemas.weights import WeightsReply, WeightsRequest
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
+from attention_service.runtime.analysis_service import AnalysisService
 from attention_service.runtime.device.torch_device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
 from attention_service.runtime.kept_passes import KeptPasses
 from attention_service.runtime.module_service import ModuleService
 from attention_service.runtime.operations import (
     attribution,
-    circuits,
     complexity,
     effects,
     forward,
     gradients,
-    hopfield,
     kept_backward,
-    rollout,
-    similarity,
 )
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
@@ -65,13 +49,12 @@ from attention_service.runtime.scheduling.prediction_watch import Predictions
 from attention_service.runtime.scheduling.request_runner import RequestRunner, State
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
 from attention_service.runtime.sessions.live_sessions import Sessions
+from attention_service.runtime.store_follower import StoreFollower, report
 
 log = logging.getLogger(__name__)
 
 _COUNTING_SHARE = 0.8
 """Share of the time before a deadline in which costs are counted; the rest is for the answer."""
-FOLLOW_S = 0.4
-"""Seconds between two looks at the store for the changes of other servers."""
 
 
 class Engine:
@@ -111,6 +94,7 @@ class Engine:
         self.modules = ModuleService(self.library, self.runner, self.passes, max_modules)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(root, self._recordings, self.runner)
+        self.analyses = AnalysisService(self.library, self.runner)
         room = int(session_share * budget)
         self.sessions = Sessions(
             self.library, self.runner, session_ttl_s, room, int(session_pinned_share * room), max_sessions
@@ -118,10 +102,7 @@ class Engine:
         """Pasts that stay on the server."""
         # Threads of their own: a long sweep keeps nobody waiting but another sweep.
         self._counting = ThreadPoolExecutor(1, thread_name_prefix="attention-complexity")
-        self._following = ThreadPoolExecutor(1, thread_name_prefix="attention-following")
-        self._followed: asyncio.Task[None] | None = None
-        self._admission: Future[None] | None = None
-        """The wait for memory of a module that another server stored."""
+        self._follower = StoreFollower(self.library, self.budget, self.runner)
 
     @property
     def state(self) -> State:
@@ -133,7 +114,7 @@ class Engine:
     async def start(self) -> None:
         """Load every module of the store and warm the device's thread up; then the engine is ready."""
         try:
-            _report(await self.runner.in_thread(self.library.load))
+            report(await self.runner.in_thread(self.library.load))
             await self.runner.in_thread(self._recordings.clean)
             await self.runner.in_thread(self.predictions.load)
             await self.executor.warm_up(partial(warm_up, self.device))
@@ -142,35 +123,9 @@ class Engine:
         except Exception as fault:
             self.runner.failure = type(fault).__name__
             raise
-        self.library.admitted = partial(self._admitted, asyncio.get_running_loop())
-        self._followed = asyncio.create_task(self._follow())
+        self._follower.start()
         if self.state == "loading":
             self.runner.state = "ready"
-
-    async def _follow(self) -> None:
-        """Take over what other servers on the same folder change in the store, as it changes."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            before = self.library.resident_bytes
-            try:
-                _report(await self.runner.in_thread(self.library.follow, self._following))
-            except Exception:  # the next round may succeed
-                log.exception("the store could not be followed")
-            if self.library.resident_bytes < before:
-                self.budget.wake()
-
-    @contextmanager
-    def _admitted(self, loop: asyncio.AbstractEventLoop, need: int) -> Iterator[None]:
-        """Hold memory for a module, in the thread that follows the store. It waits in turn with the requests."""
-        if not need:
-            yield
-            return
-        self._admission = asyncio.run_coroutine_threadsafe(self.budget.acquire(need), loop)
-        self._admission.result()
-        try:
-            yield
-        finally:
-            loop.call_soon_threadsafe(self.budget.release, need)
 
     def drain(self) -> None:
         """Take no new work; what is in flight goes on."""
@@ -181,15 +136,12 @@ class Engine:
         self.drain()
         self.sessions.registry.stop()
         self.passes.clear()
-        if self._followed is not None:
-            self._followed.cancel()
-        if self._admission is not None:
-            self._admission.cancel()
+        self._follower.cancel()
         await self.executor.stop()
         self.predictions.settle()
         await self.runner.stop()
-        for threads in (self._following, self._counting):
-            await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
+        await self._follower.stop()
+        await asyncio.to_thread(partial(self._counting.shutdown, cancel_futures=True))
 
     def health(self, status: Literal["live", "ready"]) -> Health:
         """The answer of a health check that found nothing wrong."""
@@ -272,41 +224,6 @@ class Engine:
         self.runner.check_ready()
         return self.predictions.report()
 
-    async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
-        """Let states fall to stored patterns."""
-        self.runner.check_ready()
-        fields, ran = await self.executor.run(hopfield.prepare(request, self.device, self.budget.capacity), deadline)
-        return HopfieldReply(**fields, ran=ran)
-
-    async def circuits(self, name: str, request: CircuitsRequest, deadline: float | None = None) -> CircuitsReply:
-        """The circuits of a module's heads, alone or composed with those of a later module."""
-        module, later = self.modules.get(name, request.version), None
-        if request.with_ is not None:
-            try:
-                later = self.library.get(request.with_, request.with_version)
-            except (ModuleNotFound, VersionMismatch) as fault:
-                fault.param = "with" if isinstance(fault, ModuleNotFound) else "with_version"
-                raise
-        fields, ran = await self.executor.run(circuits.prepare(module, later, request, self.device), deadline)
-        return CircuitsReply(**fields, ran=ran)
-
-    async def similarity(self, request: SimilarityRequest, deadline: float | None = None) -> SimilarityReply:
-        """The similarity of every pair of heads whose weights or features are sent."""
-        self.runner.check_ready()
-        fields, ran = await self.executor.run(similarity.prepare(request, self.device), deadline)
-        return SimilarityReply(**fields, ran=ran)
-
-    async def rollout(self, request: RolloutRequest, deadline: float | None = None) -> RolloutReply:
-        """Rollout or flow of the weights that are sent."""
-        self.runner.check_ready()
-        fields, ran = await self.executor.run(rollout.prepare(request, self.device), deadline)
-        return RolloutReply(**fields, ran=ran)
-
     def _target(self, name: str | None, request: AttentionInputs | ComplexityRequest) -> Module | None:
         self.runner.check_ready()
         return None if name is None else self.library.get(name, request.version)
-
-
-def _report(problems: Iterable[str]) -> None:
-    for problem in problems:
-        log.warning("a module was left out: %s", problem)

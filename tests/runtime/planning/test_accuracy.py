@@ -102,7 +102,7 @@ def test_each_question_is_recorded_with_what_its_reply_says(tmp_path, device):
             await engine.forward(None, RawForwardRequest(query=X)),
             await engine.weights(None, RawWeightsRequest(query=X)),
             await engine.gradients(None, RawGradientsRequest(query=X)),
-            await engine.retrieve(HopfieldRequest(stored=X, states=X)),
+            await engine.analyses.retrieve(HopfieldRequest(stored=X, states=X)),
         ]
         engine.predictions.settle()
         assert [each.purpose for each in seen] == ["forward", "weights", "gradients", "hopfield"]

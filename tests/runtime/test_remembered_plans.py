@@ -1,6 +1,5 @@
 """Requests that differ in their numbers alone share a plan, and never their numbers or their module."""
 
-import asyncio
 import gc
 import weakref
 
@@ -38,17 +37,14 @@ EXTRAS = {
 }
 
 
-def play(tmp_path, story):
-    async def acts():
-        engine = Engine(tmp_path, Device.open("cpu"), 2**30)
-        await engine.start()
-        await engine.modules.create(CreateModule(name="m", config={"d_model": WIDTH, "num_heads": HEADS}))
-        try:
-            await story(engine)
-        finally:
-            await engine.stop()
-
-    asyncio.run(acts())
+@pytest.fixture
+async def engine(tmp_path):
+    """An engine with the module ``m``."""
+    engine = Engine(tmp_path, Device.open("cpu"), 2**30)
+    await engine.start()
+    await engine.modules.create(CreateModule(name="m", config={"d_model": WIDTH, "num_heads": HEADS}))
+    yield engine
+    await engine.stop()
 
 
 def read(model, asked, media_type=SAFETENSORS):
@@ -78,83 +74,62 @@ def same(found, expected):
 @pytest.mark.parametrize("media_type", [SAFETENSORS, JSON])
 @pytest.mark.parametrize("question", MODELS)
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_requests_alike_are_answered_by_their_own_numbers(tmp_path, rng, question, extra, media_type):
+async def test_requests_alike_are_answered_by_their_own_numbers(engine, rng, question, extra, media_type):
     model = MODELS[question]
     if not EXTRAS[extra](rng).keys() <= model.model_fields.keys():
         pytest.skip("the question takes no such tensor")
-
-    async def story(engine):
-        for _ in range(3):
-            asked = model(**{"query": rng.standard_normal((2, 3, WIDTH), np.float32)} | EXTRAS[extra](rng))
-            request = read(model, asked, media_type)
-            found = await getattr(engine, question)("m", request)
-            engine.device.plans = PlanCache()
-            same(found, await getattr(engine, question)("m", request))
-
-    play(tmp_path, story)
+    for _ in range(3):
+        asked = model(**{"query": rng.standard_normal((2, 3, WIDTH), np.float32)} | EXTRAS[extra](rng))
+        request = read(model, asked, media_type)
+        found = await getattr(engine, question)("m", request)
+        engine.device.plans = PlanCache()
+        same(found, await getattr(engine, question)("m", request))
 
 
-def test_lists_keep_the_dtype_of_the_module(tmp_path):
-    async def story(engine):
-        await engine.modules.create(
-            CreateModule(name="wide", config={"d_model": 2, "num_heads": 1, "dtype": "float64"})
-        )
-        for number in (0.5, 1.5):
-            body = b'{"query": [[%f, 2.5]]}' % number
-            request = request_from_body(ForwardRequest, body, JSON, measure_text(body))
-            assert (await engine.forward("wide", request)).output.dtype == np.float64
-
-    play(tmp_path, story)
+async def test_lists_keep_the_dtype_of_the_module(engine):
+    await engine.modules.create(CreateModule(name="wide", config={"d_model": 2, "num_heads": 1, "dtype": "float64"}))
+    for number in (0.5, 1.5):
+        body = b'{"query": [[%f, 2.5]]}' % number
+        request = request_from_body(ForwardRequest, body, JSON, measure_text(body))
+        assert (await engine.forward("wide", request)).output.dtype == np.float64
 
 
-def test_a_wrong_shape_is_refused_each_time(tmp_path):
-    async def story(engine):
+async def test_a_wrong_shape_is_refused_each_time(engine):
+    for _ in range(2):
+        request = read(ForwardRequest, ForwardRequest(query=np.zeros((1, 3, WIDTH + 1), np.float32)))
+        with pytest.raises(ShapeMismatch, match="query"):
+            await engine.forward("m", request)
+
+
+async def test_neither_a_deleted_module_nor_a_body_stays_in_memory(engine):
+    request = read(ForwardRequest, ForwardRequest(query=np.ones((1, 3, WIDTH), np.float32)))
+    await engine.forward("m", request)
+    module, query = weakref.ref(engine.library.get("m")), weakref.ref(request.query)
+    await engine.modules.delete("m")
+    engine.predictions.settle()
+    del request
+    gc.collect()
+    assert module() is None
+    assert query() is None
+
+
+async def test_raw_requests_differ_by_their_spec(engine, rng):
+    query = rng.standard_normal((1, 1, 4, 2), np.float32)
+    found = []
+    for masks in ([], [{"name": "causal"}], []):
+        request = read(RawForwardRequest, RawForwardRequest(query=query, spec={"masks": masks}))
+        found.append(await engine.forward(None, request))
+    same(found[2], found[0])
+    assert not np.array_equal(found[0].output, found[1].output)
+
+
+async def test_requests_that_differ_in_an_option_have_plans_of_their_own(engine):
+    query = np.ones((1, 3, WIDTH), np.float32)
+    kinds = {}
+    for extra in ({}, {"kernel": "materialized"}, {"return_": ["output", "weights"]}, {"average_heads": True}):
         for _ in range(2):
-            request = read(ForwardRequest, ForwardRequest(query=np.zeros((1, 3, WIDTH + 1), np.float32)))
-            with pytest.raises(ShapeMismatch, match="query"):
-                await engine.forward("m", request)
-
-    play(tmp_path, story)
-
-
-def test_neither_a_deleted_module_nor_a_body_stays_in_memory(tmp_path):
-    async def story(engine):
-        request = read(ForwardRequest, ForwardRequest(query=np.ones((1, 3, WIDTH), np.float32)))
-        await engine.forward("m", request)
-        module, query = weakref.ref(engine.library.get("m")), weakref.ref(request.query)
-        await engine.modules.delete("m")
-        engine.predictions.settle()
-        del request
-        gc.collect()
-        assert module() is None
-        assert query() is None
-
-    play(tmp_path, story)
-
-
-def test_raw_requests_differ_by_their_spec(tmp_path, rng):
-    async def story(engine):
-        query = rng.standard_normal((1, 1, 4, 2), np.float32)
-        found = []
-        for masks in ([], [{"name": "causal"}], []):
-            request = read(RawForwardRequest, RawForwardRequest(query=query, spec={"masks": masks}))
-            found.append(await engine.forward(None, request))
-        same(found[2], found[0])
-        assert not np.array_equal(found[0].output, found[1].output)
-
-    play(tmp_path, story)
-
-
-def test_requests_that_differ_in_an_option_have_plans_of_their_own(tmp_path):
-    async def story(engine):
-        query = np.ones((1, 3, WIDTH), np.float32)
-        kinds = {}
-        for extra in ({}, {"kernel": "materialized"}, {"return_": ["output", "weights"]}, {"average_heads": True}):
-            for _ in range(2):
-                request = read(ForwardRequest, ForwardRequest(query=query, **extra))
-                job = prepare(engine.library.get("m"), request, engine.device, 2**30)
-                kinds.setdefault(repr(extra), set()).add(id(job.prepared))
-        assert all(len(each) == 1 for each in kinds.values()), kinds
-        assert len(set.union(*kinds.values())) == len(kinds)
-
-    play(tmp_path, story)
+            request = read(ForwardRequest, ForwardRequest(query=query, **extra))
+            job = prepare(engine.library.get("m"), request, engine.device, 2**30)
+            kinds.setdefault(repr(extra), set()).add(id(job.prepared))
+    assert all(len(each) == 1 for each in kinds.values()), kinds
+    assert len(set.union(*kinds.values())) == len(kinds)

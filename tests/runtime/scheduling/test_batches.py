@@ -55,23 +55,19 @@ def device():
     return Device(torch.device("cpu"), "test", 2**34, Roofline(RATES))
 
 
-def play(tmp_path, device, story, **settings):
-    """Tell a story of an engine, at whose end nothing may be held. It does not learn times, which choose kernels."""
-
-    async def whole():
-        engine = Engine(tmp_path, device, learns_times=False, **settings)
-        await engine.start()
-        try:
-            await story(engine)
-            for _ in range(500):
-                if not engine.budget.in_flight:
-                    break
-                await asyncio.sleep(0.01)
-            assert (engine.budget.in_flight, engine.budget.waiting) == (0, 0)
-        finally:
-            await engine.stop()
-
-    asyncio.run(whole())
+@pytest.fixture
+async def engine(tmp_path, device):
+    """An engine that does not learn times, which choose kernels. Nothing may be held at the end."""
+    engine = Engine(tmp_path, device, learns_times=False)
+    await engine.start()
+    yield engine
+    for _ in range(500):
+        if not engine.budget.in_flight:
+            break
+        await asyncio.sleep(0.01)
+    held = engine.budget.in_flight, engine.budget.waiting
+    await engine.stop()
+    assert held == (0, 0)
 
 
 async def together(engine, asks):
@@ -157,26 +153,22 @@ async def modules(engine):
 
 
 @pytest.mark.parametrize(("seed", "on_the_loop"), [(0, True), pytest.param(1, False, marks=pytest.mark.slow)])
-def test_random_mixtures_give_each_caller_what_it_gets_alone(tmp_path, device, seed, on_the_loop):
+async def test_random_mixtures_give_each_caller_what_it_gets_alone(engine, seed, on_the_loop):
     rng = np.random.default_rng(seed)
-
-    async def story(engine):
-        await modules(engine)
-        engine.executor.hold_s = 1.0 if on_the_loop else 0.0
-        sizes, failed = set(), 0
-        for _ in range(4):
-            kinds = rng.choice(list(SPECS), 2, replace=False)
-            asks = [drawn(rng, kinds) for _ in range(60)]
-            expected = await alone(engine, asks)
-            found = await together(engine, asks)
-            same(found, expected)
-            failed += sum(isinstance(each, Exception) for each in expected)
-            assert all(each.ran.batch == 1 for each in expected if not isinstance(each, Exception))
-            sizes |= {each.ran.batch for each in found if not isinstance(each, Exception)}
-        assert max(sizes) > 2, "hardly anything ran together"
-        assert 0 < failed < 80
-
-    play(tmp_path, device, story)
+    await modules(engine)
+    engine.executor.hold_s = 1.0 if on_the_loop else 0.0
+    sizes, failed = set(), 0
+    for _ in range(4):
+        kinds = rng.choice(list(SPECS), 2, replace=False)
+        asks = [drawn(rng, kinds) for _ in range(60)]
+        expected = await alone(engine, asks)
+        found = await together(engine, asks)
+        same(found, expected)
+        failed += sum(isinstance(each, Exception) for each in expected)
+        assert all(each.ran.batch == 1 for each in expected if not isinstance(each, Exception))
+        sizes |= {each.ran.batch for each in found if not isinstance(each, Exception)}
+    assert max(sizes) > 2, "hardly anything ran together"
+    assert 0 < failed < 80
 
 
 X = np.random.default_rng(0).standard_normal((1, 8, 8)).astype(np.float32)
@@ -187,36 +179,29 @@ def of(length, name="plain", **more):
 
 
 @pytest.mark.parametrize("name", ["causal", "sparse"])
-def test_inspections_of_equal_lengths_run_together_too(tmp_path, device, rng, name):
-    async def story(engine):
-        await modules(engine)
-        for more in ({}, {"top_k": 3}, {"return_weights": True, "select": Select(heads=[1])}):
-            asks = [WeightsRequest(query=numbers, **more) for numbers in rng.standard_normal((3, 2, 6, 8))]
-            asks.append(WeightsRequest(query=rng.standard_normal((6, 8)), **more))
-            alone = [await engine.weights(name, each) for each in asks]
-            found = await asyncio.gather(*(engine.weights(name, each) for each in asks))
-            assert [each.ran.batch for each in found] == [4] * 4
-            for pair in zip(found, alone, strict=True):
-                mine, other = (each.model_dump(exclude={"ran"}) for each in pair)
-                torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6, equal_nan=True)
-        masked = WeightsRequest(query=X, query_mask=np.ones((1, 8), bool))
-        found = await asyncio.gather(*(engine.weights(name, masked) for _ in range(2)))
-        assert [each.ran.batch for each in found] == [1, 1]
-
-    play(tmp_path, device, story)
+async def test_inspections_of_equal_lengths_run_together_too(engine, rng, name):
+    await modules(engine)
+    for more in ({}, {"top_k": 3}, {"return_weights": True, "select": Select(heads=[1])}):
+        asks = [WeightsRequest(query=numbers, **more) for numbers in rng.standard_normal((3, 2, 6, 8))]
+        asks.append(WeightsRequest(query=rng.standard_normal((6, 8)), **more))
+        alone = [await engine.weights(name, each) for each in asks]
+        found = await asyncio.gather(*(engine.weights(name, each) for each in asks))
+        assert [each.ran.batch for each in found] == [4] * 4
+        for pair in zip(found, alone, strict=True):
+            mine, other = (each.model_dump(exclude={"ran"}) for each in pair)
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+    masked = WeightsRequest(query=X, query_mask=np.ones((1, 8), bool))
+    found = await asyncio.gather(*(engine.weights(name, masked) for _ in range(2)))
+    assert [each.ran.batch for each in found] == [1, 1]
 
 
-def test_a_mask_that_would_say_something_else_keeps_lengths_apart(tmp_path, device):
+async def test_a_mask_that_would_say_something_else_keeps_lengths_apart(engine):
     """Aligned at the bottom right, another number of queries hides other keys."""
-
-    async def story(engine):
-        await modules(engine)
-        asks = [of(length, "aligned", key=X) for length in (8, 3, 3)]
-        found = await together(engine, asks)
-        assert [each.ran.batch for each in found] == [1, 2, 2]
-        same(found, await alone(engine, asks))
-
-    play(tmp_path, device, story)
+    await modules(engine)
+    asks = [of(length, "aligned", key=X) for length in (8, 3, 3)]
+    found = await together(engine, asks)
+    assert [each.ran.batch for each in found] == [1, 2, 2]
+    same(found, await alone(engine, asks))
 
 
 def job(engine, length, name="plain"):
@@ -225,126 +210,102 @@ def job(engine, length, name="plain"):
 
 
 @pytest.mark.parametrize("name", ["causal", "aligned", "window", "by-reach", "biased", "extra"])
-def test_different_lengths_share_the_projections_of_a_large_module(tmp_path, device, monkeypatch, name):
+async def test_different_lengths_share_the_projections_of_a_large_module(engine, monkeypatch, name):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
-
-    async def story(engine):
-        await modules(engine)
-        asks = [of(length, name) for length in (8, 3, 5, 8, 1)]
-        asks[2] = name, ForwardRequest(query=np.concatenate([X[:, :5], X[:, 3:8]]))
-        found = await together(engine, asks)
-        assert [each.ran.batch for each in found] == [5] * 5
-        same(found, await alone(engine, asks))
-
-    play(tmp_path, device, story)
+    await modules(engine)
+    asks = [of(length, name) for length in (8, 3, 5, 8, 1)]
+    asks[2] = name, ForwardRequest(query=np.concatenate([X[:, :5], X[:, 3:8]]))
+    found = await together(engine, asks)
+    assert [each.ran.batch for each in found] == [5] * 5
+    same(found, await alone(engine, asks))
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "biased"])
-def test_steps_over_different_pasts_share_the_projections_of_a_large_module(tmp_path, device, monkeypatch, rng, name):
+async def test_steps_over_different_pasts_share_the_projections_of_a_large_module(engine, monkeypatch, rng, name):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
 
     def step(past):
         cache = {each: rng.standard_normal((1, 2, past, 4)).astype(np.float32) for each in ("past_key", "past_value")}
         return name, ForwardRequest(query=X[:, past : past + 1], **cache)
 
-    async def story(engine):
-        await modules(engine)
-        asks = [step(past) for past in (3, 1, 7, 3)]
-        found = await together(engine, asks)
-        assert [each.ran.batch for each in found] == [4] * 4
-        expected = await alone(engine, asks)
-        same(found, expected)
-        for mine, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(mine.present_key, other.present_key, rtol=1e-5, atol=1e-6)
-
-    play(tmp_path, device, story)
+    await modules(engine)
+    asks = [step(past) for past in (3, 1, 7, 3)]
+    found = await together(engine, asks)
+    assert [each.ran.batch for each in found] == [4] * 4
+    expected = await alone(engine, asks)
+    same(found, expected)
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine.present_key, other.present_key, rtol=1e-5, atol=1e-6)
 
 
-def test_a_number_that_is_not_finite_stays_in_its_sequence(tmp_path, device, monkeypatch):
+async def test_a_number_that_is_not_finite_stays_in_its_sequence(engine, monkeypatch):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
-
-    async def story(engine):
-        await modules(engine)
-        asks = [of(length) for length in (8, 3, 5)]
-        asks[1] = "plain", ForwardRequest(query=np.full((1, 3, 8), np.nan, np.float32))
-        found = await together(engine, asks)
-        assert [each.ran.batch for each in found] == [3] * 3
-        assert np.isnan(found[1].output).all()
-        same([found[0], found[2]], await alone(engine, [asks[0], asks[2]]))
-
-    play(tmp_path, device, story)
+    await modules(engine)
+    asks = [of(length) for length in (8, 3, 5)]
+    asks[1] = "plain", ForwardRequest(query=np.full((1, 3, 8), np.nan, np.float32))
+    found = await together(engine, asks)
+    assert [each.ran.batch for each in found] == [3] * 3
+    assert np.isnan(found[1].output).all()
+    same([found[0], found[2]], await alone(engine, [asks[0], asks[2]]))
 
 
-def test_a_batch_ends_where_its_requests_would_take_too_long(tmp_path, device, monkeypatch):
-    async def story(engine):
-        await modules(engine)
-        jobs = [job(engine, 8) for _ in range(8)]
-        monkeypatch.setattr(batches, "BATCH_S", 3.5 * jobs[0].plan.predicted.high)
-        assert len(batches.choose(jobs, 2**30).jobs) == 3
-        monkeypatch.setattr(batches, "BATCH_S", 0.0)
-        assert batches.choose(jobs, 2**30) is None
-
-    play(tmp_path, device, story)
+async def test_a_batch_ends_where_its_requests_would_take_too_long(engine, monkeypatch):
+    await modules(engine)
+    jobs = [job(engine, 8) for _ in range(8)]
+    monkeypatch.setattr(batches, "BATCH_S", 3.5 * jobs[0].plan.predicted.high)
+    assert len(batches.choose(jobs, 2**30).jobs) == 3
+    monkeypatch.setattr(batches, "BATCH_S", 0.0)
+    assert batches.choose(jobs, 2**30) is None
 
 
-def test_a_kind_of_jobs_may_have_a_limit_of_its_own(tmp_path, device, monkeypatch):
-    async def story(engine):
-        await modules(engine)
-        jobs = [job(engine, 8) for _ in range(8)]
-        monkeypatch.setattr(batches, "BATCH_S", 0.0)
-        for each in jobs:
-            each.prepared.joining.longest_s = 5.5 * each.plan.predicted.high
-        assert len(batches.choose(jobs, 2**30).jobs) == 5
-
-    play(tmp_path, device, story)
+async def test_a_kind_of_jobs_may_have_a_limit_of_its_own(engine, monkeypatch):
+    await modules(engine)
+    jobs = [job(engine, 8) for _ in range(8)]
+    monkeypatch.setattr(batches, "BATCH_S", 0.0)
+    for each in jobs:
+        each.prepared.joining.longest_s = 5.5 * each.plan.predicted.high
+    assert len(batches.choose(jobs, 2**30).jobs) == 5
 
 
-def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(tmp_path, device, monkeypatch):
-    async def story(engine):
-        await modules(engine)
-        asks = [of(8) for _ in range(6)]
-        asks[3] = "plain", ForwardRequest(query=X * 2)
-        expected = await alone(engine, asks)
-        real = Forward.launch
+async def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(engine, monkeypatch):
+    await modules(engine)
+    asks = [of(8) for _ in range(6)]
+    asks[3] = "plain", ForwardRequest(query=X * 2)
+    expected = await alone(engine, asks)
+    real = Forward.launch
 
-        def fails(self, uploaded):
-            bound = self.bound
-            if bound.batch > 1:
-                raise MemoryError
-            if np.array_equal(bound.arrays["query"], X * 2):
-                raise ZeroDivisionError
-            return real(self, uploaded)
+    def fails(self, uploaded):
+        bound = self.bound
+        if bound.batch > 1:
+            raise MemoryError
+        if np.array_equal(bound.arrays["query"], X * 2):
+            raise ZeroDivisionError
+        return real(self, uploaded)
 
-        monkeypatch.setattr(Forward, "launch", fails)
-        found = await together(engine, asks)
-        assert isinstance(found.pop(3), ZeroDivisionError)
-        same(found, expected[:3] + expected[4:])
-        assert {each.ran.batch for each in found} == {1}
-
-    play(tmp_path, device, story)
+    monkeypatch.setattr(Forward, "launch", fails)
+    found = await together(engine, asks)
+    assert isinstance(found.pop(3), ZeroDivisionError)
+    same(found, expected[:3] + expected[4:])
+    assert {each.ran.batch for each in found} == {1}
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_those_who_go_away_take_nobody_with_them_and_leave_nothing_behind(tmp_path, device, seed):
+async def test_those_who_go_away_take_nobody_with_them_and_leave_nothing_behind(engine, seed):
     rng = random.Random(seed)
-
-    async def story(engine):
-        await modules(engine)
-        engine.executor.hold_s = rng.choice([0.0, 1.0])
-        asks = [of(rng.randrange(1, 9), rng.choice(["plain", "causal"])) for _ in range(60)]
-        expected, tasks = await alone(engine, asks), []
-        for name, ask in asks:
-            tasks.append(asyncio.create_task(engine.forward(name, ask)))
-            for _ in range(rng.randrange(3)):
-                await asyncio.sleep(0)
-            if rng.random() < 0.3:
-                rng.choice(tasks).cancel()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        kept = [index for index, each in enumerate(found) if not isinstance(each, asyncio.CancelledError)]
-        assert 20 < len(kept) < 60
-        same([found[index] for index in kept], [expected[index] for index in kept])
-
-    play(tmp_path, device, story)
+    await modules(engine)
+    engine.executor.hold_s = rng.choice([0.0, 1.0])
+    asks = [of(rng.randrange(1, 9), rng.choice(["plain", "causal"])) for _ in range(60)]
+    expected, tasks = await alone(engine, asks), []
+    for name, ask in asks:
+        tasks.append(asyncio.create_task(engine.forward(name, ask)))
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(0)
+        if rng.random() < 0.3:
+            rng.choice(tasks).cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    kept = [index for index, each in enumerate(found) if not isinstance(each, asyncio.CancelledError)]
+    assert 20 < len(kept) < 60
+    same([found[index] for index in kept], [expected[index] for index in kept])
 
 
 class Gate:
@@ -367,92 +328,77 @@ class Gate:
         return self.real(operation, uploaded)
 
 
-def test_the_first_that_waits_is_never_passed_over(tmp_path, device, monkeypatch):
+async def test_the_first_that_waits_is_never_passed_over(engine, monkeypatch):
     gate = Gate(monkeypatch)
-
-    async def story(engine):
-        await modules(engine)
-        engine.executor.hold_s = 0.0
-        tasks = [asyncio.create_task(engine.forward(*of(8, "sparse")))]
-        while not gate.passes:
-            await asyncio.sleep(0.001)
-        order = ["plain", "causal", "plain", "window", "causal", "plain"]
-        tasks += [asyncio.create_task(engine.forward(*of(8, name))) for name in order]
-        while engine.budget.waiting < len(order):
-            await asyncio.sleep(0.001)
-        gate.open.set()
-        await asyncio.gather(*tasks)
-        assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 3), ("causal", 2), ("window", 1)]
-
-    play(tmp_path, device, story)
+    await modules(engine)
+    engine.executor.hold_s = 0.0
+    tasks = [asyncio.create_task(engine.forward(*of(8, "sparse")))]
+    while not gate.passes:
+        await asyncio.sleep(0.001)
+    order = ["plain", "causal", "plain", "window", "causal", "plain"]
+    tasks += [asyncio.create_task(engine.forward(*of(8, name))) for name in order]
+    while engine.budget.waiting < len(order):
+        await asyncio.sleep(0.001)
+    gate.open.set()
+    await asyncio.gather(*tasks)
+    assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 3), ("causal", 2), ("window", 1)]
 
 
-def test_the_budget_is_never_exceeded_and_everybody_is_answered(tmp_path, device, monkeypatch):
+async def test_the_budget_is_never_exceeded_and_everybody_is_answered(engine, monkeypatch):
     rng, most = np.random.default_rng(0), []
+    await modules(engine)
+    one = await engine.forward(*of(8))
+    engine.budget.total = engine.library.resident_bytes + 5 * one.ran.peak_bytes // 2
+    real = Forward.launch
 
-    async def story(engine):
-        await modules(engine)
-        one = await engine.forward(*of(8))
-        engine.budget.total = engine.library.resident_bytes + 5 * one.ran.peak_bytes // 2
-        real = Forward.launch
+    def watched(*arguments):
+        most.append(engine.budget.in_flight + engine.library.resident_bytes)
+        return real(*arguments)
 
-        def watched(*arguments):
-            most.append(engine.budget.in_flight + engine.library.resident_bytes)
-            return real(*arguments)
-
-        monkeypatch.setattr(Forward, "launch", watched)
-        asks = [of(int(length)) for length in rng.integers(1, 9, 80)]
-        found = await together(engine, asks)
-        same(found, await alone(engine, asks))
-        assert max(most) <= engine.budget.total
-        assert max(each.ran.batch for each in found) > 1
-
-    play(tmp_path, device, story)
+    monkeypatch.setattr(Forward, "launch", watched)
+    asks = [of(int(length)) for length in rng.integers(1, 9, 80)]
+    found = await together(engine, asks)
+    same(found, await alone(engine, asks))
+    assert max(most) <= engine.budget.total
+    assert max(each.ran.batch for each in found) > 1
 
 
 @pytest.mark.parametrize("hold", [0.0, 1.0])
-def test_what_has_not_begun_at_its_deadline_is_not_computed(tmp_path, device, monkeypatch, hold):
+async def test_what_has_not_begun_at_its_deadline_is_not_computed(engine, monkeypatch, hold):
     gate = Gate(monkeypatch)
-
-    async def story(engine):
-        await modules(engine)
-        engine.executor.hold_s = 0.0
-        deadline = time.monotonic() + 0.5
-        runs = asyncio.create_task(engine.forward(*of(8, "sparse"), deadline))
-        while not gate.passes:
-            assert not runs.done()
-            await asyncio.sleep(0.001)
-        engine.executor.hold_s = hold
-        alone = engine.budget.in_flight
-        late = [asyncio.create_task(engine.forward(*of(8), time.monotonic() + 0.02)) for _ in range(2)]
-        soon = asyncio.create_task(engine.forward(*of(8), time.monotonic() + 60))
-        for each in late:
-            with pytest.raises(DeadlineExceeded):
-                await each
-        held = engine.budget.in_flight - alone
-        await asyncio.sleep(max(deadline - time.monotonic(), 0) + 0.01)
-        gate.open.set()
-        assert (await runs).output.shape == (1, 8, 8)  # it had begun
-        assert (await soon).ran.batch == 1
-        assert held == soon.result().ran.peak_bytes
-        assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 1)]
-
-    play(tmp_path, device, story)
-
-
-def test_a_deadline_ends_the_wait_for_memory_too(tmp_path, device):
-    async def story(engine):
-        await modules(engine)
-        await engine.budget.acquire(engine.budget.available)
-        taken = engine.budget.in_flight
+    await modules(engine)
+    engine.executor.hold_s = 0.0
+    deadline = time.monotonic() + 0.5
+    runs = asyncio.create_task(engine.forward(*of(8, "sparse"), deadline))
+    while not gate.passes:
+        assert not runs.done()
+        await asyncio.sleep(0.001)
+    engine.executor.hold_s = hold
+    alone = engine.budget.in_flight
+    late = [asyncio.create_task(engine.forward(*of(8), time.monotonic() + 0.02)) for _ in range(2)]
+    soon = asyncio.create_task(engine.forward(*of(8), time.monotonic() + 60))
+    for each in late:
         with pytest.raises(DeadlineExceeded):
-            await engine.forward(*of(8), time.monotonic() + 0.02)
-        engine.budget.release(taken)
-        assert (await engine.forward(*of(8), time.monotonic() + 60)).output.shape == (1, 8, 8)
-        with pytest.raises(DeadlineExceeded):
-            await engine.forward(*of(8), time.monotonic())
+            await each
+    held = engine.budget.in_flight - alone
+    await asyncio.sleep(max(deadline - time.monotonic(), 0) + 0.01)
+    gate.open.set()
+    assert (await runs).output.shape == (1, 8, 8)  # it had begun
+    assert (await soon).ran.batch == 1
+    assert held == soon.result().ran.peak_bytes
+    assert [each[:2] for each in gate.passes] == [("sparse", 1), ("plain", 1)]
 
-    play(tmp_path, device, story)
+
+async def test_a_deadline_ends_the_wait_for_memory_too(engine):
+    await modules(engine)
+    await engine.budget.acquire(engine.budget.available)
+    taken = engine.budget.in_flight
+    with pytest.raises(DeadlineExceeded):
+        await engine.forward(*of(8), time.monotonic() + 0.02)
+    engine.budget.release(taken)
+    assert (await engine.forward(*of(8), time.monotonic() + 60)).output.shape == (1, 8, 8)
+    with pytest.raises(DeadlineExceeded):
+        await engine.forward(*of(8), time.monotonic())
 
 
 async def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, device, monkeypatch):
@@ -486,27 +432,24 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "told"), FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("on_the_loop", [True, False])
-def test_a_request_that_breaks_its_pass_fails_alone(tmp_path, device, monkeypatch, fault, told, on_the_loop):
-    async def story(engine):
-        await modules(engine)
-        if not on_the_loop:
-            monkeypatch.setattr(Executor, "_stays", lambda *_: False)
-        asks = [of(length, name) for length in (8, 5, 8) for name in ("plain", "causal", "plain")]
-        poisoned = 4
-        name, request = asks[poisoned]
-        asks[poisoned] = name, request.model_copy(update={"query": request.query + np.float32(1000)})
-        expected = await alone(engine, asks)
-        real = Forward.launch
+async def test_a_request_that_breaks_its_pass_fails_alone(engine, monkeypatch, fault, told, on_the_loop):
+    await modules(engine)
+    if not on_the_loop:
+        monkeypatch.setattr(Executor, "_stays", lambda *_: False)
+    asks = [of(length, name) for length in (8, 5, 8) for name in ("plain", "causal", "plain")]
+    poisoned = 4
+    name, request = asks[poisoned]
+    asks[poisoned] = name, request.model_copy(update={"query": request.query + np.float32(1000)})
+    expected = await alone(engine, asks)
+    real = Forward.launch
 
-        def fails(self, uploaded):
-            if self.bound.arrays["query"].max() > 500 and not uploaded.tensors["query"].is_meta:
-                raise fault
-            return real(self, uploaded)
+    def fails(self, uploaded):
+        if self.bound.arrays["query"].max() > 500 and not uploaded.tensors["query"].is_meta:
+            raise fault
+        return real(self, uploaded)
 
-        monkeypatch.setattr(Forward, "launch", fails)
-        for _ in range(2):  # what was left of the first fault does not harm the next pass
-            found = await together(engine, asks)
-            assert isinstance(found.pop(poisoned), told)
-            same(found, expected[:poisoned] + expected[poisoned + 1 :])
-
-    play(tmp_path, device, story)
+    monkeypatch.setattr(Forward, "launch", fails)
+    for _ in range(2):  # what was left of the first fault does not harm the next pass
+        found = await together(engine, asks)
+        assert isinstance(found.pop(poisoned), told)
+        same(found, expected[:poisoned] + expected[poisoned + 1 :])

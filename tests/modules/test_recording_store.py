@@ -195,7 +195,6 @@ def test_an_addition_looks_at_no_other_recording(tmp_path, monkeypatch):
     for seed in range(4):
         store.add(recording(seed), "ann")
     monkeypatch.setattr(store, "_count", None)
-    monkeypatch.setattr(store, "_paths", None)
     monkeypatch.setattr(Path, "glob", None)
     again = store.add(recording(4), "ann", lambda *_: None)
     assert counted(tmp_path) == {"": 0, "ann": 5 * again.bytes}

@@ -76,7 +76,7 @@ class RecordingStore:
     def listing(self, owner: str | None = None) -> RecordingList:
         """Every recording of an owner, the newest first."""
         found, damaged, total = [], [], 0
-        for path in [path for folder in self._folders(owner) for path in recordings_in(folder)]:
+        for path in sorted(path for folder in self._folders(owner) for path in recordings_in(folder)):
             try:
                 size = path.lstat().st_size
                 found.append(self._described(path, size))

@@ -36,12 +36,10 @@ RUN pip install --no-deps --prefix /opt/project .
 FROM python:${PYTHON_VERSION}-slim AS runtime
 RUN groupadd --gid 10001 attention \
     && useradd --uid 10001 --gid attention --no-create-home --home-dir /tmp --shell /usr/sbin/nologin attention \
-    && install -d -o attention -g attention /data /cache
-# HOME is /tmp: beside /data and /cache the only place that is writable when the root file system is not. The loops over
-# caches are compiled once for each /cache, 3 to 20 s.
+    && install -d -o attention -g attention /data
+# HOME is /tmp: beside /data the only place that is writable when the root file system is not.
 ENV PATH=/opt/attention/bin:$PATH \
     HOME=/tmp \
-    NUMBA_CACHE_DIR=/cache \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     ATTENTION_HOST=0.0.0.0 \
@@ -49,7 +47,7 @@ ENV PATH=/opt/attention/bin:$PATH \
     ATTENTION_HEALTH_PORT=8001 \
     ATTENTION_MODELS_DIR=/data
 USER 10001:10001
-VOLUME ["/data", "/cache"]
+VOLUME ["/data"]
 EXPOSE 8000 8001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \

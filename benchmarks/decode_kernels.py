@@ -15,8 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.kv_cache.attention import Runs, attend_in_place
-from attention_service.core.kv_cache.cpu_steps import set_up
-from attention_service.core.kv_cache.partial import Run
+from attention_service.core.kv_cache.runs import Run
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 
@@ -27,9 +26,8 @@ TEXT = f"""One decode step of attention, from queries to contexts, without proje
 thread. `in place` is `core.kv_cache.attention`, with all that it does for a step: the choice of the way, the
 table of runs, new tensors for the results. `bare SDPA` is PyTorch's own call over a contiguous cache
 `[B, H, n, D]`. `vLLM` is the operator `cpu_attention_with_kv_cache` of its CPU wheel over pages of {PAGE}, its schedule
-and its result made before the clock starts; the rows are left out where the wheel is not given. `loops alone`
-is the kernel of `in place`, its table and its results likewise made before. `sum` adds up the same bytes: the
-bandwidth of the memory.
+and its result made before the clock starts; the rows are left out where the wheel is not given. `sum` adds up the same
+bytes: the bandwidth of the memory.
 
 {IN_TURN}"""
 
@@ -98,8 +96,6 @@ def beside_others(vllm: bool) -> Iterator[Case]:
         if vllm:
             theirs = _of_vllm(shape, q, k, v)
             yield Case(f"in place, {shape}", run, "vLLM", theirs)
-            loops, *_ = set_up(q, Memory.of(k, v).whole(shape), shape.width**-0.5)
-            yield Case(f"loops alone, {shape}", loops, "vLLM", theirs)
 
 
 def dtypes_and_runs() -> Iterator[Case]:
@@ -187,7 +183,7 @@ def main() -> None:
     if told.vllm is not None:
         torch.ops.load_library(told.vllm)
     rounds = told.rounds or (fewer(ROUNDS) if told.quick else ROUNDS)
-    publish("Decode kernels", TEXT, tables(rounds, vllm=told.vllm is not None), told.output, ("torch", "numba"))
+    publish("Decode kernels", TEXT, tables(rounds, vllm=told.vllm is not None), told.output, ("torch",))
 
 
 def tables(rounds: int, *, vllm: bool) -> Iterator[str]:

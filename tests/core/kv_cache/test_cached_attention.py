@@ -20,10 +20,10 @@ from attention_contract.spec import (
 )
 from attention_service.core.attention import attend
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
-from attention_service.core.kv_cache import attention, cpu_loops, cpu_steps, partial
-from attention_service.core.kv_cache.attention import _Tree, attend_in_place, in_place_fault
-from attention_service.core.kv_cache.cpu_steps import loops_take
-from attention_service.core.kv_cache.partial import Run
+from attention_service.core.kv_cache import attention
+from attention_service.core.kv_cache import runs as runs_module
+from attention_service.core.kv_cache.attention import attend_in_place, in_place_fault
+from attention_service.core.kv_cache.runs import Run
 from attention_service.core.problem import Problem
 
 CAUSAL = AttentionSpec(masks=[Causal()])
@@ -155,13 +155,14 @@ def test_forks_read_their_prefix_once(monkeypatch):
     pages = Pages()
     pasts = [pages.past((0, 512), (576 + 64 * i, 580 + 64 * i)) for i in range(8)]
     read = []
-    partial = _Tree._partial
 
-    def watched(self, rows, piece):
-        read.append(piece.run.tokens)
-        return partial(self, rows, piece)
+    class Watched(Run):
+        @property
+        def keys(self):
+            read.append(self.tokens)
+            return super().keys
 
-    monkeypatch.setattr(_Tree, "_partial", watched)
+    monkeypatch.setattr(runs_module, "Run", Watched)
     attend_in_place(pages.queries(8, 4, 1), pasts, CAUSAL, {})
     assert sorted(read) == [4] * 8 + [512]
 
@@ -175,22 +176,20 @@ def test_a_window_reads_no_key_outside_of_it():
     assert attend_in_place(pages.queries(2, 4, 2), pasts, windowed, {}).isfinite().all()
 
 
-def test_scores_beyond_the_limit_are_computed_in_blocks(monkeypatch):
-    monkeypatch.setattr(partial, "MOST_SCORES", 4 * 5 * 100)
+def test_scores_beyond_the_limit_are_computed_a_few_queries_at_a_time(monkeypatch):
+    monkeypatch.setattr(attention, "MOST_SCORES", 4 * 2 * 721)
     pages = Pages()
     for spec in (SPECS["causal"], SPECS["window"], SPECS["sinks"]):
         check(pages.queries(1, 4, 5), [pages.past((0, 333), (512, 900))], spec, TOLERANCE[torch.float64])
 
 
-def test_cancelled_work_stops_between_calls_of_the_loops(monkeypatch):
-    monkeypatch.setattr(attention, "LOOPED_SCORES", 4 * 3 * 100)
-    pages = Pages(width=32, value_width=32, dtype=torch.float32)
-    q, pasts = pages.queries(1, 4, 3), [pages.past((0, 999), (1024, 1030))]
-    check(q, pasts, CAUSAL, TOLERANCE[torch.float32])
+def test_cancelled_work_stops():
+    pages = Pages(dtype=torch.float32)
     cancellation = Cancellation()
     cancellation.cancel()
-    with cancellable(cancellation), pytest.raises(Abandoned):
-        attend_in_place(q, pasts, CAUSAL, {})
+    for pasts in ([pages.past((0, 999))], [pages.past((0, 400), (1024 + 64 * i, 1030 + 64 * i)) for i in range(2)]):
+        with cancellable(cancellation), pytest.raises(Abandoned):
+            attend_in_place(pages.queries(len(pasts), 4, 3), pasts, CAUSAL, {})
 
 
 def test_a_sequence_gets_the_same_bits_whatever_runs_beside_it():
@@ -224,21 +223,6 @@ def test_other_specs_are_refused_with_the_reason(spec, named):
     assert named in (in_place_fault(spec, torch.float32) or "")
 
 
-def test_widths_that_no_vector_fills_take_the_products():
-    pages = Pages(width=24, dtype=torch.float32)
-    assert not loops_take(pages.queries(1, 4, 1), pages.past((0, 9))[0])
-
-
-@pytest.mark.parametrize("role", ["keys", "values"])
-def test_slots_whose_numbers_are_not_adjacent_take_the_products(role):
-    pages = Pages(dtype=torch.float32)
-    plain = attend_in_place(q := pages.queries(1, 4, 1), [pages.past((0, 90))], CAUSAL, {})
-    setattr(pages, role, getattr(pages, role).mT.contiguous().mT)
-    assert not loops_take(q, pages.past((0, 9))[0])
-    found = attend_in_place(q, [pages.past((0, 90))], CAUSAL, {})
-    torch.testing.assert_close(found, plain, rtol=0, atol=TOLERANCE[torch.float32])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_queries_in_another_layout_give_the_same_numbers(dtype):
     pages = Pages(dtype=dtype)
@@ -248,43 +232,3 @@ def test_queries_in_another_layout_give_the_same_numbers(dtype):
     for dims in ((0, 3, 2, 1), (3, 2, 1, 0), (1, 0, 2, 3)):
         laid = q.permute(dims).contiguous().permute(tuple(dims.index(each) for each in range(4)))
         torch.testing.assert_close(attend_in_place(laid, pasts, CAUSAL, {}), expected, rtol=0, atol=TOLERANCE[dtype])
-
-
-def test_without_a_folder_for_machine_code_the_loops_are_compiled_all_the_same(monkeypatch, caplog):
-    asked = []
-
-    def compiled(*, on_disk):
-        asked.append(on_disk)
-        if on_disk:
-            raise RuntimeError("cannot cache function 'decode': no locator available for file")
-        return lambda *_: None
-
-    monkeypatch.setattr(cpu_loops, "compiled", compiled)
-    cpu_steps._loops.cache_clear()
-    try:
-        assert cpu_steps._loops(torch.float32) is not None
-    finally:
-        cpu_steps._loops.cache_clear()
-    assert asked == [True, False]
-    assert "compiles anew in each process" in caplog.text
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_numba_the_products_give_the_same_numbers(monkeypatch, dtype):
-    monkeypatch.setattr(cpu_steps, "_loops", lambda dtype: None)
-    pages = Pages(width=32, value_width=32, dtype=dtype)
-    pasts = [pages.past((3, 515)), pages.past((700, 831), (1024, 1500))]
-    check(pages.queries(2, 4, 1), pasts, CAUSAL, TOLERANCE[dtype])
-
-
-def test_several_threads_share_the_heads_and_sequences():
-    pages = Pages(kv_heads=4, width=32, value_width=32, slots=16_384, dtype=torch.float32)
-    q, pasts = pages.queries(2, 8, 1), [pages.past((1, 9000)), pages.past((9000, 16_384))]
-    alone = attend_in_place(q, pasts, CAUSAL, {})
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        together = attend_in_place(q, pasts, CAUSAL, {})
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(alone, together)

@@ -9,7 +9,7 @@ from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.attention import attend
 from attention_service.core.kv_cache.attention import attend_in_place
 from attention_service.core.kv_cache.cuda_pages import PAGE, attend_by_pages
-from attention_service.core.kv_cache.partial import Run
+from attention_service.core.kv_cache.runs import Run
 from attention_service.core.problem import Problem
 
 SPECS = {None: AttentionSpec(masks=[Causal()]), 70: AttentionSpec(masks=[Causal(), SlidingWindow(left=70)])}

@@ -1,40 +1,37 @@
 """Attention of new tokens over a key-value cache, in place: runs of the cache are read as views and never gathered.
 
-Every run gives a partial context and its log-sum-exp, and partial contexts are merged by these. Sequences that begin
-with the same memory, as forks of one prefix do, attend to it together, in one product.
+The queries of a group of heads are rows of one product, so that each key and value is read once for all of them.
+Sequences that begin with the same memory, as forks of one prefix do, are rows of that product, too.
 
-Sources: Kwon et al. 2023, section 4 (pages); Milakov & Gimelshein 2018 (merging by the log-sum-exp); Juravsky et al.
-2024, section 3 (shared prefixes).
+Sources: Kwon et al. 2023, section 4 (pages); Juravsky et al. 2024, section 3 (shared prefixes).
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Dot, Exact, ScaledDot, Softmax
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.kv_cache.cpu_steps import decode, loops_take
 from attention_service.core.kv_cache.cuda_pages import attend_by_pages, paged_takes
-from attention_service.core.kv_cache.partial import Partial, Piece, Products, Rows, Run, Slots
+from attention_service.core.kv_cache.runs import Run, Slots, after, cut, first_of, merged
+from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.masks.bands import Band
 from attention_service.core.masks.rules import pattern_of
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
-from attention_service.core.positions.base import Position
+from attention_service.core.positions.base import Heads, Position
 from attention_service.core.scores import SCORES, Product
 
 _LOG = logging.getLogger(__name__)
-LOOPED_ROWS = 64
-"""Queries of a head up to which the loops are faster than matrix products."""
-LOOPED_SCORES = 2**24
-"""Scores of one call of the loops, for all heads together: 50 ms, after which cancelled work stops."""
-SHARED_KEYS = 128
-"""Keys from which on sequences attend to shared memory together: fewer cost less than the merge."""
-
+MOST_SCORES = 2**21
+"""Scores of one sequence in memory at a time, for all heads together: 8 MiB."""
+MOST_SHARED_SCORES = 2**24
+"""Scores up to which sequences attend to shared memory together: 64 MiB."""
+MOST_WIDENED = 2**20
+"""Numbers of keys, or of values, in a half type that are widened at a time: 4 MiB, which stay in the caches."""
 
 Runs = Sequence[Run[Slots]]
 """The runs that hold the keys and values of one sequence: all K places in order, those of its new tokens last."""
@@ -68,69 +65,99 @@ def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learn
     are already written. These are finite; a NaN reaches all queries of the step. Ask ``in_place_fault`` first: raises
     ValueError for a spec that it refuses.
     """
-    sequences, heads, count, _ = q.shape
-    plan = _plan(spec, q)
-    context = _by_pages(q, pasts, plan)
+    rules = _rules(spec, q, learned)
+    context = _by_pages(q, pasts, rules)
     if context is None:
-        looped = plan.looped and loops_take(q, pasts[0][0])
-        if looped and plan.unbounded and not plan.sinks and count == 1 and _are_apart(pasts):
-            context, _ = decode(q, pasts, plan.scale / plan.temperature)
-        else:
-            products = Products(plan.scale, spec.softcap, plan.position, plan.band, plan.temperature, learned)
-            members = [_member(index, *each, plan.band) for index, each in enumerate(zip(q, pasts, strict=True))]
-            found = _Tree(products, looped).attend(members)
-            stacked = _with_sinks(found, learned["sinks"], plan.temperature) if plan.sinks else found.context
-            context = stacked.view(heads, sequences, count, -1).transpose(0, 1)
+        kv_heads, wide = pasts[0][0].slab.keys.shape[0], torch.promote_types(q.dtype, torch.float32)
+        scaled = (q.to(wide) * rules.scale).reshape(len(pasts), kv_heads, -1, *q.shape[2:]).unbind()
+        found: dict[int, Tensor] = {}
+        for members in _by_memory(pasts):
+            scores = q.shape[1] * q.shape[2] * sum([run.tokens for i in members for run in pasts[i]])
+            if len(members) == 1 or rules.band.low is not None or scores > MOST_SHARED_SCORES:
+                for i in members:
+                    found[i] = _alone(scaled[i], pasts[i], rules)
+            else:
+                contexts = _together([scaled[i] for i in members], [pasts[i] for i in members], rules)
+                found.update(zip(members, contexts, strict=True))
+        context = torch.stack([found[i] for i in range(len(pasts))]).view(*q.shape[:3], -1)
     return context.to(q.dtype)
 
 
-def _with_sinks(found: Partial, sinks: Tensor, temperature: float) -> Tensor:
-    """Return the context beside one more score for each head, ``[H]``, which takes weight and gives nothing."""
-    tempered = sinks.to(found.lse.dtype).view(-1, 1, 1) / temperature
-    return found.context * torch.sigmoid(found.lse - tempered)
-
-
-def _by_pages(q: Tensor, pasts: Sequence[Runs], plan: "_Plan") -> Tensor | None:
+def _by_pages(q: Tensor, pasts: Sequence[Runs], rules: "_Rules") -> Tensor | None:
     """Return the contexts ``[S, H, Q, V]`` by the kernel for block tables; None where it does not apply."""
-    low, high = plan.band.low, plan.band.high
-    if not paged_takes(q, pasts[0][0]) or not plan.looped or plan.sinks or high != 0:
+    low, high = rules.band.low, rules.band.high
+    if not paged_takes(q, pasts[0][0]) or not rules.plain or rules.sinks is not None or high != 0:
         return None
     try:
-        return attend_by_pages(q, pasts, plan.scale / plan.temperature, None if low is None else -low)
+        return attend_by_pages(q, pasts, rules.scale / rules.temperature, None if low is None else -low)
     except (RuntimeError, TypeError):  # no pages of this size on this device, or no block tables in this PyTorch
         _LOG.debug("PyTorch's kernel for block tables refused a step", exc_info=True)
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Rules:
     """The parts of a spec that attention in place reads, for one width of heads."""
 
     scale: float
-    temperature: float
-    sinks: bool
+    softcap: float | None
     position: Position
     band: Band
+    temperature: float
+    sinks: Tensor | None
+    """``[H]``: one more score for each head, which takes weight and gives nothing."""
+    learned: Mapping[str, Tensor]
 
-    looped: bool
-    """True if scores are products alone, which the loops compute."""
-    unbounded: bool
-    """True if a query sees all keys before it."""
+    @property
+    def plain(self) -> bool:
+        """True if scores are scaled products alone."""
+        return self.softcap is None and not self.position.biased
+
+    def weights(self, scores: Tensor, places: range, first: int) -> Tensor:
+        """Return the weights ``[Hkv, R, K]`` of scaled products from queries at ``places`` to keys from ``first`` on.
+
+        The rows R are the queries of a group's heads, head after head.
+        """
+        if self.softcap is not None:
+            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        kv_heads, rows, keys = scores.shape
+        by_head = scores.view(kv_heads, rows // len(places), len(places), keys)
+        if self.position.biased:
+            self._add_bias(by_head, places, first)
+        if self.temperature != 1:
+            scores /= self.temperature
+        low, high, last = self.band.low, self.band.high, first + keys - 1
+        if (high is not None and last > places[0] + high) or (low is not None and first < places[-1] + low):
+            queries = torch.tensor(places, device=scores.device)[:, None]
+            allowed = self.band.allows(queries, torch.arange(first, first + keys, device=scores.device)[None])
+            by_head.masked_fill_(~allowed, torch.finfo(scores.dtype).min)
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores.dtype).view(*by_head.shape[:2], 1, 1).expand(*by_head.shape[:3], 1)
+        return torch.cat([scores, sinks.reshape(kv_heads, rows, 1) / self.temperature], -1).softmax(-1)[..., :-1]
+
+    def seen(self, places: range, keys: int) -> tuple[int, int]:
+        """Return the places from the first key that one of these queries sees to behind the last."""
+        low, high = self.band.low, self.band.high
+        first = 0 if low is None else max(places[0] + low, 0)
+        return first, keys if high is None else min(places[-1] + high + 1, keys)
+
+    def _add_bias(self, scores: Tensor, places: range, first: int) -> None:
+        queries = torch.tensor(places, device=scores.device)[None]
+        keys = torch.arange(first, first + scores.shape[3], device=scores.device)[None]
+        heads = Heads(scores.shape[0] * scores.shape[1])
+        bias = self.position.bias(queries, keys, heads, self.learned, scores.dtype)
+        if bias is not None:
+            scores += bias[0].view_as(scores)
 
 
-def _plan(spec: AttentionSpec, q: Tensor) -> _Plan:
+def _rules(spec: AttentionSpec, q: Tensor, learned: Mapping[str, Tensor]) -> _Rules:
     band, score, softmax = _band_of(spec), SCORES.of(spec.score), spec.normalizer
     if band is None or not isinstance(score, Product) or not isinstance(softmax, Softmax):
         raise ValueError("attention in place cannot compute this spec; ask `in_place_fault` first")
     _, _, scale = score.factors(q, q, {})  # the scale of a dot product depends on the width alone
-    position = POSITIONS.of(spec.position)
-    looped = spec.softcap is None and not position.biased
-    return _Plan(scale, softmax.temperature, softmax.sinks, position, band, looped, band.low is None)
-
-
-def _are_apart(pasts: Sequence[Runs]) -> bool:
-    """Return True if no two sequences begin with the same memory."""
-    return len({(id(runs[0].slab), runs[0].start) for runs in pasts}) == len(pasts)
+    sinks = learned["sinks"] if softmax.sinks else None
+    return _Rules(scale, spec.softcap, POSITIONS.of(spec.position), band, softmax.temperature, sinks, learned)
 
 
 def _band_of(spec: AttentionSpec) -> Band | None:
@@ -146,120 +173,91 @@ def _band_of(spec: AttentionSpec) -> Band | None:
     return Band(low, high)
 
 
-@dataclass(eq=False, slots=True)
-class _Member:
-    """A sequence, and the pieces that it has yet to attend to."""
-
-    index: int
-    rows: Rows
-    pieces: Sequence[Piece]
-
-    @property
-    def runs(self) -> Runs:
-        """The runs of the pieces."""
-        return [piece.run for piece in self.pieces]
+def _by_memory(pasts: Sequence[Runs]) -> Iterable[list[int]]:
+    """Group the sequences that begin with the same slot."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, runs in enumerate(pasts):
+        groups.setdefault((id(runs[0].slab), runs[0].start), []).append(index)
+    return groups.values()
 
 
-@dataclass(eq=False, slots=True)
-class _Tree:
-    """Attention of several sequences, each memory that they share once. Rows of the results are stacked by sequence."""
+def _alone(q: Tensor, runs: Runs, rules: _Rules) -> Tensor:
+    """Return the contexts ``[Hkv, G · Q, V]`` of one sequence, from scaled queries ``[Hkv, G, Q, D]``.
 
-    products: Products
-    looped: bool
-    """True if the loops take these queries: there is no score but the scaled product."""
-
-    def attend(self, members: Sequence[_Member]) -> Partial:
-        """Attend to the first keys that several share, then to what remains of each."""
-        single: list[_Member] = []
-        parts: list[tuple[Sequence[_Member], Partial]] = []
-        for group in _by_memory(members):
-            common = _shared(group)
-            if common - group[0].pieces[0].first >= SHARED_KEYS:
-                parts.append((group, self._together(group, common)))
-            elif self.looped and len(group[0].rows.places) == 1:
-                single += group
-            else:
-                parts += [([each], self._alone(each)) for each in group]
-        if single:  # no key in the pieces of one query is hidden from it
-            queries, runs = torch.stack([each.rows.q for each in single]), [each.runs for each in single]
-            context, lse = decode(queries, runs, self._scale)
-            parts.append((single, Partial(context.squeeze(2).transpose(0, 1), lse.transpose(0, 1))))
-        return _in_order(members, parts)
-
-    def _together(self, group: Sequence[_Member], common: int) -> Partial:
-        """Attend to the places before ``common`` for all at once, and to the rest for each."""
-        places = [place for member in group for place in member.rows.places]
-        rows = Rows(torch.cat([member.rows.q for member in group], 1), places)
-        prefix = self._partial(rows, group[0].pieces[0].cut(0, common))
-        return prefix.merge(self.attend([_after(common, member) for member in group]))
-
-    def _alone(self, member: _Member) -> Partial:
-        return reduce(Partial.merge, (self._partial(member.rows, piece) for piece in member.pieces))
-
-    def _partial(self, rows: Rows, piece: Piece) -> Partial:
-        heads, count, _ = rows.q.shape
-        if not self.looped or count > LOOPED_ROWS or self.products.hides(rows, piece):
-            return self.products.attend(rows, piece)
-        most = max(LOOPED_SCORES // (heads * count), 1)
-        starts = range(piece.first, piece.end, most)
-        return reduce(Partial.merge, (self._in_loops(rows, piece.cut(start, start + most)) for start in starts))
-
-    def _in_loops(self, rows: Rows, piece: Piece) -> Partial:
-        """Attend from all queries to all keys of a piece."""
+    As many queries at a time as leaves room for their scores.
+    """
+    kv_heads, group, count, width = q.shape
+    length = sum([run.tokens for run in runs])
+    most = max(MOST_SCORES // (kv_heads * group * length), 1)
+    longest = _longest(q, runs[0])
+    found = []
+    for start in range(0, count, most):
         checkpoint()
-        context, lse = decode(rows.q[None], [[piece.run]], self._scale)
-        return Partial(context[0], lse[0, ..., None])
-
-    @property
-    def _scale(self) -> float:
-        return self.products.scale / self.products.temperature
-
-
-def _member(index: int, q: Tensor, runs: Runs, band: Band) -> _Member:
-    """Place a sequence's runs, without the keys before the band of its first query."""
-    keys, count = sum(run.tokens for run in runs), q.shape[1]
-    past = keys - count
-    start = 0 if band.low is None else max(past + band.low, 0)
-    pieces, first = [], 0
-    for run in runs:
-        piece = Piece(run, first)
-        first = piece.end
-        if first > max(start, piece.first):
-            pieces.append(piece.cut(start, keys))
-    return _Member(index, Rows(q, range(past, keys)), pieces)
+        rows = q[:, :, start : start + most].reshape(kv_heads, -1, width)
+        places = range(length - count + start, length - count + min(start + most, count))
+        first, stop = rules.seen(places, length)
+        seen = cut(after(first_of(runs, stop), first), longest)
+        products = [torch.bmm(rows, run.keys.to(q.dtype).mT) for run in seen]
+        weights = rules.weights(products[0] if len(products) == 1 else torch.cat(products, -1), places, first)
+        shares = weights.split_with_sizes([run.tokens for run in seen], -1)
+        context = torch.bmm(shares[0], seen[0].values.to(q.dtype))
+        for share, run in zip(shares[1:], seen[1:], strict=True):
+            context.baddbmm_(share, run.values.to(q.dtype))
+        found.append(context)
+    if len(found) == 1:
+        return found[0]
+    by_head = [context.view(kv_heads, group, -1, context.shape[2]) for context in found]
+    return torch.cat(by_head, 2).flatten(1, 2)
 
 
-def _by_memory(members: Sequence[_Member]) -> list[list[_Member]]:
-    """Group the sequences whose first keys and values are the same slots at the same place."""
-    groups: dict[tuple[int, ...], list[_Member]] = {}
-    for member in members:
-        piece = member.pieces[0]
-        groups.setdefault((id(piece.run.slab), piece.run.start, piece.first), []).append(member)
-    return list(groups.values())
+def _longest(q: Tensor, run: Run[Slots]) -> int:
+    """Return the number of keys that are read at a time: all, unless they are widened to the dtype of the queries."""
+    kv_heads, slots, width = run.slab.keys.shape
+    return slots if run.slab.keys.dtype == q.dtype else max(MOST_WIDENED // (kv_heads * width), PAGE_TOKENS)
 
 
-def _shared(group: Sequence[_Member]) -> int:
-    """Return the place up to which the first pieces are the past of all; 0 for one sequence."""
-    return min(min(each.pieces[0].end, each.rows.places[0]) for each in group) if len(group) > 1 else 0
+def _together(q: Sequence[Tensor], pasts: Sequence[Runs], rules: _Rules) -> list[Tensor]:
+    """Return the contexts of sequences that begin with the same slot; each key and value is read once for all."""
+    queries = [x.flatten(1, 2) for x in q]
+    segments = _segments(pasts, _longest(q[0], pasts[0][0]))
+    scores: list[list[Tensor]] = [[] for _ in pasts]
+    for run, members in segments:
+        checkpoint()
+        products = torch.bmm(torch.cat([queries[i] for i in members], 1), run.keys.to(q[0].dtype).mT)
+        for i, part in zip(members, products.chunk(len(members), 1), strict=True):
+            scores[i].append(part)
+    weights = []
+    for x, parts in zip(q, scores, strict=True):
+        length = sum(part.shape[2] for part in parts)
+        whole = rules.weights(torch.cat(parts, -1), range(length - x.shape[2], length), 0)
+        weights.append(iter(whole.split_with_sizes([part.shape[2] for part in parts], -1)))
+    contexts: dict[int, Tensor] = {}
+    for run, members in segments:
+        checkpoint()
+        sums = torch.bmm(torch.cat([next(weights[i]) for i in members], 1), run.values.to(q[0].dtype))
+        for i, part in zip(members, sums.chunk(len(members), 1), strict=True):
+            contexts[i] = contexts[i].add_(part) if i in contexts else part
+    return [contexts[i] for i in range(len(pasts))]
 
 
-def _after(place: int, member: _Member) -> _Member:
-    pieces = [piece.cut(place, piece.end) for piece in member.pieces if piece.end > place]
-    return _Member(member.index, member.rows, pieces)
+def _segments(pasts: Sequence[Runs], longest: int) -> list[tuple[Run[Slots], list[int]]]:
+    """Return the runs of all sequences in their order, each once, with the sequences that have it.
 
-
-def _in_order(members: Sequence[_Member], parts: Sequence[tuple[Sequence[_Member], Partial]]) -> Partial:
-    """Stack the rows of all parts in the order of the members."""
-    if len(parts) == 1 and list(parts[0][0]) == list(members):
-        return parts[0][1]
-    rows: dict[int, range] = {}
-    count = 0
-    for group, _ in parts:
-        for member in group:
-            rows[member.index] = range(count, count := count + len(member.rows.places))
-    context, lse = (torch.cat(x, 1) for x in zip(*((part.context, part.lse) for _, part in parts), strict=True))
-    order = [row for member in members for row in rows[member.index]]
-    if order == list(range(count)):
-        return Partial(context, lse)
-    index = torch.tensor(order, device=context.device)
-    return Partial(context.index_select(1, index), lse.index_select(1, index))
+    A run is shared if all runs before it are, and has at most ``longest`` tokens.
+    """
+    tree: dict[tuple[int, int, int, int], tuple[Run[Slots], list[int]]] = {}
+    for index, runs in enumerate(pasts):
+        parent = 0
+        for run in cut(runs, PAGE_TOKENS):
+            node = tree.setdefault((parent, id(run.slab), run.start, run.tokens), (run, []))
+            node[1].append(index)
+            parent = id(node)
+    found: list[tuple[Run[Slots], list[int]]] = []
+    for run, members in tree.values():
+        last, others = found[-1] if found else (run, [])
+        both = merged([last, run])
+        if others == members and len(both) == 1 and both[0].tokens <= longest:
+            found[-1] = both[0], members
+        else:
+            found.append((run, members))
+    return found

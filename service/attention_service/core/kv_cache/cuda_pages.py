@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from attention_service.core.kv_cache.partial import Run, Slots
+from attention_service.core.kv_cache.runs import Run, Slots
 
 PAGE = 64
 """Slots of a page. Runs begin at a page of their slab."""

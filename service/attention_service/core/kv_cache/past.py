@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention_service.core.kv_cache.partial import Run
+from attention_service.core.kv_cache.runs import Run, after, first_of, merged
 from attention_service.core.kv_cache.slab import Slab
 
 _BY_SLICES = 16
@@ -53,41 +53,6 @@ class Cached:
         for span, key, value in parts:
             span.keys.copy_(key)
             span.values.copy_(value)
-
-
-def merged(spans: Sequence[Span]) -> list[Span]:
-    """The same slots in the same order, with adjacent spans as one."""
-    found: list[Span] = []
-    for span in spans:
-        last = found[-1] if found else None
-        if last is not None and last.slab is span.slab and last.stop == span.start:
-            found[-1] = Span(last.slab, last.start, last.tokens + span.tokens)
-        else:
-            found.append(span)
-    return found
-
-
-def first_of(spans: Sequence[Span], tokens: int) -> list[Span]:
-    """The slots of the first tokens."""
-    found = []
-    for span in spans:
-        here = min(span.tokens, tokens)
-        if not here:
-            break
-        found.append(Span(span.slab, span.start, here))
-        tokens -= here
-    return found
-
-
-def after(spans: Sequence[Span], tokens: int) -> list[Span]:
-    """The slots of all tokens but the first."""
-    found = []
-    for span in spans:
-        skipped = min(span.tokens, tokens)
-        if skipped < span.tokens:
-            found.append(Span(span.slab, span.start + skipped, span.tokens - skipped))
-        tokens -= skipped
-    return found
 
 
 def gathered(

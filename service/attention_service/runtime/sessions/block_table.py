@@ -5,7 +5,8 @@ A block table names spans of slots rather than single pages, since adjacent page
 
 from collections.abc import Sequence
 
-from attention_service.core.kv_cache.past import Span, after, first_of, merged
+from attention_service.core.kv_cache.past import Span
+from attention_service.core.kv_cache.runs import after, first_of, merged
 from attention_service.core.kv_cache.slab import PAGE_TOKENS, PageKind
 from attention_service.runtime.sessions.pages import PagePool, Pages
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from attention_contract.base import valid
@@ -45,7 +44,6 @@ from attention_contract.schemas.sessions import (
     TruncateSession,
 )
 from attention_contract.schemas.weights import WeightsReply
-from attention_service.core.kv_cache import cpu_steps
 from attention_service.core.kv_cache.policies import keeper_of
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.modules.library import Library
@@ -88,7 +86,6 @@ class Sessions:
         self.pool = PagePool(limit)
         self.registry = SessionRegistry(runner.check_ready, runner.budget.wake, most)
         self._library, self._runner = library, runner
-        self._compiled: set[torch.dtype] = set()
         self._ttl_s = ttl_s
         evict = partial(self.registry.end, reason="evicted")
         self._room = PageRoom(
@@ -107,7 +104,6 @@ class Sessions:
         self._runner.check_ready()
         module = self._library.get(name, request.version)
         check_past(module.config.spec, "name")
-        await self._prepare(module)
         if request.from_ is not None:
             async with self.registry.turn(request.from_.session) as source:
                 _check_source(source, module, request)
@@ -301,13 +297,6 @@ class Sessions:
             over, rows = partial(step_operation.over_past, prepare), step.readable(session.tables)
             fields, ran = await step.run_over_past(self._runner, session, over, request, deadline, rows)
             return fields | {"ran": ran}
-
-    async def _prepare(self, module: Module) -> None:
-        """Compile what steps of a module need, beside the event loop, when its dtype first comes."""
-        dtype = page_kind(module).dtype
-        if dtype not in self._compiled and module.device.type == "cpu":
-            await self._runner.in_thread(partial(cpu_steps.prepare, dtype))
-            self._compiled.add(dtype)
 
     async def _written(self, session: DecodeSession, past: tuple[Tensor, Tensor]) -> None:
         """Let an empty session hold a past. If the caller leaves, wait for the thread that writes to its pages."""

@@ -1,0 +1,93 @@
+"""Runs: adjacent slots of a cache, which are read as views."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+
+class Slots(Protocol):
+    """Memory of a cache, in which slot s holds the key and the value of one token."""
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys, ``[Hkv, slots, D]``, whose last dimension is contiguous."""
+
+    @property
+    def values(self) -> Tensor:
+        """Values, ``[Hkv, slots, V]``, likewise."""
+
+
+SlotsT_co = TypeVar("SlotsT_co", bound=Slots, covariant=True)
+
+
+@dataclass(slots=True)  # made for each sequence of each step: a frozen one takes four times as long to make
+class Run(Generic[SlotsT_co]):
+    """Adjacent slots of a cache."""
+
+    slab: SlotsT_co
+    start: int
+    tokens: int
+
+    @property
+    def stop(self) -> int:
+        """The slot after the last."""
+        return self.start + self.tokens
+
+    @property
+    def keys(self) -> Tensor:
+        """A view of the keys, ``[Hkv, L, D]``."""
+        return self.slab.keys[:, self.start : self.stop]
+
+    @property
+    def values(self) -> Tensor:
+        """A view of the values, ``[Hkv, L, V]``."""
+        return self.slab.values[:, self.start : self.stop]
+
+
+def merged(runs: Sequence[Run[SlotsT_co]]) -> list[Run[SlotsT_co]]:
+    """The same slots in the same order, with adjacent runs as one."""
+    found: list[Run[SlotsT_co]] = []
+    for run in runs:
+        last = found[-1] if found else None
+        if last is not None and last.slab is run.slab and last.stop == run.start:
+            found[-1] = Run(last.slab, last.start, last.tokens + run.tokens)
+        else:
+            found.append(run)
+    return found
+
+
+def first_of(runs: Sequence[Run[SlotsT_co]], tokens: int) -> list[Run[SlotsT_co]]:
+    """The slots of the first tokens."""
+    found = []
+    for run in runs:
+        here = min(run.tokens, tokens)
+        if not here:
+            break
+        found.append(Run(run.slab, run.start, here))
+        tokens -= here
+    return found
+
+
+def after(runs: Sequence[Run[SlotsT_co]], tokens: int) -> list[Run[SlotsT_co]]:
+    """The slots of all tokens but the first."""
+    found = []
+    for run in runs:
+        skipped = min(run.tokens, tokens)
+        if skipped < run.tokens:
+            found.append(Run(run.slab, run.start + skipped, run.tokens - skipped))
+        tokens -= skipped
+    return found
+
+
+def cut(runs: Sequence[Run[SlotsT_co]], size: int) -> list[Run[SlotsT_co]]:
+    """The same slots in the same order, cut at every slot that is a multiple of ``size``."""
+    found = []
+    for run in runs:
+        start = run.start
+        while start < run.stop:
+            stop = min(run.stop, (start // size + 1) * size)
+            found.append(Run(run.slab, start, stop - start))
+            start = stop
+    return found

@@ -6,6 +6,7 @@ import numpy as np
 
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import DTYPES, Array
+from attention_service.core.kv_cache.attention import MOST_WIDENED
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Estimate
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
@@ -102,4 +103,5 @@ def _peak_bytes(bound: BoundRequest) -> int:
     """Bytes of the tokens, their projections and contexts, and of the scores in float32 or wider."""
     widths = (2 * bound.heads + bound.kv_heads) * (bound.head_dim + bound.value_dim) + 3 * bound.output_shape[-1]
     elements = bound.batch * bound.queries * (widths + 2 * bound.heads * bound.keys)
-    return _WORKSPACE + elements * max(TORCH_DTYPES[bound.dtype].itemsize, 4)
+    size = TORCH_DTYPES[bound.dtype].itemsize
+    return _WORKSPACE + elements * max(size, 4) + (4 * MOST_WIDENED if size < 4 else 0)

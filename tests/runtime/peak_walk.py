@@ -221,7 +221,7 @@ class Walked(NamedTuple):
 
     @property
     def is_off(self) -> bool:
-        return not -0.02 <= off_by(self.planned, self.actual) <= 0.05
+        return not -0.02 <= off_by(self.planned, self.actual) <= 0.30
 
 
 def walk(chosen: Sequence[Parts], seed: int) -> Iterator[Walked]:
@@ -246,11 +246,11 @@ def main() -> None:
 
 
 def table(walked: Sequence[Walked], worst: int) -> None:
-    """By pass and kernel: quantiles of planned over held, and how many are further off than −2 or +5 %."""
+    """By pass and kernel: quantiles of planned over held, and how many are further off than −2 or +30 %."""
     rows = defaultdict(list)
     for each in walked:
         rows[each.kind].append(each)
-    print("| | requests | least | 5 % | median | 95 % | most | further off than −2 or +5 % |")
+    print("| | requests | least | 5 % | median | 95 % | most | further off than −2 or +30 % |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     bad = []
     for name, row in rows.items():

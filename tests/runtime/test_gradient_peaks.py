@@ -69,4 +69,4 @@ def test_the_plan_tells_what_is_held(kind, asked):
         least = (
             0.98 if job.prepared.dtype in {"float32", "float64"} else 0.95
         )  # oneDNN's products of half types work in more
-        assert least * actual - SLACK <= job.plan.peak_bytes <= 1.05 * actual + SLACK
+        assert least * actual - SLACK <= job.plan.peak_bytes <= 1.3 * actual + SLACK

@@ -50,4 +50,4 @@ def test_the_plan_tells_what_is_held(module, asked, rng):
         fields["parameters"] = {name: to_numpy(x) for name, x in module.parameters.items()}
     job = gradients.prepare(module, GradientsRequest(**fields), DEVICE.exact(), 2**40)
     (actual,) = peaks([job.run])
-    assert 0.98 * actual - SLACK <= job.plan.peak_bytes <= 1.05 * actual + SLACK
+    assert 0.98 * actual - SLACK <= job.plan.peak_bytes <= 1.3 * actual + SLACK

@@ -150,10 +150,12 @@ class Engine:
 
     def _resident_bytes(self) -> int:
         """Bytes of modules, of sessions and the modules that only they keep, and of captured graphs."""
-        of_sessions = self.sessions.registry.modules
-        kept = sum(module.bytes for module in of_sessions if not self.library.holds(module)) if of_sessions else 0
-        sessions = self.sessions.pool.held + self.sessions.registry.reply_bytes
-        return self.library.resident_bytes + kept + sessions + self.device.graphs.bytes
+        sessions, library = self.sessions, self.library
+        held = library.resident_bytes + sessions.pool.held + sessions.registry.reply_bytes + self.device.graphs.bytes
+        for module in sessions.registry.modules:
+            if not library.holds(module):
+                held += module.bytes
+        return held
 
     # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -31,6 +31,8 @@ _KEY_PROTOCOL: Final = b"attention.key."
 _POLICY: Final = 1008
 """The code of a WebSocket that is closed because of who uses it (RFC 6455, section 7.4.1)."""
 _SINGLE: Final = frozenset({b"host", b"origin", b"authorization", b"content-type", b"sec-fetch-site"})
+_OF_PAGES: Final = frozenset({b"origin", b"sec-fetch-site"})
+"""Headers of a request that a web page may have sent; a program that is no browser sends none of them."""
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
 _EXPOSED: Final = ("ETag", "Location", "Retry-After", "X-Request-ID", VERSION_HEADER)
 
@@ -70,7 +72,9 @@ class Access:
             if len(headers) < len(lines):
                 check_single(lines, _SINGLE)
             self._hosts.check(headers)
-            page = check_site(scope.get("method", "GET"), scope.get("scheme", "http"), headers, self._origins)
+            page = None
+            if not _OF_PAGES.isdisjoint(headers):
+                page = check_site(scope.get("method", "GET"), scope.get("scheme", "http"), headers, self._origins)
         except AttentionError as error:
             return problems.render(error)(scope, receive, send)
         return (self._admit if page is None else self._for_pages)(scope, receive, send)

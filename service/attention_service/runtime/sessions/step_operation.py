@@ -7,7 +7,6 @@ step is the ordinary forward pass over a past that is gathered from the pages.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -46,10 +45,10 @@ _TOKENS = ("query", "key", "value")
 """The tensors that hold new tokens; a step may bring the query alone."""
 _READ = {*_TOKENS, "key_mask", "past_key", "past_value", "positions"}
 """The tensors of a request that attends in place."""
-_OTHERS = attrgetter(
+_OTHERS = frozenset({
     "mask", "key_mask", "key_lengths", "global_mask", "gate", "beta", "initial_state",
     "initial_normalizer", "positions", "select",
-)  # fmt: skip
+})  # fmt: skip
 """The fields of which a step whose plan is remembered brings none."""
 _PASS_S = 60e-3
 """Seconds of the steps of one pass, one after the other, by their upper bounds, at most. The pass takes a fifth: steps
@@ -69,15 +68,20 @@ def is_cuttable(module: Module, request: ForwardRequest) -> bool:
     """True if a step's tokens may come one part after the other: causal, and nothing but tokens and their output."""
     spec = module.config.spec
     causal = any(isinstance(mask, Causal) for mask in spec.masks) and isinstance(spec.method, Exact)
-    plain = all(value is None for value in (*_OTHERS(request), request.key, request.value))
+    plain = _brings_tokens_alone(request) and request.key is None and request.value is None
     return causal and plain and _asks_for_output(request)
+
+
+def _brings_tokens_alone(request: ForwardRequest) -> bool:
+    stated = _OTHERS & request.__pydantic_fields_set__
+    return not stated or all(getattr(request, name) is None for name in stated)
 
 
 def prepare(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> Job:
     """Bind and plan one step. Raises what a forward pass raises."""
     if not _asks_for_output(request):
         return over_past(forward.prepare, module, request, device, room, rows)
-    if all(value is None for value in _OTHERS(request)):
+    if _brings_tokens_alone(request):
         job = _by_bucket(module, request, device, room, rows)
         if job is not None:
             return job

@@ -21,14 +21,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
-from attention_service.core.kernels import unsuitable
+from attention_service.core.kernels import Needs, unsuitable
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Problem, Widths
 from attention_service.core.registry import variants
-from attention_service.cost import Workload, growth
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.planning.kernel_choice import choose_kernel
+from attention_service.runtime.operations.complexity.growth import growth
+from attention_service.runtime.operations.complexity.subjects import OUTPUT, Place, Subject
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
 
 WIDTH = 64
 WINDOW = {"name": "sliding_window", "left": 512, "right": 0}
@@ -67,6 +70,8 @@ one head of width 64 in float32; the time is the best of several runs. Memory is
 
 """
 MOST_BYTES = 4e9
+ROOM = 2**62
+"""Bytes, for plans that do not depend on memory."""
 HEAD = """| attention | kernel | {lengths} | time ∝ n^ | n^ from 4k | memory ∝ n^ | predicted time n^ | in the limit |
 |---|---|{rule}---:|---:|---:|---:|---|"""
 
@@ -103,7 +108,7 @@ def cases() -> Iterator[Case]:
     for entry in variants():
         name, part = f"{entry.kind} {entry.name}", {"name": entry.name} | OPTIONS.get(entry.name, {})
         if entry.kind == "kernel":
-            if unsuitable(entry.name, AttentionSpec(), torch.float32, device="cpu") is None:
+            if unsuitable(entry.name, AttentionSpec(), torch.float32, Needs(device="cpu")) is None:
                 yield Case(name, AttentionSpec(), entry.name)
                 yield Case(f"{name}, window", AttentionSpec.model_validate({"masks": [WINDOW]}), entry.name)
         elif entry.kind == "mask":
@@ -128,9 +133,10 @@ def drawn(spec: AttentionSpec, length: int) -> Callable[[], Problem]:
     return lambda: make_problem(spec, tensors, learned, lambda q, k, v: (q, k, v), projected=False)
 
 
-def workload(spec: AttentionSpec, length: int, device: Device) -> Workload:
-    """Return the sizes of ``drawn``'s problem."""
-    return Workload(1, length, length, 1, 1, WIDTH, WIDTH, 4, spec=spec, threads=device.threads)
+def blank(spec: AttentionSpec, length: int, device: Device) -> BoundRequest:
+    """Return a blank request of the sizes of ``drawn``'s problem."""
+    tokens = RequestSizes(1, length, length)
+    return new_request(spec, Widths(1, 1, WIDTH, WIDTH), "float32", tokens, threads=device.threads)
 
 
 @torch.inference_mode()
@@ -171,15 +177,17 @@ def _peak(run: Callable[[], object]) -> int:
 
 def row(case: Case, device: Device, lengths: list[int], rounds: int, most_seconds: float) -> str:
     """Return one line of the table."""
-    largest = workload(case.spec, lengths[-1], device)
-    kernel = case.kernel or choose_kernel(largest, "float32", device, None, 2**62)
+    largest = blank(case.spec, lengths[-1], device)
+    subject = Subject(case.name, largest, OUTPUT, case.kernel, Place(device, ROOM, ROOM))
+    kernel = subject.kernel_of(largest)
     found = measured(case, kernel, lengths, rounds, most_seconds)
     told = [f"{found.seconds[n] * 1e3:.1f}" if n in found.seconds else "" for n in lengths]
     slope, memory = found.exponents()
     later = f"{found.exponents(4096)[0]:.2f}" if sum(n >= 4096 for n in found.seconds) > 1 else ""
-    predicted = [device.clock.forward(workload(case.spec, n, device), kernel).median for n in found.seconds]
+    requests = [blank(case.spec, n, device) for n in found.seconds]
+    predicted = [subject.time(subject.forward(x, kernel), x, kernel).median for x in requests]
     expected = np.polyfit(np.log([*found.seconds]), np.log(predicted), 1)[0]
-    order = growth(largest, "length", lengths, kernel, device.clock)
+    order = growth(subject, "length", lengths, kernel)
     shown = kernel if approximation_of(case.spec) is None else "its own"
     return (
         f"| {case.name} | {shown} | {' | '.join(told)} | {slope:.2f} | {later} | {memory:.2f} | {expected:.2f} "

@@ -13,10 +13,12 @@ from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.problem import Problem, Selection
-from attention_service.cost import Workload, flops
+from attention_service.core.problem import Problem, Selection, Widths
+from attention_service.cost import flops
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 
@@ -48,10 +50,10 @@ def drawn(length: int, device: Device) -> Three:
     return q, k, v
 
 
-def workload(length: int, spec: AttentionSpec, device: Device) -> Workload:
-    """The same by its sizes."""
-    count = heads(length)
-    return Workload(1, length, length, count, count, WIDTH, WIDTH, 4, spec=spec, threads=device.threads)
+def flops_of(length: int, spec: AttentionSpec) -> int:
+    """FLOPs of the same over every pair."""
+    widths = Widths(heads(length), heads(length), WIDTH, WIDTH)
+    return flops(new_request(spec, widths, "float32", RequestSizes(1, length, length)), masked=False).total
 
 
 def forwards(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
@@ -59,14 +61,14 @@ def forwards(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
     for length in lengths:
         for label, spec in (("dense", AttentionSpec()), ("causal", CAUSAL)):
             q, k, v = drawn(length, device)
-            work = workload(length, spec, device)
+            request = _request(RawForwardRequest, (q, k, v), spec=spec)
             yield Case(
                 f"forward, {label}, n = {length}, {heads(length)} heads",
-                _served(forward, RawForwardRequest, (q, k, v), device, spec=spec),
+                _served(forward, request, device),
                 "bare SDPA",
                 _bare(q, k, v, causal=label == "causal"),
-                flops=flops(work, masked=False).total,
-                predicted_ms=device.clock.forward(work, "fused").median * 1e3,
+                flops=flops_of(length, spec),
+                predicted_ms=forward.prepare(None, request, device, ROOM).plan.predicted.median * 1e3,
             )
 
 
@@ -76,7 +78,7 @@ def windows(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
     spec = AttentionSpec.model_validate({"masks": [mask]})
     for length in lengths:
         q, k, v = drawn(length, device)
-        run = _served(forward, RawForwardRequest, (q, k, v), device, spec=spec)
+        run = _served(forward, _request(RawForwardRequest, (q, k, v), spec=spec), device)
         yield Case(f"forward, window of {WINDOW}, n = {length}", run, "bare SDPA, dense", _bare(q, k, v, causal=False))
 
 
@@ -85,7 +87,8 @@ def backwards(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
     for length in lengths:
         for label, spec in (("dense", AttentionSpec()), ("causal", CAUSAL)):
             q, k, v = drawn(length, device)
-            run = _served(gradients, RawGradientsRequest, (q, k, v), device, spec=spec, wrt=["query", "key", "value"])
+            request = _request(RawGradientsRequest, (q, k, v), spec=spec, wrt=["query", "key", "value"])
+            run = _served(gradients, request, device)
             yield Case(
                 f"gradients, {label}, n = {length}, {heads(length)} heads",
                 run, "bare autograd", _autograd(q, k, v, causal=label == "causal"),
@@ -104,10 +107,13 @@ def taps(lengths: tuple[int, ...], device: Device) -> Iterator[Case]:
             yield Case(f"{name}, n = {length}", run, "fused", lambda problem=problem: attend(problem))
 
 
-def _served(operation: Any, model: Any, tensors: Three, device: Device, **more: Any) -> Any:
-    """Return a function that runs one request, from arrays to arrays."""
+def _request(model: Any, tensors: Three, **more: Any) -> Any:
     query, key, value = (tensor.cpu().numpy() for tensor in tensors)
-    request = model(query=query, key=key, value=value, **more)
+    return model(query=query, key=key, value=value, **more)
+
+
+def _served(operation: Any, request: Any, device: Device) -> Any:
+    """Return a function that runs one request, from arrays to arrays."""
     return lambda: operation.prepare(None, request, device, ROOM).run()
 
 

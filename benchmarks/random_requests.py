@@ -16,15 +16,15 @@ from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from attention_contract.spec import AttentionSpec
-from attention_service.core.kernels import KERNELS, MATERIALIZED, unsuitable
+from attention_service.core.kernels import KERNELS, MATERIALIZED, Needs, unsuitable
 from attention_service.core.methods import approximation_of
 from attention_service.core.methods.limits import check_spec
 from attention_service.core.multihead import Sizes
 from attention_service.core.positions import check_position
-from attention_service.core.problem import Widths, added_keys
+from attention_service.core.problem import Widths
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.cost import Workload
 from attention_service.modules.resident import Module, complete
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations.complexity.plain_requests import (
     Lengths,
     learned_inputs,
@@ -33,6 +33,8 @@ from attention_service.runtime.operations.complexity.plain_requests import (
     random_tensor,
     raw_inputs,
 )
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
 from benchmarks.random_specs import (
     LONGEST,
     SHORTEST,
@@ -81,15 +83,15 @@ def kinds() -> list[Kind]:
 def draw(
     rng: Generator,
     kind: Kind,
-    affordable: Callable[[Workload], bool],
+    affordable: Callable[[BoundRequest], bool],
     *,
     usual: bool = False,
     spec_of: Callable[[Generator, Lengths], AttentionSpec] | None = None,
 ) -> Drawn | None:
     """Draw a request of this kind; None if the drawn combination is invalid, to be drawn again.
 
-    ``affordable`` tests its sizes before anything is allocated. ``usual``: draw a common request, self-attention in
-    float32 with heads of a usual width and no options. ``spec_of`` draws its spec instead of chance.
+    ``affordable`` tests a blank request of its sizes before anything is allocated. ``usual``: draw a common request,
+    self-attention in float32 with heads of a usual width and no options. ``spec_of`` draws its spec instead of chance.
     """
     lengths, widths, dtype = _usual_sizes(rng) if usual else _sizes(rng)
     if kind.purpose == "hopfield":
@@ -100,9 +102,9 @@ def draw(
         check_position(spec, widths)
         config = _config(rng, widths, dtype, spec) if rng.random() < 0.5 else None
         exact = approximation_of(spec) is None
-        if exact and unsuitable(kind.kernel, spec, TORCH_DTYPES[dtype]) is not None:
+        if exact and unsuitable(kind.kernel, spec, TORCH_DTYPES[dtype], Needs()) is not None:
             return None
-        if not affordable(_work(lengths, widths, dtype, spec, config)):
+        if not affordable(_blank(lengths, widths, dtype, spec, config)):
             return None
         if config is not None:
             return _of_module(rng, kind, lengths, config, usual=usual)
@@ -141,22 +143,11 @@ def _lengths(rng: Generator) -> Lengths:
     return each[int(rng.choice(4, p=(0.6, 0.15, 0.1, 0.15)))]
 
 
-def _work(
+def _blank(
     lengths: Lengths, widths: Widths, dtype: str, spec: AttentionSpec, config: ModuleConfig | None = None
-) -> Workload:
-    return Workload(
-        batch=lengths.batch,
-        queries=lengths.queries,
-        keys=lengths.keys + added_keys(spec),
-        past=lengths.past,
-        heads=widths.heads,
-        kv_heads=widths.kv_heads,
-        head_dim=widths.head_dim,
-        value_dim=widths.value_dim,
-        itemsize=TORCH_DTYPES[dtype].itemsize,
-        spec=spec,
-        sizes=None if config is None else Sizes.of(config),
-    )
+) -> BoundRequest:
+    tokens = RequestSizes(lengths.batch, lengths.queries, lengths.new_keys, lengths.past)
+    return new_request(spec, widths, dtype, tokens, sizes=None if config is None else Sizes.of(config))
 
 
 def _config(rng: Generator, widths: Widths, dtype: str, spec: AttentionSpec) -> ModuleConfig:
@@ -225,12 +216,12 @@ def _rest(
 
 
 def _retrieval(
-    rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, affordable: Callable[[Workload], bool]
+    rng: Generator, kind: Kind, lengths: Lengths, widths: Widths, dtype: str, affordable: Callable[[BoundRequest], bool]
 ) -> Drawn | None:
     steps = between(rng, 1, _MOST_STEPS)
     alike = Widths(widths.heads, widths.heads, widths.head_dim, widths.head_dim)
     together = Lengths(lengths.batch * steps, lengths.queries, lengths.keys, 0)  # as much work as all steps
-    if not affordable(_work(together, alike, dtype, AttentionSpec())):
+    if not affordable(_blank(together, alike, dtype, AttentionSpec())):
         return None
     stored = random_tensor(rng, (lengths.batch, widths.heads, lengths.keys, widths.head_dim), dtype)
     states = random_tensor(rng, (lengths.batch, widths.heads, lengths.queries, widths.head_dim), dtype)

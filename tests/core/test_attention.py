@@ -8,12 +8,12 @@ import torch
 
 from attention_contract.spec import AttentionSpec, Dot, SlidingWindow
 from attention_service.core.attention import attend, trace
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.scores import ScaledDot
 from attention_service.core.stages import taps_of
 
-KERNEL_NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
+KERNEL_NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64, Needs())]
 SCORE_SIDE = ("scores", "capped_scores", "masked_scores", "weights", "lse")
 NODES = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 
@@ -45,7 +45,7 @@ def test_every_tap_and_node_follows_the_formula(every_spec_or_mask, make_problem
     assert tuple(nodes) == NODES
     assert len({id(node) for node in nodes.values()}) == len(NODES)
     for kernel in KERNEL_NAMES:
-        if unsuitable(kernel, spec, torch.float64):
+        if unsuitable(kernel, spec, torch.float64, Needs()):
             continue
         taps = attend(problem, [tap for tap in SCORE_SIDE if tap in taps_of(spec)], kernel=kernel).taps
         assert ("lse" in taps) == (spec.normalizer.name == "softmax")

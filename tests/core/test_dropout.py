@@ -7,11 +7,13 @@ import torch
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.problem import Dropout, Selection
 from attention_service.core.stages import kept_weights
 
-ABLE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64, dropout=True)]
+ABLE = [
+    entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64, Needs(dropout=True))
+]
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

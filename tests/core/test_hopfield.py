@@ -1,7 +1,6 @@
 """Hopfield retrieval against the paper's formulas written out, and the properties that the paper proves."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention_service.core import blocks
 from attention_service.core.hopfield import DOT_PRODUCTS, Memory, retrieve
-from attention_service.cost import (
-    Rates,
-    Retrieval,
-    predicted_retrieval_seconds,
-    retrieval_flops,
-    retrieval_peak_bytes,
-)
+from attention_service.cost import Retrieval, retrieval_flops
 
 
 def drawn(seed=0, batch=2, heads=3, patterns=7, states=5, width=6, masked=False):
@@ -147,18 +140,10 @@ def test_a_state_that_is_zero_has_no_direction_and_none_is_fine():
 # ── cost ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_flops_and_seconds_grow_with_the_steps_and_bytes_with_neither_steps_nor_pairs():
-    rates = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=1e-5)
-    one, many, longer = (
-        Retrieval(1, 8, states, 4096, 64, steps, 4, DOT_PRODUCTS)
-        for states, steps in ((4096, 1), (4096, 100), (8192, 1))
-    )
+def test_flops_grow_with_the_steps():
+    many = Retrieval(1, 8, 4096, 4096, 64, 100, 4, DOT_PRODUCTS)
     update = 4 * 8 * 4096 * 4096 * 64
     assert 100 * update < retrieval_flops(many) < 1.2 * 101 * update
-    seconds = predicted_retrieval_seconds(many, rates) / predicted_retrieval_seconds(one, rates)
-    assert 30 < seconds < 100
-    assert retrieval_peak_bytes(longer) < 1.6 * retrieval_peak_bytes(one)
-    assert retrieval_peak_bytes(many) < 1.4 * retrieval_peak_bytes(one)
 
 
 def test_projections_are_counted():
@@ -167,5 +152,3 @@ def test_projections_are_counted():
     layer = Retrieval(2, 4, 50, 60, 8, 1, 4, DOT_PRODUCTS, merged=True, **widths)
     products = 2 * 2 * 4 * 8 * (50 * 10 + 60 * 12 + 50 * 6)
     assert retrieval_flops(layer) - retrieval_flops(plain) == products
-    wide = replace(layer, stored_width=10_000)  # what comes so wide is the most that is held
-    assert retrieval_peak_bytes(wide) > 4 * 2 * 60 * 10_000 > retrieval_peak_bytes(plain) >= 4 * 2 * 4 * 50 * 60

@@ -8,7 +8,7 @@ from torch.nn import MultiheadAttention
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.multihead import (
     Sizes,
     initial_parameters,
@@ -24,7 +24,7 @@ from attention_service.core.problem import Problem
 BATCH, QUERIES, KEYS, D_MODEL, HEADS = 3, 6, 7, 24, 4
 WIDTHS = {"same widths": {}, "own widths": {"kdim": 10, "vdim": 14}, "without biases": {"bias": False}}
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=str)
-HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
+HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64, Needs())]
 
 
 def split(module: MultiheadAttention) -> dict[str, torch.Tensor]:

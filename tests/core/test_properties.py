@@ -10,14 +10,14 @@ from tests.core.conftest import SPECS, drawn_masks
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.problem import Selection
 from attention_service.core.stages import taps_of
 
-HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
+HERE = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64, Needs())]
 kernels = st.sampled_from(HERE)
 specs = st.sampled_from([*SPECS.values()])
-kernels_and_specs = st.tuples(kernels, specs).filter(lambda drawn: not unsuitable(*drawn, torch.float64))
+kernels_and_specs = st.tuples(kernels, specs).filter(lambda drawn: not unsuitable(*drawn, torch.float64, Needs()))
 
 
 sizes = st.integers(1, 6)

@@ -28,7 +28,7 @@ from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, ScaledDot
 from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.multihead import Sizes, project, project_out
 
 TOKENS, WIDTH, HEADS, HEAD = 7, 24, 4, 8
@@ -187,7 +187,7 @@ def test_outputs_and_gradients_are_the_layer_s(published):
 
     names = ["input", *dict(published.layer.named_parameters())]
     for kernel in (entry.name for entry in KERNELS):
-        if unsuitable(kernel, published.spec, torch.float64):
+        if unsuitable(kernel, published.spec, torch.float64, Needs()):
             continue
         _, output = published.ours(x, published.parameters(), kernel)
         found = torch.autograd.grad(output, [x, *own], upstream)

@@ -5,7 +5,7 @@ function, n·log n comparisons for a sort. Comparisons, masks and copies are no 
 products and the softmax that it replaces.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from math import ceil, log2
 from typing import Any
 
 import torch
+from tests.cost.peaks import filled
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
@@ -21,12 +22,15 @@ from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import query_blocks
 from attention_service.core.kernels.query_blocks import Layout
+from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import learned_of, project, project_out
-from attention_service.core.problem import Dropout, Problem
-from attention_service.cost import Traffic, Workload
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.cost import Traffic
 from attention_service.cost.operation_counter import OperationCounter
-from attention_service.cost.stand_ins import dtype_of, inputs_of, parameters_of, selection_of
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.operations import compute
 
 BY_RESULT = {
     **dict.fromkeys(["add", "sub", "rsub", "mul", "div", "neg", "abs", "pow", "sqrt", "reciprocal", "clamp"], 1),
@@ -44,12 +48,13 @@ class Counting(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counter = OperationCounter()
+        self._counter = OperationCounter[str]()
+        self._counter.enter("all")
         self.matmul = self.arithmetic = 0
 
     @property
     def traffic(self) -> Traffic:
-        return self._counter.counted
+        return self._counter.counted["all"]
 
     @property
     def flops(self) -> int:
@@ -89,56 +94,51 @@ def arithmetic(name: str, args: Any, out: Any) -> int:
     return BY_RESULT.get(name, 0) * x.numel()
 
 
-def executed(work: Workload, kernel: str) -> tuple[Counting, Counting]:
+def executed(
+    bound: BoundRequest, kernel: str, taps: Collection[str] = ("output",), selection: Selection = EVERYTHING
+) -> tuple[Counting, Counting]:
     """Count a real pass over random tensors, and the way back to every input and parameter."""
-    tensors = {name: _real(x) for name, x in inputs_of(work).items()}
-    parameters = {name: _real(x) for name, x in parameters_of(work).items()}
-    if work.padded:
-        tensors["key_mask"] = torch.ones(work.batch, work.sequence_keys, dtype=torch.bool)
-        tensors["key_mask"][:, work.unpadded_keys :] = False
-        tensors["key_mask"][-1, -1] = work.sequence_keys == 1  # padding hides no whole tile
-    leaves = [x for name, x in tensors.items() if x.is_floating_point() and name != "mask"] + [*parameters.values()]
+    real = filled(bound)
+    uploaded = compute.upload(real, torch.device("cpu"))
+    tensors, parameters, dtype = uploaded.tensors, dict(uploaded.parameters), TORCH_DTYPES[bound.dtype]
+    if bound.padded:
+        tensors["key_mask"] = tensors["key_mask"].clone()
+        tensors["key_mask"][-1, -1] = bound.sequence_keys == 1  # padding hides no whole tile
+    floats = [x for name, x in tensors.items() if x.is_floating_point() and name != "mask"]
+    leaves = [*floats, *parameters.values()]
 
-    def run(taps: frozenset[str]) -> Tensor:
-        found = attend(problem_of(work, tensors, parameters), taps - {"output"}, selection_of(work), kernel=kernel)
-        _ = [x.to(dtype_of(work)) for x in found.taps.values()]  # as the reply has them
-        return found.context if work.sizes is None else project_out(parameters, found.context)
+    def run(taps: Collection[str]) -> Tensor:
+        problem = problem_of(real, tensors, parameters)
+        found = attend(problem, {*taps} - {"output"}, selection, kernel=kernel)
+        _ = [x.to(dtype) for x in found.taps.values()]  # as the reply has them
+        return found.context if real.module is None else project_out(parameters, found.context)
 
     with _keys_are_found_uncounted():
         with torch.no_grad(), Counting() as forward:
-            run(work.taps)
+            run(taps)
         for x in leaves:
             x.requires_grad_()
-        output = run(frozenset())
+        output = run(())
         upstream = torch.ones_like(output)
         with Counting() as backward:
             found = torch.autograd.grad(output, leaves, upstream, allow_unused=True)
-            _ = [x.to(dtype_of(work)) for x in found if x is not None]
+            _ = [x.to(dtype) for x in found if x is not None]
     return forward, backward
 
 
-def problem_of(work: Workload, tensors: dict[str, Tensor], parameters: dict[str, Tensor]) -> Problem:
+def problem_of(bound: BoundRequest, tensors: dict[str, Tensor], parameters: dict[str, Tensor]) -> Problem:
     """The attention inside the request."""
-    sizes = work.sizes
+    sizes = bound.sizes
 
     def by_head(*three: Tensor) -> tuple[Tensor, ...]:
         return three if sizes is None else project(parameters, sizes, *three)
 
-    apart = None if sizes is None or not work.apart else partial(project, parameters, sizes, by="global")
-    learned = {name: parameters[name] for name in learned_of(work.spec, work.widths)}
-    prepared = make_problem(work.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
+    apart = None if sizes is None or not bound.apart else partial(project, parameters, sizes, by="global")
+    learned = {name: parameters[name] for name in learned_of(bound.spec, bound.widths)}
+    prepared = make_problem(bound.spec, tensors, learned, by_head, projected=sizes is not None, apart=apart)
     tokens = tensors.get("key", tensors["query"])
-    given = running(work.spec, tensors, parameters, tokens, wanted="return_state" in work.sent)
-    return replace(prepared, recurrent=given, dropout=Dropout(0.1, 0) if work.dropped else None)
-
-
-def _real(x: Tensor) -> Tensor:
-    """The same with numbers, where it has none."""
-    if not x.is_meta:
-        return x
-    if x.is_floating_point():
-        return torch.rand(x.shape).to(x.dtype)
-    return torch.rand(x.shape) > 0.1 if x.dtype == torch.bool else torch.arange(x.numel()).view(x.shape) % 7
+    given = running(bound.spec, tensors, parameters, tokens, wanted="return_state" in bound.sent)
+    return replace(prepared, recurrent=given, dropout=bound.dropout)
 
 
 @contextmanager

@@ -1,56 +1,70 @@
-"""What a pass holds on the CPU, as PyTorch's profiler sees it: requests of workloads, and the peaks of their passes.
+"""What a pass holds on the CPU, as PyTorch's profiler sees it, and requests with numbers in place of blank ones.
 
-The passes run on one thread, and so must the workloads say.
+The passes run on one thread, and so must the requests say.
 """
 
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import accumulate
+from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from attention_service.cost import Workload
-from attention_service.cost.gradient_memory import names_of
-from attention_service.runtime.operations.sized_requests import SizedOperations
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.scheduling.operation import Operation
 
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+CPU = torch.device("cpu")
 Run = Callable[[], object]
 
 
-@dataclass
-class Request:
-    """A workload's passes, as the server runs them, over random tensors."""
+def filled(bound: BoundRequest) -> BoundRequest:
+    """The same request and module with random numbers."""
+    rng = np.random.default_rng(0)
 
-    work: Workload
+    def numbers(name: str, array: np.ndarray) -> np.ndarray:
+        if name in {"offsets", "key_lengths", "key_mask"}:
+            return array.copy()
+        if array.dtype.kind == "b":
+            return rng.random(array.shape) > 0.1
+        if array.dtype.kind == "i":
+            return np.arange(array.size).reshape(array.shape) % 7
+        return rng.random(array.shape).astype(array.dtype) * 0.9 + 0.05
 
-    def __post_init__(self):
-        def fill(x):
-            if x.is_floating_point():
-                x.uniform_()
-            else:
-                x.fill_(1 if x.dtype == torch.bool else self.work.sequence_keys - 1)
+    arrays, learned = (
+        {name: numbers(name, array) for name, array in given.items()} for given in (bound.arrays, bound.learned)
+    )
+    module = bound.module
+    if module is not None:
+        drawn = {name: torch.rand(x.shape).to(x.dtype) for name, x in module.parameters.items()}
+        module = replace(module, parameters=MappingProxyType(drawn))
+    return bound.replaced(arrays=arrays, learned=learned, module=module)
 
-        self._operations = SizedOperations("cpu", fill)
-        self._parameters = self._operations.parameters(self.work)
 
-    def forward(self, kernel: str):
-        return self._operations.forward(self.work, kernel, self._parameters)
+def run(operation: Operation) -> dict[str, object]:
+    """Upload and launch: the results, which stay on the device.
 
-    def backward(self, kernel: str, taps: bool = False, *, twice: bool = False):
-        names = names_of(self.work, taps=taps)
-        return self._operations.gradients(self.work, kernel, self._parameters, names, twice=twice, checked=False)
+    The request's tensors are allocated here, as on a device with memory of its own: a CPU takes views of the body.
+    """
+    uploaded = operation.upload(CPU)
+    given = {array.ctypes.data for array in (operation.bound.arrays | operation.bound.learned).values()}
+    for tensors in (uploaded.tensors, {} if operation.bound.module is not None else uploaded.parameters):
+        for name, x in [*tensors.items()]:
+            if x.data_ptr() in given or (x.numel() and "." in name):
+                tensors[name] = x.clone()
+    return operation.launch(uploaded)
 
 
 def peaks(runs: Sequence[Run]) -> list[int]:
     """The most bytes that each run held at a time. One profile of all of them: to start one takes long."""
     with _undisturbed(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        for number, run in enumerate(runs):
+        for number, each in enumerate(runs):
             with record_function(f"run|{number}"):
-                run()
+                each()
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     allocated = [event for event in events if event.name() == "[memory]"]
     times = [event.start_ns() for event in allocated]

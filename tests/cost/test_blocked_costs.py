@@ -5,6 +5,7 @@ from time import process_time
 
 import pytest
 import torch
+from tests.cost.workloads import forward_seen, gradients_seen, raw, resized
 
 from attention_contract.spec import (
     AnyOf,
@@ -13,29 +14,20 @@ from attention_contract.spec import (
     Entmax15,
     GlobalTokens,
     SlidingWindow,
-    Strided,
 )
-from attention_service.core.kernels import KERNELS, blocked
+from attention_service.core.kernels import KERNELS, Needs, blocked
 from attention_service.core.kernels import query_blocks as counted
 from attention_service.core.kernels.fused import cpu_blocks
 from attention_service.core.kernels.query_blocks import Cut, Layout, query_blocks, rehearsed_blocks
 from attention_service.core.masks.rules import pattern_of
-from attention_service.cost import (
-    Rates,
-    Roofline,
-    Workload,
-    gradient_peak_bytes,
-    growth,
-    memory_order,
-    peak_bytes,
-    time_order,
-)
+from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.planning.kernel_choice import Computation, choose_kernel
+from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel
 
 RATES = Rates(flops_per_s=1e11, bytes_per_s=1e10, overhead_s=5e-5)
 DEVICE = Device(torch.device("cpu"), "CPU", 2**40, Roofline(RATES))
-RAW = Workload(1, 8192, 8192, 1, 1, 64, 64, 4)
+ONE = {"batch": 1, "heads": 1, "kv_heads": 1}
+LONG = ONE | {"queries": 8192, "new_keys": 8192}
 WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=512)])
 LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=256, right=256), GlobalTokens(positions=[0, 1])])])
 NO_ROOM, ROOM = 0, 2**62
@@ -49,10 +41,11 @@ def test_pairs_are_counted_as_the_kernel_cuts_them(more, real, every_mask, monke
     monkeypatch.setattr(cpu_blocks, "CUT", replace(small, shared=True))
     spec = AttentionSpec(masks=every_mask, **more)
     problem = make_problem(batch=3, queries=21, keys=19, spec=spec)
-    work = Workload(3, 21, 19, 2, 1, 2, 3, 8, spec=spec)
+    small_sizes = {"queries": 21, "new_keys": 19, "heads": 2, "kv_heads": 1, "head_dim": 2, "value_dim": 3}
+    padding = {} if real is None else {"padded": True, "real_keys": real}
+    work = raw(spec, batch=3, itemsize=8, **small_sizes, **padding)
     if real is not None:
-        problem = replace(problem, key_lengths=torch.full((3,), real))
-        work = replace(work, padded=True, real_keys=real)
+        problem = replace(problem, key_lengths=torch.full((3,), work.real_keys))
     by_fused = cpu_blocks.takes(problem)
     assert by_fused == cpu_blocks.takes_sizes(work) == (bool(every_mask) and not more and real is None)
     cut = cpu_blocks.CUT if by_fused else small
@@ -65,75 +58,63 @@ def test_pairs_are_counted_as_the_kernel_cuts_them(more, real, every_mask, monke
 
 @pytest.mark.parametrize("spec", [AttentionSpec(), AttentionSpec(masks=[Causal()]), WINDOW, LONGFORMER], ids=str)
 def test_beyond_counting_the_estimate_is_near_and_quick(spec, monkeypatch):
-    work, kernel = replace(RAW, spec=spec), KERNELS["blocked"].make()
+    work, kernel = raw(spec, **LONG), KERNELS["blocked"].make()
     exact = kernel.executed(work).pairs
     monkeypatch.setattr(counted, "_MOST_CELLS", 0)
     counted._few.cache_clear()
     assert kernel.executed(work).pairs == pytest.approx(exact, rel=0.15)
     started = process_time()
-    largest = kernel.executed(replace(work, queries=2**31, keys=2**31))
+    largest = kernel.executed(resized(work, queries=2**31, new_keys=2**31))
     assert process_time() - started < 1
     assert 0 < largest.pairs <= 2**62
 
 
 def test_the_largest_block_is_rehearsed(every_mask):
-    work = replace(RAW, queries=300, keys=280, spec=AttentionSpec(masks=every_mask, softcap=2.0))
+    work = raw(AttentionSpec(masks=every_mask, softcap=2.0), **ONE, queries=300, new_keys=280)
     few = [len(queries) * sum(map(len, keys)) for _, queries, keys, _ in rehearsed_blocks(work, blocked.CUT)]
     pattern = pattern_of(every_mask, 300, 280) if every_mask else None
     every = Layout(pattern, 0, 300, 280).blocks(blocked.CUT)
     assert max(few) == max(len(queries) * sum(map(len, keys)) for queries, keys in every)
 
 
-def test_a_window_grows_as_a_window():
-    lengths = [2**12, 2**15, 2**16]
-    for spec, order in ((WINDOW, "O(n·w·d)"), (LONGFORMER, "O(n·(w + g)·d)")):
-        grown = growth(replace(RAW, spec=spec), "length", lengths, "blocked", Roofline(RATES))
-        assert grown.flops_exponent == pytest.approx(1, abs=0.02)
-        assert grown.peak_bytes_exponent == pytest.approx(1, abs=0.1)
-        assert grown.time_order == order
-        assert grown.memory_order == "O(n·d)"
-    dense = growth(RAW, "length", lengths, "blocked", Roofline(RATES))
-    assert dense.flops_exponent == pytest.approx(2, abs=0.01)
-    assert (dense.time_order, dense.memory_order) == ("O(n²·d)", "O(n·d)")
-    strided = replace(RAW, spec=AttentionSpec(masks=[Strided(stride=64)]))
-    assert time_order(strided, "length", "blocked").startswith("O(n²·d); over allowed pairs alone")
-    tapped = replace(RAW, taps=frozenset({"weights"}))
-    assert memory_order(tapped, "length", "blocked") == "O(h·n² + n·d)"
-
-
-@pytest.mark.parametrize("told", [peak_bytes, gradient_peak_bytes])
+@pytest.mark.parametrize("told", [forward_seen, gradients_seen])
 @pytest.mark.parametrize(("length", "past"), [(2**17 - 1, 0), (2**17, 70_000), (10**6, 0)])
 def test_what_is_too_long_to_go_through_needs_as_much_for_a_token(told, length, past):
-    short, long = (replace(RAW, queries=n, keys=n + past, past=past, spec=WINDOW) for n in (2**14, length))
+    short, long = (raw(WINDOW, **ONE, queries=n, new_keys=n, past=past) for n in (2**14, length))
     tokens = [2 * each.queries + 3 * each.keys for each in (short, long)]
-    needs = [told(each, "blocked") / count for each, count in zip((short, long), tokens, strict=True)]
+    needs = [told(each, "blocked").peak_bytes / count for each, count in zip((short, long), tokens, strict=True)]
     assert needs[1] == pytest.approx(needs[0], rel=0.25)
 
 
-def chosen(spec, length, room=ROOM, **purpose):
+def chosen(bound, room=ROOM, device=DEVICE, **needs):
+    backward = needs.pop("backward", False)
+    able = able_kernels(bound, device, None, Needs(**needs))
+    told = gradients_seen if backward else forward_seen
     return choose_kernel(
-        replace(RAW, queries=length, keys=length, spec=spec), "float32", DEVICE, None, room, Computation(**purpose)
+        bound, able, device.clock, room, lambda kernel: told(bound, kernel).peak_bytes, backward=backward
     )
+
+
+def of_length(spec, length):
+    return raw(spec, **ONE, queries=length, new_keys=length)
 
 
 def test_the_planner_takes_what_exploits_the_mask_and_what_fits():
     capped = AttentionSpec(softcap=30.0)
-    assert chosen(AttentionSpec(), 64) == "fused"
-    assert chosen(AttentionSpec(), 10**5) == "fused"
-    assert chosen(WINDOW, 10**5) == chosen(LONGFORMER, 2**14, operation="gradients") == "blocked"
-    assert chosen(capped, 64) == "materialized"
-    assert chosen(capped, 512, room=2**62, keeps_weights=True) == "materialized"
-    assert chosen(capped, 10**5) == chosen(capped, 10**5, room=2**36, operation="gradients") == "blocked"
+    assert chosen(raw(queries=64, new_keys=64)) == "fused"
+    assert chosen(of_length(AttentionSpec(), 10**5)) == "fused"
+    assert chosen(of_length(WINDOW, 10**5)) == chosen(of_length(LONGFORMER, 2**14), backward=True) == "blocked"
+    assert chosen(of_length(capped, 64)) == "materialized"
+    assert chosen(of_length(capped, 512), room=2**62, taps_gradient=True) == "materialized"
+    assert chosen(of_length(capped, 10**5)) == chosen(of_length(capped, 10**5), room=2**36, backward=True) == "blocked"
 
 
 def test_a_kernel_that_does_not_fit_is_passed_over():
-    capped = AttentionSpec(softcap=30.0)
-    work = replace(RAW, queries=1024, keys=1024, spec=capped, heads=8, kv_heads=8)
-    blocked, materialized = (peak_bytes(work, kernel) for kernel in ("blocked", "materialized"))
+    work = raw(AttentionSpec(softcap=30.0), batch=1, heads=8, kv_heads=8, queries=1024, new_keys=1024)
+    blocked, materialized = (forward_seen(work, kernel).peak_bytes for kernel in ("blocked", "materialized"))
     assert blocked < materialized
-    slow = replace(
-        DEVICE, clock=Roofline(replace(RATES, overhead_s=1.0))
-    )  # on which a tile costs more than it is worth
-    assert choose_kernel(work, "float32", slow, None, materialized) == "materialized"
-    assert choose_kernel(work, "float32", slow, None, materialized - 1) == "blocked"
-    assert choose_kernel(work, "float32", slow, None, NO_ROOM) == "blocked", "the one that comes nearest"
+    # A device on which a tile costs more than it is worth.
+    slow = replace(DEVICE, clock=Roofline(replace(RATES, overhead_s=1.0)))
+    assert chosen(work, materialized, slow) == "materialized"
+    assert chosen(work, materialized - 1, slow) == "blocked"
+    assert chosen(work, NO_ROOM, slow) == "blocked", "the one that comes nearest"

@@ -2,23 +2,23 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from tests.cost.peaks import Request, peaks
-from tests.cost.test_peaks import QUICK, SLOW, WORKLOADS, passes
-from tests.cost.workloads import METHODS, approximate, module
+from tests.cost.peaks import filled, peaks, run
+from tests.cost.test_peaks import QUICK, SLOW, TAPS, passes
+from tests.cost.workloads import METHODS, approximate, gradients_of, gradients_seen, module, raw
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
-from attention_service.cost import gradient_peak_bytes, input_bytes
-from attention_service.cost.extrapolation import in_pieces
-from attention_service.cost.gradient_memory import _rehearsed, names_of
-from attention_service.cost.memory_phases import Phase, peak_of
+from attention_service.core.rehearsal_marks import phase
+from attention_service.cost import Rates, Roofline, input_bytes, rehearse
 from attention_service.cost.meta_results import answer
-from attention_service.cost.rehearsal import most_held
+from attention_service.cost.rehearsal import ROUNDING
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.planning.kernel_choice import cost_of
+from attention_service.runtime.planning.rehearsals import seen
 
 
 class Compared(TorchDispatchMode):
@@ -46,60 +46,60 @@ def lies(x):
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_results_on_the_meta_device_are_those_of_the_operations(name):
-    work = WORKLOADS[name]
     with Compared() as compared:
-        for each in passes(work):
-            if each.way == "second" or work.taps != frozenset({"output"}):
+        for each in passes(name):
+            if each.way == "second" or name in TAPS:
                 each.run()
     assert not compared.wrong
     assert len(compared.told) > 2
 
 
 def test_what_is_held_and_what_comes_and_goes_is_counted():
-    def run(account):
-        account.begin("one")
-        account.call("x")
+    def run():
+        phase("one", "x")
         x = torch.empty(1000, device="meta")  # 4,000 bytes
-        account.call("others")
+        phase(None, "others")
         y = x + 1  # 8,000
         z = y.double()  # 16,000
         del y  # 12,000
         z = z * x  # beside it x in float64, and the answer: 28,000
         z.view(10, 100)
-        account.begin("another")  # x and z, of which there are two for a moment
+        phase("another", "others")  # x and z, of which there are two for a moment
         del x
 
     one = {"x": 4000, "others": 16000, "workspace": 8000}
-    assert most_held(run) == {"one": one, "another": {"x": 4000, "others": 8000}}
+    found = rehearse(run)
+    assert found.phases == {"inputs": {}, "one": one, "another": {"x": 4000, "others": 8000}}
+    assert found.peak_bytes == sum(one.values()) + ROUNDING
+    assert found.of("one", "others").operations == found.total().operations == 3
 
 
-def test_what_has_a_number_for_each_pair_and_what_is_worked_in_is_told_apart():
-    def run(account):
-        account.call("by_token", "by_pair")
+def test_what_has_a_number_for_each_pair_is_told_apart_and_products_are_counted():
+    def run():
+        phase(None, "by_token", "by_pair")
         q, k = (torch.empty(2, 30, 8, device="meta") for _ in range(2))
         x = q @ k.mT
-        account.take(100)
         del x
 
-    held = {"by_token": 2 * 4 * 2 * 30 * 8, "by_pair": 4 * 2 * 30 * 30, "workspace": 100}
-    assert most_held(run, pairs=(30, 30)) == {"": held}
+    found = rehearse(run, pairs=(30, 30))
+    assert found.phases == {"inputs": {"by_token": 2 * 4 * 2 * 30 * 8, "by_pair": 4 * 2 * 30 * 30}}
+    assert found.total().products == 2 * 2 * 30 * 30 * 8
 
 
-LONG = {name: approximate(name, batch=1, heads=2, kv_heads=1, queries=4000, keys=4000) for name in METHODS}
-LONG["additive"] = replace(
-    approximate("linear", batch=1, kv_heads=2, queries=400, keys=300), spec=AttentionSpec(score=Additive(hidden=64))
-)
+LONG = {name: approximate(name, batch=1, heads=2, kv_heads=1, queries=4000, new_keys=4000) for name in METHODS}
+ADDITIVE = AttentionSpec(score=Additive(hidden=64))
+LONG["additive"] = raw(ADDITIVE, batch=1, kv_heads=2, head_dim=32, value_dim=32, queries=400, new_keys=300)
 FEW = ["linear, causal", "gated", "performer, causal", "additive"]
 
 
 @pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in LONG])
 def test_a_few_of_many_equal_pieces_tell_of_all(name):
-    work = LONG[name]
-    names = names_of(work)
-    whole = peak_of(tuple(Phase(*each) for each in _rehearsed(work, "materialized", tuple(names), True, False).items()))
-    assert gradient_peak_bytes(work, "materialized", twice=True) == pytest.approx(whole, rel=0.02)
-    if name in {"linear, causal", "delta", "performer, causal", "additive"}:
-        assert in_pieces(work, twice=True)
+    bound = LONG[name]
+    kernel = "materialized" if name == "additive" else bound.spec.method.name
+    whole = seen(bound, kernel, partial(gradients_of, twice=True), whole=True)
+    few = gradients_seen(bound, kernel, twice=True)
+    assert few.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.02)
+    assert few.total().moved == pytest.approx(whole.total().moved, rel=0.02)
 
 
 APART = AnyOf(of=[SlidingWindow(left=40, right=40), GlobalTokens(positions=[0, 1, 150], projections="separate")])
@@ -107,21 +107,21 @@ APART = AnyOf(of=[SlidingWindow(left=40, right=40), GlobalTokens(positions=[0, 1
 
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
 def test_the_places_of_sequences_tell_which_queries_are_projected_apart(kernel):
-    offsets = {"batched_offsets": True, "batched_places": True, "offsets": (-20, 140)}
-    work = module(queries=300, keys=300, spec=AttentionSpec(masks=[APART]), **offsets)
-    actual = peaks([partial(Request(work).backward, kernel)])[0]
+    bound = module(AttentionSpec(masks=[APART]), queries=300, new_keys=300, offsets=(-20, 140))
+    real = filled(bound)
+    actual = peaks([lambda: run(gradients_of(real, kernel))])[0]
     over = 0.25 if kernel == "blocked" else 0.01  # a few of its blocks are rehearsed
-    assert 0.99 * actual <= gradient_peak_bytes(work, kernel) <= (1 + over) * actual
+    assert 0.99 * actual <= gradients_seen(bound, kernel).peak_bytes <= (1 + over) * actual
 
 
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized", "performer"])
-def test_what_needs_far_too_much_is_told_without_a_rehearsal(kernel, monkeypatch):
+def test_what_needs_far_too_much_is_told_without_a_rehearsal(kernel):
     spec = METHODS["performer"] if kernel == "performer" else AttentionSpec(masks=[SlidingWindow(left=9)])
-    work = approximate("linear", spec=spec, queries=3000, keys=3000)
-    needed = gradient_peak_bytes(work, kernel)
-    monkeypatch.setattr("attention_service.cost.gradient_memory.gradient_phases", None)
-    least = gradient_peak_bytes(work, kernel, room=2**20)
-    assert 2 * 2**20 < input_bytes(work) <= least < needed
+    bound = raw(spec, queries=3000, new_keys=3000)
+    needed = gradients_seen(bound, kernel).peak_bytes
+    device = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
+    found = cost_of(bound, kernel, device, 2**20, "gradients", lambda *_: pytest.fail("it was rehearsed"))
+    assert 2 * 2**20 < input_bytes(bound) <= found.peak_bytes < needed
 
 
 @pytest.mark.slow
@@ -130,12 +130,13 @@ def test_a_rehearsal_loads_nothing_that_gradients_do_not():
     program = """
 import sys
 import torch
-from tests.cost.test_rehearsal import LONG, gradient_peak_bytes
+from tests.cost.test_rehearsal import LONG, gradients_seen
 x = torch.ones(1, requires_grad=True)
 torch.autograd.grad(2 * x, x, torch.ones(1))
 before = len(sys.modules)
-for work in LONG.values():
-    gradient_peak_bytes(work, "materialized", twice=True, checked=True)
+for bound in LONG.values():
+    name = bound.spec.method.name
+    gradients_seen(bound, "materialized" if name == "exact" else name, twice=True, checked=True)
 print(len(sys.modules) - before)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,36 +1,29 @@
 """Bytes, elementary functions and operations of the rehearsal against those of real passes on the CPU."""
 
-from dataclasses import replace
 from time import process_time
 
 import pytest
 import torch
 from tests.cost.counting import Counting, executed
-from tests.cost.peaks import DTYPES
+from tests.cost.workloads import OUTPUT, forward_of, forward_seen, gradients_seen, raw
 
 from attention_contract import positions, spec
 from attention_contract.positions import QKNorm, RelativeBias, Rope
-from attention_contract.schemas.complexity import Shape
 from attention_contract.schemas.modules import Biases
 from attention_contract.spec import AttentionSpec, Causal, Dot, GlobalTokens, SlidingWindow, Softmax
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.kernels.fused.cpu_blocks import takes_sizes
 from attention_service.core.masks import MASKS
+from attention_service.core.masks.visibility import EVERYTHING
 from attention_service.core.multihead import Sizes
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
-from attention_service.core.problem import added_keys
+from attention_service.core.problem import Selection
 from attention_service.core.scores import SCORES
-from attention_service.cost import (
-    Rates,
-    Roofline,
-    Traffic,
-    Workload,
-    cost_of,
-    gradient_traffic,
-    traffic,
-)
-from attention_service.cost.taps import tap_costs
+from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.cost import Traffic
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.planning.rehearsals import seen
 
 KERNEL_NAMES = [kernel.name for kernel in KERNELS if kernel.name != "flex"]  # flex counts as blocked does
 BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
@@ -38,45 +31,47 @@ WINDOW = [SlidingWindow(left=2, right=1)]
 CAUSAL = [Causal()]
 
 
-def work_of(of: AttentionSpec | None = None, *, module=True, biases=BIASES, batch=2, queries=5, keys=7, **more):
-    """A workload of small sizes; ``keys`` are the new ones."""
+def work_of(of: AttentionSpec | None = None, *, module=True, biases=BIASES, **more) -> BoundRequest:
+    """A blank request of small sizes."""
     of = AttentionSpec() if of is None else of
-    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 6, "value_dim": 6, "itemsize": 4, "threads": 1}
-    sizes |= {name: more.pop(name) for name in tuple(more) if name in sizes}
-    widths = [sizes[name] for name in ("heads", "kv_heads", "head_dim", "value_dim")]
-    all_keys = keys + more.get("past", 0) + added_keys(of)
-    known = Sizes(24, *widths, 24, 24, biases, of) if module else None
-    return Workload(batch, queries, all_keys, spec=of, sizes=known, **sizes, **more)
+    more = {"batch": 2, "queries": 5, "new_keys": 7, "heads": 4, "kv_heads": 2, "head_dim": 6, "value_dim": 6} | more
+    widths = [more[name] for name in ("heads", "kv_heads", "head_dim", "value_dim")]
+    return raw(of, sizes=Sizes(24, *widths, 24, 24, biases, of) if module else None, **more)
 
 
-def assert_counted_exactly(work: Workload, kernel: str) -> None:
+def counted(bound: BoundRequest, kernel: str, taps=OUTPUT, selection=EVERYTHING) -> tuple[Traffic, Traffic]:
+    """The counts of both passes."""
+    forward = seen(bound, kernel, lambda bound, by: forward_of(bound, by, taps, selection)).total()
+    backward = gradients_seen(bound, kernel, mask=False).of("backward of attention", "gradients")
+    return tuple(Traffic(*x.numbers[:4]) for x in (forward, backward))
+
+
+def assert_counted_exactly(bound: BoundRequest, kernel: str, taps=OUTPUT, selection=EVERYTHING) -> None:
     """Compare every count, forward and backward."""
-    forward, backward = executed(work, kernel)
-    assert traffic(work, kernel) == forward.traffic
-    assert gradient_traffic(work, kernel) == backward.traffic
+    told = executed(bound, kernel, taps, selection)
+    assert counted(bound, kernel, taps, selection) == tuple(Traffic(*each.traffic.numbers[:4]) for each in told)
 
 
-def assert_counted_nearly(work: Workload) -> None:
+def assert_counted_nearly(bound: BoundRequest, taps=OUTPUT) -> None:
     """Compare every count of the blocked kernel, where the largest block of each kind stands for others."""
-    for counted, told in zip(executed(work, "blocked"), (traffic, gradient_traffic), strict=True):
-        found = told(work, "blocked")
-        assert found.moved == pytest.approx(counted.traffic.moved, rel=0.05)
-        assert found.transcendentals == pytest.approx(counted.traffic.transcendentals, rel=0.02)
-        assert found.operations == pytest.approx(counted.traffic.operations, rel=0.15)
+    for told, found in zip(executed(bound, "blocked", taps), counted(bound, "blocked", taps), strict=True):
+        assert found.moved == pytest.approx(told.traffic.moved, rel=0.05)
+        assert found.transcendentals == pytest.approx(told.traffic.transcendentals, rel=0.02)
+        assert found.operations == pytest.approx(told.traffic.operations, rel=0.15)
 
 
-def able(work: Workload) -> list[str]:
+def able(bound: BoundRequest) -> list[str]:
     """The kernels that compute it."""
-    dtype = DTYPES[work.itemsize]
-    return [name for name in KERNEL_NAMES if not unsuitable(name, work.spec, dtype, dropout=work.dropped)]
+    needs = Needs(dropout=bound.dropped)
+    return [name for name in KERNEL_NAMES if not unsuitable(name, bound.spec, TORCH_DTYPES[bound.dtype], needs)]
 
 
-def check(work: Workload) -> None:
-    for kernel in able(work):
-        if kernel == "blocked" and work.batched_offsets:
-            assert_counted_nearly(work)
+def check(bound: BoundRequest, taps=OUTPUT, selection=EVERYTHING) -> None:
+    for kernel in able(bound):
+        if kernel == "blocked" and bound.batched_offsets:
+            assert_counted_nearly(bound)
         else:
-            assert_counted_exactly(work, kernel)
+            assert_counted_exactly(bound, kernel, taps, selection)
 
 
 # ── the convention ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,7 +102,7 @@ FUSED_CALL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 def test_the_convention_of_counting(run, read, written, functions, operations):
     with Counting() as mode:
         run()
-    assert mode.traffic == Traffic(read, written, functions, operations)
+    assert mode.traffic.numbers[:4] == (read, written, functions, operations)
 
 
 # ── exact attention ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,12 +110,12 @@ def test_the_convention_of_counting(run, read, written, functions, operations):
 APART = [spec.AnyOf(of=[*WINDOW, GlobalTokens(positions=[0, 2], projections="separate")])]
 WORKLOADS = {
     "module": work_of(),
-    "self-attention": work_of(keys=5, inputs=frozenset({"query"})),
+    "self-attention": work_of(new_keys=5, inputs=("query",)),
     "raw, one sequence": work_of(module=False, batch=1, kv_heads=4),
     "without biases": work_of(biases=Biases(), kv_heads=1),
     "wide values": work_of(value_dim=9),
     "narrow values": work_of(value_dim=3),
-    "decode": work_of(queries=1, keys=1, past=6),
+    "decode": work_of(queries=1, new_keys=1, past=6),
     "after a past, float64": work_of(past=3, itemsize=8),
     "raw bfloat16": work_of(module=False, itemsize=2),
     "causal bfloat16": work_of(AttentionSpec(masks=CAUSAL), itemsize=2),
@@ -132,12 +127,12 @@ WORKLOADS = {
     "wider softmax": work_of(AttentionSpec(normalizer=Softmax(temperature=2.0, dtype="float64"))),
     "norm over all heads": work_of(AttentionSpec(qk_norm=QKNorm(over="all_heads", unit_offset=True)), itemsize=2),
     "added keys": work_of(AttentionSpec(add_bias_kv=True, add_zero_attn=True, masks=WINDOW)),
-    "offsets": work_of(AttentionSpec(masks=WINDOW), batched_offsets=True, batched_places=True),
+    "offsets": work_of(AttentionSpec(masks=WINDOW), offsets=(0, 1)),
     "dropout": work_of(dropped=True),
     "projections of their own": work_of(AttentionSpec(masks=APART)),
-    "bool mask": work_of(request_mask_elements=2 * 4 * 5 * 7, bool_mask=True),
-    "float mask": work_of(request_mask_elements=5 * 7),
-    "mask of keys": work_of(request_mask_elements=2 * 7, bool_mask=True),
+    "bool mask": work_of(mask=(2, 4, 5, 7), bool_mask=True),
+    "float mask": work_of(mask=(1, 1, 5, 7)),
+    "mask of keys": work_of(mask=(2, 1, 1, 7), bool_mask=True),
 }
 
 
@@ -193,7 +188,7 @@ def named(of: AttentionSpec) -> str:
 @pytest.mark.parametrize("of", [*ENTRIES, *VARIANTS], ids=named)
 def test_every_entry_is_counted_exactly(of):
     check(work_of(of))
-    check(work_of(of, module=False, padded=True, batched_offsets=True, batched_places=True))
+    check(work_of(of, module=False, padded=True, offsets=(0, 1)))
 
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
@@ -202,9 +197,9 @@ TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weigh
 @pytest.mark.parametrize("tap", TAPS)
 def test_every_tap_and_selection_is_counted_exactly(tap):
     learned_by_head = AttentionSpec(score=spec.Bilinear(), position=RelativeBias(), masks=WINDOW)
-    for of, selected in ((AttentionSpec(masks=WINDOW), (None, None)), (learned_by_head, (2, 3))):
-        work = work_of(of, taps=frozenset({"output", tap}))
-        check(replace(work, selected_heads=selected[0], selected_queries=selected[1]))
+    selected = Selection((0, 1), (0, 1, 2))
+    for of, selection in ((AttentionSpec(masks=WINDOW), EVERYTHING), (learned_by_head, selected)):
+        check(work_of(of), frozenset({"output", tap}), selection)
 
 
 # ── many tiles ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -213,7 +208,7 @@ LONG = {
     "module": False,
     "batch": 5,
     "queries": 600,
-    "keys": 700,
+    "new_keys": 700,
     "heads": 2,
     "kv_heads": 1,
     "head_dim": 4,
@@ -251,35 +246,35 @@ MANY_BLOCKS = {
         AttentionSpec(masks=WIDE, add_bias_kv=True, add_zero_attn=True, position=positions.Alibi()), **LONG
     ),
     "dropout": work_of(AttentionSpec(masks=WIDE), dropped=True, **LONG),
-    "decode": work_of(AttentionSpec(masks=CAUSAL), **LONG | {"queries": 1, "keys": 1, "past": 2000}),
-    "blocks that look nowhere": work_of(WIDE_ENDING, **LONG | {"queries": 700, "keys": 64}),
+    "decode": work_of(AttentionSpec(masks=CAUSAL), **LONG | {"queries": 1, "new_keys": 1, "past": 2000}),
+    "blocks that look nowhere": work_of(WIDE_ENDING, **LONG | {"queries": 700, "new_keys": 64}),
 }
 IN_BLOCKS = {
     "wide values": work_of(AttentionSpec(masks=WIDE), **LONG | {"value_dim": 6, "module": True}),
     "half type": work_of(AttentionSpec(masks=WIDE), **LONG | {"itemsize": 2, "module": True}),
-    "log-sum-exp": work_of(AttentionSpec(masks=WIDE), taps=frozenset({"output", "lse"}), **LONG),
+    "log-sum-exp": work_of(AttentionSpec(masks=WIDE), **LONG),
     "negative scale": work_of(AttentionSpec(masks=WIDE, score=spec.ScaledDot(scale=-0.3)), **LONG),
 }
 
 
-@pytest.mark.parametrize("work", (MANY_BLOCKS | IN_BLOCKS).values(), ids=MANY_BLOCKS | IN_BLOCKS)
-def test_what_the_blocked_kernel_does_in_a_block_is_counted(work):
-    assert_counted_nearly(work)
+@pytest.mark.parametrize("name", MANY_BLOCKS | IN_BLOCKS)
+def test_what_the_blocked_kernel_does_in_a_block_is_counted(name):
+    taps = {"output", "lse"} if name == "log-sum-exp" else OUTPUT
+    assert_counted_nearly((MANY_BLOCKS | IN_BLOCKS)[name], taps)
 
 
 def test_blocks_of_the_fused_kernel_take_the_exponentials_of_their_pairs():
     for work in IN_BLOCKS.values():
         assert takes_sizes(work)
-        for counted in executed(replace(work, taps=frozenset({"output"})), "blocked"):
-            assert counted.traffic.transcendentals == KERNELS["blocked"].make().executed(work).pairs * work.heads
+        for told in executed(work, "blocked"):
+            assert told.traffic.transcendentals == KERNELS["blocked"].make().executed(work).pairs * work.heads
 
 
 def test_additive_scores_are_cut_into_blocks_as_large_as_on_average():
     work = work_of(AttentionSpec(masks=WIDE, score=spec.Additive(hidden=3)), **LONG)
-    for counted, told in zip(executed(work, "blocked"), (traffic, gradient_traffic), strict=True):
-        found = told(work, "blocked")
-        assert found.transcendentals == counted.traffic.transcendentals
-        assert found.moved == pytest.approx(counted.traffic.moved, rel=0.01)
+    for told, found in zip(executed(work, "blocked"), counted(work, "blocked"), strict=True):
+        assert found.transcendentals == told.traffic.transcendentals
+        assert found.moved == pytest.approx(told.traffic.moved, rel=0.01)
 
 
 # ── methods ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,94 +300,39 @@ STATE = frozenset({"initial_state", "initial_normalizer", "return_state"})
 
 
 def approximate(described, **more):
-    """A workload of a method, with the gates that its rule reads."""
-    work = work_of(described, **more)
-    rule = getattr(described.method, "rule", "")
-    gates = ({"gate"} if "gated" in rule else set()) | ({"beta"} if "delta" in rule else set())
-    sent = work.sent | (gates if work.sizes is None else set())
-    return replace(work, sent=sent if getattr(described.method, "normalized", False) else sent - {"initial_normalizer"})
+    """A request by a method, without a state's normalizer where there is none."""
+    if not getattr(described.method, "normalized", False) and "sent" in more:
+        more["sent"] -= {"initial_normalizer"}
+    return work_of(described, **more)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_counted_exactly(name):
     described = METHODS[name]
     for more in (
-        {"keys": 5, "inputs": frozenset({"query"})},
+        {"new_keys": 5, "inputs": ("query",)},
         {"module": False, "itemsize": 2, "padded": True, "kv_heads": 4},
-        {"module": False, "queries": 1300, "keys": 300, "batch": 1, "value_dim": 9},
+        {"module": False, "queries": 1300, "new_keys": 300, "batch": 1, "value_dim": 9},
     ):
-        assert_counted_exactly(approximate(described, **more), "materialized")
+        assert_counted_exactly(approximate(described, **more), described.method.name)
     if getattr(described.method, "rule", "sum") == "sum":  # gates of a past are not known
-        assert_counted_exactly(approximate(described, queries=1, keys=1, past=6), "materialized")
+        assert_counted_exactly(approximate(described, queries=1, new_keys=1, past=6), described.method.name)
     if described.method.name == "linear" and described.masks:
         for sent in (STATE, STATE - {"return_state"}):
-            work = approximate(described, module=False, sent=sent, queries=300, keys=200, batch=1)
-            assert_counted_exactly(work, "materialized")
+            work = approximate(described, module=False, sent=sent, queries=300, new_keys=200, batch=1)
+            assert_counted_exactly(work, described.method.name)
     if getattr(described.method, "rule", "") in {"gated", "gated_delta"}:
-        assert_counted_exactly(approximate(described, module=False, fine_gate=True, sent=STATE), "materialized")
-
-
-# ── the account of a shape ───────────────────────────────────────────────────────────────────────────────────────────
+        assert_counted_exactly(approximate(described, module=False, fine_gate=True, sent=STATE), described.method.name)
 
 
 def test_flex_counts_as_the_blocked_kernel():
     work = work_of(AttentionSpec(masks=WINDOW))
-    assert traffic(work, "flex") == traffic(work, "blocked")
-
-
-LONGEST = {"queries": 2**30, "keys": 2**30, "batch": 2**20}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*KERNEL_NAMES, "gated delta", "performer, causal", "nystrom"])
-def test_counting_takes_no_time_whatever_the_size(name):
-    if name in METHODS:
-        work, kernel = approximate(METHODS[name], **LONGEST), "materialized"
-    else:
-        work, kernel = work_of(AttentionSpec(masks=CAUSAL, position=Rope()), **LONGEST), name
-    start = process_time()
-    assert traffic(work, kernel).moved > 2**50
-    assert gradient_traffic(work, kernel).moved > 2**50
-    assert process_time() - start < 5
-
-
-CLOCK = Roofline(Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5))
+    assert counted(work, "flex") == counted(work, "blocked")
 
 
 @pytest.mark.parametrize("kernel", KERNEL_NAMES)
-def test_the_account_of_a_shape_holds_its_counts(kernel):
-    work = work_of(AttentionSpec(masks=WINDOW), past=3, taps=frozenset({"output", "weights", "lse"}))
-    cost = cost_of(
-        work, Shape(batch=2, queries=5, keys=7, past=3), kernel, CLOCK, gradients=kernel, decode="materialized"
-    )
-    plain = replace(work, taps=frozenset({"output"}))
-    step = replace(plain, queries=1, past=work.sequence_keys - 1)
-    found = cost.executed
-    passes = (found.forward, traffic(plain, kernel)), (found.backward, gradient_traffic(plain, kernel))
-    for told, counted in (*passes, (found.decode, traffic(step, "materialized"))):
-        assert (told.bytes_read, told.bytes_written) == (counted.read, counted.written)
-        assert (told.transcendentals, told.operations) == (counted.transcendentals, counted.operations)
-    assert (found.forward.flops, found.backward.flops) == (cost.executed_flops, cost.executed_backward_flops)
-    assert cost.intensity == found.forward.flops / (found.forward.bytes_read + found.forward.bytes_written)
-
-
-def test_returning_the_weights_costs_what_is_gone_through_again():
-    work = work_of(AttentionSpec(score=Dot()), module=False, taps=frozenset({"output", "weights"}))
-    shape = Shape(batch=2, queries=5, keys=7)
-    fused, materialized = (cost_of(work, shape, kernel, CLOCK).taps["weights"] for kernel in ("fused", "materialized"))
-    pairs = work.pairs * work.heads
-    assert fused.flops == pairs * (2 * work.head_dim + 5)
-    with_weights, _ = executed(work, "fused")
-    without, _ = executed(replace(work, taps=frozenset({"output"})), "fused")
-    assert fused.bytes_moved == with_weights.traffic.moved - without.traffic.moved
-    assert fused.output_bytes == materialized.output_bytes == 4 * pairs
-    assert fused.predicted_ms > 0
-    assert (materialized.flops, materialized.bytes_moved, materialized.predicted_ms) == (0, 0, 0)
-
-
-def test_the_scores_again_are_those_of_the_selection():
-    work = work_of(AttentionSpec(score=Dot()), module=False, taps=frozenset({"output", "scores"}))
-    some = replace(work, selected_heads=2, selected_queries=3)
-    every, narrowed = (tap_costs(each, "fused", CLOCK)["scores"] for each in (work, some))
-    assert narrowed.flops * work.heads * work.queries == every.flops * 2 * 3
-    assert narrowed.output_bytes < every.output_bytes
+def test_the_longest_sizes_are_counted_quickly(kernel):
+    start = process_time()
+    work = work_of(AttentionSpec(masks=WINDOW), queries=2**30, new_keys=2**30, batch=2**20)
+    assert forward_seen(work, kernel).total().moved > 2**50
+    assert process_time() - start < 5

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from benchmarks.random_specs import (
     named,
 )
 from tests.cost.peaks import peaks
+from tests.cost.workloads import forward_seen
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
@@ -37,11 +39,13 @@ from attention_service.core.methods import approximation_of
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
-from attention_service.cost import Rates, Roofline, Workload, peak_bytes
+from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, forward, gradients, hopfield
 from attention_service.runtime.operations import weights as inspection
+from attention_service.runtime.planning.kernel_choice import least_bytes
 from attention_service.runtime.scheduling.jobs import Job
 
 SMALLEST, LARGEST = 2**21, 2**24
@@ -108,9 +112,7 @@ def served(parts: Parts, seed: int = 0) -> Served | None:
     def spec_of(rng: np.random.Generator, lengths: Lengths) -> AttentionSpec:
         return _spec(rng, parts, lengths)
 
-    def affordable(work: Workload) -> bool:
-        return SMALLEST < peak_bytes(work, parts.kind.kernel) < LARGEST
-
+    affordable = partial(needs_between, parts.kind.kernel, SMALLEST, LARGEST)
     for _ in range(_TRIES):
         drawn = draw(rng, parts.kind, affordable, spec_of=spec_of)
         if drawn is None:
@@ -121,6 +123,11 @@ def served(parts: Parts, seed: int = 0) -> Served | None:
         except AttentionError:  # what is asked does not go together
             continue
     return None
+
+
+def needs_between(kernel: str, low: int, high: int, bound: BoundRequest) -> bool:
+    """True if a forward pass of this blank request needs about so many bytes."""
+    return least_bytes(bound, kernel) < high and low < forward_seen(bound.replaced(threads=1), kernel).peak_bytes < high
 
 
 def _spec(rng: np.random.Generator, parts: Parts, lengths: Lengths) -> AttentionSpec:

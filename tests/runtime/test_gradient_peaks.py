@@ -1,17 +1,19 @@
 """Checked and second gradients against their plans' peak memory, measured by PyTorch's profiler on the CPU."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from benchmarks.random_requests import Drawn, Kind, draw, kinds
 from tests.cost.peaks import peaks
+from tests.runtime.peak_walk import needs_between
 
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_service.core.tensors import to_numpy
-from attention_service.cost import Rates, Roofline, Workload, peak_bytes
+from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, gradients
 from attention_service.runtime.operations import gradient_check as checking
@@ -35,9 +37,7 @@ def jobs(kind: Kind, asked: str) -> Iterator[Job]:
     """Some that were drawn at random, with this asked beside."""
     rng, found = np.random.default_rng(sum(map(ord, kind.name))), 0
 
-    def affordable(work: Workload) -> bool:
-        return 2**19 < peak_bytes(work, kind.kernel) < 2**21
-
+    affordable = partial(needs_between, kind.kernel, 2**19, 2**21)
     while found < DRAWN[asked]:
         drawn = draw(rng, kind, affordable)
         if drawn is None:

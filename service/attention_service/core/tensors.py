@@ -96,6 +96,8 @@ def to_device(host: Tensor, device: torch.device, dtype: torch.dtype | None = No
     dtype = dtype or host.dtype
     if host.dtype == dtype and host.device == device:
         return host
+    if device.type == "meta":
+        return torch.empty(host.shape, dtype=dtype, device=device)  # its own strides: of a blank request they are 0
     if device.type != "cuda" or host.device.type != "cpu" or not host.numel():
         return host.to(device, dtype)
     placed = torch.empty(host.shape, dtype=dtype, device=device)

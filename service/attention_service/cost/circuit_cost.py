@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attention_contract.schemas.circuits import CircuitPart
 from attention_service.core.multihead import Sizes, parameter_shapes
-from attention_service.cost.time import Rates
+from attention_service.cost.clock import Rates
 
 _BYTES = 8
 _COPIES = 4

@@ -1,24 +1,23 @@
-"""Predicted time of a pass with its uncertainty: the protocol of clocks, and the roofline clock."""
+"""Predicted time of a pass with its uncertainty: a roofline of what a rehearsal counted.
+
+Source: Williams et al. 2009, the roofline model.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from attention_contract.schemas import accuracy
-from attention_service.core.kernels.materialized import MATERIALIZED
-from attention_service.cost.curves import Curves
-from attention_service.cost.flops import SECOND_PASSES
-from attention_service.cost.retrieval import Retrieval
-from attention_service.cost.terms import Form, reading_terms, writing_terms
-from attention_service.cost.time import (
-    Rates,
-    predicted_gradient_seconds,
-    predicted_retrieval_seconds,
-    predicted_seconds,
-)
-from attention_service.cost.workload import Workload
+from attention_service.cost.operation_counter import Traffic
 
 Basis = accuracy.Basis
+Form = Literal["list", "base64", "safetensors"]
+"""Form of a tensor on the wire: numbers as text, bytes as text, or raw bytes."""
+FORMS: tuple[Form, ...] = ("list", "base64", "safetensors")
+_TEXT_S, _ENCODED_S, _RAW_PASSES = 1e-7, 2e-9, 4
+"""Seconds to read or write one number as text and one byte in base64; copies of a raw byte."""
+_DOUBLE, _HALF = 1 / 3, 1.75
+"""The rate of products in float64 beside that in float32, and of half types beside the measured one, on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +43,52 @@ class Estimate:
 NOTHING = Estimate(0.0, 0.0, 0.0)
 
 
+@dataclass(frozen=True)
+class Rates:
+    """Rates of a device, as measured on it."""
+
+    flops_per_s: float
+    """Floating-point operations a second in a large matrix product."""
+    bytes_per_s: float
+    """Bytes read and written a second in a large copy."""
+    overhead_s: float
+    """Seconds to start one attention, however small."""
+    link_bytes_per_s: float | None = None
+    """Bytes a second between the host and a device with memory of its own; None if they share memory."""
+    half_flops_per_s: float | None = None
+    """Floating-point operations a second in a product of half types, which may be a fiftieth of those of float32 on a
+    CPU; None if it is not measured."""
+    reached: float = 1.0
+    """Share of ``bytes_per_s`` that counted bytes reach: each operand counts at every use."""
+    function_flops: float = 0.0
+    """FLOPs of a product that take as long as one elementary function."""
+    overlaps: bool = True
+    """True if arithmetic and traffic run at the same time, as on a GPU."""
+    starts: float = 1.0
+    """Smallest attentions that bind, upload and collect a request."""
+    operation: float = 1 / 16
+    """One operation, in smallest attentions."""
+
+    def seconds(self, counts: Traffic, itemsize: int) -> float:
+        """Return the time of so many operations on numbers of this many bytes."""
+        rate = self.flops_per_s * (_DOUBLE if itemsize == 8 and self.half_flops_per_s is not None else 1)
+        half = rate if self.half_flops_per_s is None else self.half_flops_per_s * _HALF
+        computing = (counts.products - counts.half_products) / rate + counts.half_products / half
+        computing += self.function_flops * counts.transcendentals / self.flops_per_s
+        moving = counts.moved / (self.reached * self.bytes_per_s)
+        working = max(computing, moving) if self.overlaps else computing + moving
+        return working + (self.starts + self.operation * counts.operations) * self.overhead_s
+
+
 class Clock(Protocol):
-    """Predicts the time of each pass on one device."""
+    """Predicts times on one device."""
 
     @property
     def basis(self) -> Basis:
         """Source of the predictions: runs of each kernel, measured rates, or a datasheet."""
 
-    def forward(self, work: Workload, kernel: str) -> Estimate:
-        """Predict one forward pass with this kernel, with the taps that it recomputes."""
-
-    def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """Predict a forward and a backward pass; ``twice``: differentiated again; ``checks``: float64 passes."""
-
-    def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """Predict the statistics of all queries' weights, the requested weights, and ``named`` keys per query."""
-
-    def transfer(self, of_bytes: int) -> Estimate:
-        """Predict a transfer of bytes between host and device; zero if they share their memory."""
-
-    def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
-        """Predict the time to read a request's numbers and to write a reply's, in one form of the wire."""
-
-    def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """Predict one Hopfield retrieval, with the maximum number of steps."""
+    def predict(self, counts: Traffic, itemsize: int, kind: str) -> Estimate:
+        """Predict a pass of so many operations on numbers of this many bytes. ``kind``: as ``kind_of`` says."""
 
     def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
         """Predict work that no factor is learned for, from its seconds at the device's rates."""
@@ -75,47 +96,43 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Clock that knows a device's rates alone: the slower of arithmetic and traffic."""
+    """Clock that knows a device's rates alone."""
 
     rates: Rates
     basis: Basis = "rates"
     factor: float = 3.0
     """Ratio of the upper bound to the median. A bare roofline is occasionally this inaccurate."""
 
-    def forward(self, work: Workload, kernel: str) -> Estimate:
+    def predict(self, counts: Traffic, itemsize: int, kind: str) -> Estimate:
         """Predict from the rates."""
-        return Estimate.within(predicted_seconds(work, kernel, self.rates), self.factor)
-
-    def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """Predict from the rates."""
-        forward = predicted_seconds(work, kernel, self.rates)
-        seconds = predicted_gradient_seconds(work, kernel, self.rates)
-        seconds += SECOND_PASSES * twice * (seconds - forward)
-        if checks:
-            seconds += checks * predicted_seconds(replace(work, itemsize=8), MATERIALIZED, self.rates)
-        return Estimate.within(seconds, self.factor)
-
-    def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """Predict from the rates: the weights, and the traffic of five statistics for each pair."""
-        statistics = 5 * 2 * 8 * work.pairs * work.heads / self.rates.bytes_per_s
-        rows = (1 + (named > 0)) * predicted_seconds(work, MATERIALIZED, self.rates)
-        return Estimate.within(rows + statistics, self.factor)
-
-    def transfer(self, of_bytes: int) -> Estimate:
-        """Predict from the rate of the link."""
-        if self.rates.link_bytes_per_s is None:
-            return NOTHING
-        return Estimate.within(of_bytes / self.rates.link_bytes_per_s + self.rates.overhead_s, self.factor)
-
-    def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
-        """Predict from the device's rates, which stand in for the host's."""
-        terms = [*reading_terms(form, read, itemsize), *writing_terms(form, written, itemsize)]
-        return Estimate.within(Curves(self.rates).seconds(terms), self.factor)
-
-    def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """Predict from the rates."""
-        return Estimate.within(predicted_retrieval_seconds(retrieval, self.rates), self.factor)
+        return Estimate.within(self.rates.seconds(counts, itemsize), self.factor)
 
     def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
         """Predict from the rates."""
         return Estimate.within(seconds(self.rates), self.factor)
+
+
+def transfer(clock: Clock, of_bytes: int) -> Estimate:
+    """Predict a transfer of bytes between host and device; zero if they share their memory."""
+
+    def seconds(rates: Rates) -> float:
+        return 0.0 if rates.link_bytes_per_s is None else of_bytes / rates.link_bytes_per_s + rates.overhead_s
+
+    return clock.rated(seconds)
+
+
+def carrying(clock: Clock, form: Form, numbers: int, itemsize: int) -> Estimate:
+    """Predict the time to read a request's numbers and to write a reply's, in one form of the wire.
+
+    The host does this work. That of an absent device is taken for a typical one of these years.
+    """
+    host = Roofline(_HOST, clock.basis) if clock.basis == "datasheet" else clock
+    match form:
+        case "list":
+            return host.rated(lambda rates: numbers * _TEXT_S + 2 * rates.overhead_s)
+        case "base64":
+            return host.rated(lambda rates: numbers * itemsize * _ENCODED_S + 2 * rates.overhead_s)
+    return host.rated(lambda rates: _RAW_PASSES * numbers * itemsize / rates.bytes_per_s + 2 * rates.overhead_s)
+
+
+_HOST = Rates(1e11, 1e10, 5e-5)

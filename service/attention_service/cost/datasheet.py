@@ -2,15 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from attention_contract.schemas.hardware import HardwareInfo
-from attention_service.cost.clock import Basis, Estimate, Roofline
+from attention_service.cost.clock import Basis, Estimate, Rates, Roofline
 from attention_service.cost.hardware import HARDWARE
-from attention_service.cost.retrieval import Retrieval
-from attention_service.cost.terms import Form
-from attention_service.cost.time import Rates
-from attention_service.cost.workload import Workload
+from attention_service.cost.operation_counter import Traffic
 
 
 @dataclass(frozen=True)
@@ -36,29 +32,9 @@ class Datasheet:
 
         return cls(reaching("best"), reaching("typical"), reaching("poor"))
 
-    def forward(self, work: Workload, kernel: str) -> Estimate:
+    def predict(self, counts: Traffic, itemsize: int, kind: str) -> Estimate:
         """Predict from the peaks down to the lower end of the reached shares."""
-        return _between(*(clock.forward(work, kernel) for clock in self._clocks))
-
-    def gradients(self, work: Workload, kernel: str, *, twice: bool = False, checks: int = 0) -> Estimate:
-        """Predict from the peaks down to the lower end of the reached shares."""
-        return _between(*(clock.gradients(work, kernel, twice=twice, checks=checks) for clock in self._clocks))
-
-    def inspection(self, work: Workload, *, named: int = 0) -> Estimate:
-        """Predict from the peaks down to the lower end of the reached shares."""
-        return _between(*(clock.inspection(work, named=named) for clock in self._clocks))
-
-    def transfer(self, of_bytes: int) -> Estimate:
-        """Predict from the link's peak down to the lower end of the reached shares."""
-        return _between(*(clock.transfer(of_bytes) for clock in self._clocks))
-
-    def carrying(self, form: Form, read: int, written: int, itemsize: int) -> Estimate:
-        """Predict for a typical host of these years, since the host does this work."""
-        return _HOST.carrying(form, read, written, itemsize)
-
-    def retrieval(self, retrieval: Retrieval) -> Estimate:
-        """Predict from the peaks down to the lower end of the reached shares."""
-        return _between(*(clock.retrieval(retrieval) for clock in self._clocks))
+        return _between(*(clock.predict(counts, itemsize, kind) for clock in self._clocks))
 
     def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
         """Predict from the peaks down to the lower end of the reached shares."""
@@ -67,9 +43,6 @@ class Datasheet:
     @property
     def _clocks(self) -> tuple[Roofline, Roofline, Roofline]:
         return self.best, self.typical, self.poor
-
-
-_HOST: Final = Roofline(Rates(1e11, 1e10, 5e-5), "datasheet")
 
 
 def _between(best: Estimate, typical: Estimate, poor: Estimate) -> Estimate:

@@ -5,21 +5,25 @@ and the bias is the k-th. The sums of gradients of one tensor in several roles, 
 fewer than one in the width of the model.
 """
 
+from collections.abc import Collection
+
 from attention_contract.schemas.complexity import PassFlops, StageFlops
 from attention_contract.spec import Softmax
 from attention_service.core.masks.pair_count import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops
+from attention_service.cost.attention import Attention
 from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost
 from attention_service.cost.position_cost import position_cost, token_flops
 from attention_service.cost.tensor_bytes import projections
-from attention_service.cost.workload import Workload
 
+EVERYTHING = frozenset({"inputs", "parameters"})
+"""Kinds of leaves that gradients are with respect to."""
 _ORDER = ("scores", "capped_scores", "masked_scores", "lse", "weights")
 """Taps over pairs, in the order of the computation."""
 
 
-def flops(work: Workload, *, masked: bool) -> StageFlops:
+def flops(x: Attention, *, masked: bool) -> StageFlops:
     """Count one forward pass, over every pair or over those that the spec's masks allow.
 
     Scores: the matrix products that the score states for pairs, queries and keys. Queries with projections of their
@@ -33,25 +37,25 @@ def flops(work: Workload, *, masked: bool) -> StageFlops:
 
     A method that approximates states its own cost, whatever ``masked``.
     """
-    if approximated(work) is not None:
-        return method_flops(work, backward=False)
-    pairs = pair_count(work, masked=masked) * work.heads
-    project_in, project_out = projections(work)
-    products, others = _of_tokens(work)
+    if approximated(x) is not None:
+        return method_flops(x, backward=False)
+    pairs = pair_count(x, masked=masked) * x.heads
+    project_in, project_out = projections(x)
+    products, others = _of_tokens(x)
     return _stages(
         projections=project_in,
-        position=token_flops(work)[0] + pairs * position_cost(work).pair,
-        scores=(pairs + _apart_pairs(work)) * score_cost(work).pair_products + products,
-        normalizer=pairs * (_before_normalizer(work) + normalizer_cost(work).flops + work.dropped) + others,
-        values=2 * (pairs + _apart_pairs(work)) * work.value_dim,
+        position=token_flops(x)[0] + pairs * position_cost(x).pair,
+        scores=(pairs + _apart_pairs(x)) * score_cost(x).pair_products + products,
+        normalizer=pairs * (_before_normalizer(x) + normalizer_cost(x).flops + x.dropped) + others,
+        values=2 * (pairs + _apart_pairs(x)) * x.value_dim,
         output_projection=project_out,
     )
 
 
-def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
+def backward_flops(x: Attention, *, masked: bool, fused: bool, wrt: Collection[str] = EVERYTHING) -> StageFlops:
     """Count the gradients of inputs and parameters: each matrix product of the forward pass becomes two.
 
-    A projection has one product for each of them that gradients are requested for; the rest always has two.
+    A projection has one product for each of them that gradients are requested for, by ``wrt``; the rest always has two.
 
     Normalizer, for each pair of each head: softmax 4 (w·∂w, its sum over the keys, subtract, multiply by w), or what
     the cost that another normalizer states; the score's own, a scale 1; temperature 1; softcap 5 (multiply, square,
@@ -62,59 +66,75 @@ def backward_flops(work: Workload, *, masked: bool, fused: bool) -> StageFlops:
     each query, which leaves 2 of the softmax's 4 for each pair. Source: Dao et al. 2022, algorithm 4. No fused kernel
     here computes another normalizer, which would have to be repeated as a whole.
     """
-    if approximated(work) is not None:
-        return method_flops(work, backward=True)
-    pairs = pair_count(work, masked=masked) * work.heads
-    normalizer = normalizer_cost(work)
-    score = score_cost(work)
-    per_pair = normalizer.backward_flops + score.pair_backward_flops + _tempered(work) + work.dropped
-    per_pair += 5 if work.spec.softcap is not None else 0
+    if approximated(x) is not None:
+        return method_flops(x, backward=True)
+    pairs = pair_count(x, masked=masked) * x.heads
+    normalizer = normalizer_cost(x)
+    score = score_cost(x)
+    per_pair = normalizer.backward_flops + score.pair_backward_flops + _tempered(x) + x.dropped
+    per_pair += 5 if x.spec.softcap is not None else 0
     per_row = 0
     if fused:
-        per_pair += _before_normalizer(work)
-        if isinstance(work.spec.normalizer, Softmax):
-            per_row = 2 * work.value_dim  # for each pair, the 2 that this saves are spent on exp(s − lse)
+        per_pair += _before_normalizer(x)
+        if isinstance(x.spec.normalizer, Softmax):
+            per_row = 2 * x.value_dim  # for each pair, the 2 that this saves are spent on exp(s − lse)
         else:
             per_pair += normalizer.flops
-    project_in, project_out = projections(work)
-    products, others = _of_tokens(work)
+    project_in, project_out = projections(x)
+    products, others = _of_tokens(x)
     backward = score.pair_backward_products
     backward = 2 * score.pair_products if backward is None else backward
     again = score.pair_products if fused else 0
     return _stages(
-        projections=len(work.wrt) * project_in,
-        position=token_flops(work)[1] + pairs * position_cost(work).pair_backward,
-        scores=(pairs + _apart_pairs(work)) * (backward + again) + 2 * products,
-        normalizer=pairs * per_pair + work.batch * work.heads * work.queries * per_row + 2 * others,
-        values=4 * (pairs + _apart_pairs(work)) * work.value_dim,
-        output_projection=(1 + ("parameters" in work.wrt)) * project_out,
+        projections=len(wrt) * project_in,
+        position=token_flops(x)[1] + pairs * position_cost(x).pair_backward,
+        scores=(pairs + _apart_pairs(x)) * (backward + again) + 2 * products,
+        normalizer=pairs * per_pair + x.batch * x.heads * x.queries * per_row + 2 * others,
+        values=4 * (pairs + _apart_pairs(x)) * x.value_dim,
+        output_projection=(1 + ("parameters" in wrt)) * project_out,
     )
 
 
-def tap_flops(work: Workload, kernel: str) -> int:
+def tap_flops(x: Attention, taps: Collection[str], kernel: str) -> int:
     """FLOPs of the stages that are recomputed for the taps that a kernel does not keep.
 
-    For each pair of the selected heads and queries: the score's, the softcap's 3, 1 for masks, the bias's, and the
+    For each pair: the score's, the softcap's 3, 1 for masks, the bias's, and the
     normalizer's, of which the log-sum-exp needs all but the division; each only as far as the last tap needs.
     """
-    missing = work.taps & PAIR_TAPS - kernel_of(work, kernel).keeps
-    if approximated(work) is not None or not missing:
+    missing = PAIR_TAPS.intersection(taps) - kernel_of(x, kernel).keeps
+    if approximated(x) is not None or not missing:
         return 0
     last = max(_ORDER.index(tap) for tap in missing)
-    score = score_cost(work)
+    score = score_cost(x)
     each = score.pair_products + score.pair_flops
-    if last >= 1 and work.spec.softcap is not None:
+    if last >= 1 and x.spec.softcap is not None:
         each += 3
     if last >= 2:
-        each += masks_of(work).any + position_cost(work).pair
+        each += masks_of(x).any + position_cost(x).pair
     if last >= 3:
-        each += (work.spec.normalizer.temperature != 1) + normalizer_cost(work).flops - (last == 3)
-    heads = work.heads if work.selected_heads is None else work.selected_heads
-    queries = work.queries if work.selected_queries is None else work.selected_queries
-    read_by = heads if score.by_query_head else min(heads, work.kv_heads)
-    tokens = heads * queries * (score.query_products + score.query_flops)
-    tokens += read_by * work.keys * (score.key_products + score.key_flops)
-    return work.batch * (heads * queries * work.keys * each + tokens)
+        each += (x.spec.normalizer.temperature != 1) + normalizer_cost(x).flops - (last == 3)
+    read_by = x.heads if score.by_query_head else min(x.heads, x.kv_heads)
+    tokens = x.heads * x.queries * (score.query_products + score.query_flops)
+    tokens += read_by * x.keys * (score.key_products + score.key_flops)
+    return x.batch * (x.heads * x.queries * x.keys * each + tokens)
+
+
+def executed_flops(x: Attention, kernel: str) -> int:
+    """FLOPs of one forward pass with this kernel: every pair, except the skipped ones."""
+    return _executed(flops(x, masked=False), x, kernel)
+
+
+def executed_backward_flops(x: Attention, kernel: str, wrt: Collection[str] = EVERYTHING) -> int:
+    """FLOPs of one backward pass with this kernel, with recomputation."""
+    fused = kernel_of(x, kernel).recomputes
+    return _executed(backward_flops(x, masked=False, fused=fused, wrt=wrt), x, kernel)
+
+
+def _executed(stages: StageFlops, x: Attention, kernel: str) -> int:
+    """FLOPs that the kernel executes."""
+    attention = stages.scores + stages.normalizer + stages.values
+    share = kernel_of(x, kernel).executed(x).pairs / x.pairs if x.pairs else 1.0
+    return stages.total if share == 1 else stages.total - attention + round(attention * share)
 
 
 SECOND_PASSES = 2
@@ -122,48 +142,48 @@ SECOND_PASSES = 2
 given ∂L/∂output, and the path from the weights back to q and k takes two more products."""
 
 
-def forward_pass(work: Workload) -> PassFlops:
+def forward_pass(x: Attention) -> PassFlops:
     """The forward pass over all pairs and over the allowed ones."""
-    return PassFlops(dense=flops(work, masked=False), masked=flops(work, masked=True))
+    return PassFlops(dense=flops(x, masked=False), masked=flops(x, masked=True))
 
 
-def backward_pass(work: Workload, *, fused: bool) -> PassFlops:
+def backward_pass(x: Attention, *, fused: bool) -> PassFlops:
     """The backward pass over all pairs and over the allowed ones."""
     return PassFlops(
-        dense=backward_flops(work, masked=False, fused=fused), masked=backward_flops(work, masked=True, fused=fused)
+        dense=backward_flops(x, masked=False, fused=fused), masked=backward_flops(x, masked=True, fused=fused)
     )
 
 
-def pair_count(work: Workload, *, masked: bool) -> int:
+def pair_count(x: Attention, *, masked: bool) -> int:
     """Query-key pairs of one head over the batch; ``masked``: those that the spec's masks allow, at the offset P."""
-    if not masked or not work.spec.masks:
-        return work.pairs
-    allowed = allowed_pairs(work.spec.masks, work.queries, work.sequence_keys, past=work.past)
-    return work.batch * (allowed + work.queries * work.added_keys)
+    if not masked or not x.spec.masks:
+        return x.pairs
+    allowed = allowed_pairs(x.spec.masks, x.queries, x.sequence_keys, past=x.past)
+    return x.batch * (allowed + x.queries * x.added_keys)
 
 
-def _apart_pairs(work: Workload) -> int:
+def _apart_pairs(x: Attention) -> int:
     """Pairs that are computed once more, for queries with projections of their own."""
-    return work.batch * work.heads * work.apart * work.keys
+    return x.batch * x.heads * x.apart * x.keys
 
 
-def _of_tokens(work: Workload) -> tuple[int, int]:
+def _of_tokens(x: Attention) -> tuple[int, int]:
     """FLOPs of the score on queries and keys, independent of the pairs: matrix products, and the rest."""
-    score = score_cost(work)
-    queries = work.batch * work.heads * work.queries
-    keys = work.batch * (work.heads if score.by_query_head else work.kv_heads) * work.keys
+    score = score_cost(x)
+    queries = x.batch * x.heads * x.queries
+    keys = x.batch * (x.heads if score.by_query_head else x.kv_heads) * x.keys
     products = queries * score.query_products + keys * score.key_products
     return products, queries * score.query_flops + keys * score.key_flops
 
 
-def _tempered(work: Workload) -> int:
-    return int(work.spec.normalizer.temperature != 1)
+def _tempered(x: Attention) -> int:
+    return int(x.spec.normalizer.temperature != 1)
 
 
-def _before_normalizer(work: Workload) -> int:
-    softcap = 3 if work.spec.softcap is not None else 0
-    masks = int(bool(work.spec.masks) or work.request_mask_elements > 0)
-    return score_cost(work).pair_flops + softcap + masks + _tempered(work)
+def _before_normalizer(x: Attention) -> int:
+    softcap = 3 if x.spec.softcap is not None else 0
+    masks = int(bool(x.spec.masks or x.mask_shape))
+    return score_cost(x).pair_flops + softcap + masks + _tempered(x)
 
 
 def _stages(

@@ -8,13 +8,13 @@ counts by element: exp, log, tanh, sigmoid, roots, sin, cos and powers that are 
 score, the fused kernel one for each pair that it looks at.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from torch import Tensor
 
@@ -31,45 +31,53 @@ class Traffic:
     """Elementary functions (exp, log, tanh, roots, sin, cos, powers that are not whole), by element."""
     operations: int = 0
     """Operations that do work; on a GPU, launched kernels."""
+    products: int = 0
+    """FLOPs of matrix products: 2·m·k·n for [m, k] by [k, n]."""
+    half_products: int = 0
+    """Those of them whose result has a half type."""
 
     @property
     def moved(self) -> int:
         """Bytes read and written."""
         return self.read + self.written
 
+    @classmethod
+    def sum(cls, counts: "Iterable[Traffic]") -> "Traffic":
+        """Add up counts."""
+        return cls(*map(sum, zip(*(x.numbers for x in counts), strict=True)))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All counts, in order."""
+        counts = self.read, self.written, self.transcendentals, self.operations
+        return (*counts, self.products, self.half_products)
+
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(
-            self.read + other.read,
-            self.written + other.written,
-            self.transcendentals + other.transcendentals,
-            self.operations + other.operations,
-        )
+        return Traffic.sum((self, other))
 
     def __sub__(self, other: "Traffic") -> "Traffic":
         return self + other.times(-1)
 
     def times(self, factor: float) -> "Traffic":
         """Scale every count."""
-        counts = self.read, self.written, self.transcendentals, self.operations
-        return Traffic(*(round(factor * each) for each in counts))
+        return Traffic(*(round(factor * each) for each in self.numbers))
 
 
-class OperationCounter:
-    """Sums of the operations that it is shown."""
+SectionT = TypeVar("SectionT", bound=Hashable)
+
+
+class OperationCounter(Generic[SectionT]):
+    """Sums of the operations that it is shown, by section. ``enter`` one first."""
 
     def __init__(self) -> None:
-        self._read: float = 0  # whole, unless a few blocks stand for others that are not quite alike
-        self._written: float = 0
-        self._functions: float = 0
-        self._operations: float = 0
+        self._sums: dict[SectionT, list[float]] = {}  # whole, unless a few blocks stand for others not quite alike
+        self._here = [0.0] * 6
         self._times: float = 1
-        self.at: dict[str, Traffic] = {}
-        """The sums before the first operation on tensors of each name."""
 
     @property
-    def counted(self) -> Traffic:
-        """The sums so far."""
-        return Traffic(round(self._read), round(self._written), round(self._functions), round(self._operations))
+    def counted(self) -> dict[SectionT, Traffic]:
+        """The sums of each section."""
+        return {section: Traffic(*map(round, sums)) for section, sums in self._sums.items()}
 
     @contextmanager
     def repeated(self, times: int | Fraction) -> Iterator[None]:
@@ -79,9 +87,9 @@ class OperationCounter:
         yield
         self._times = before
 
-    def mark(self, name: str) -> None:
-        """Note the sums before tensors of this name are made."""
-        self.at.setdefault(name, self.counted)
+    def enter(self, section: SectionT) -> None:
+        """Go on counting in this section."""
+        self._here = self._sums.setdefault(section, [0.0] * 6)
 
     def count(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Add one operation, once it has run."""
@@ -102,12 +110,16 @@ class OperationCounter:
         target = kwargs.get("out")
         if target is not None and _alias(target) not in map(_alias, _tensors(args)):
             read -= _extent(target)
-        times = self._times
-        self._read += times * read
-        self._written += times * sum(map(_extent, made))
-        self._operations += times
+        here, times = self._here, self._times
+        here[0] += times * read
+        here[1] += times * sum(map(_extent, made))
         if kind.functions is not None:
-            self._functions += times * kind.functions(args, made)
+            here[2] += times * kind.functions(args, made)
+        here[3] += times
+        if kind.products is not None:
+            products = times * kind.products(args, made)
+            here[4] += products
+            here[5] += products * (made[0].itemsize == 2)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -147,6 +159,7 @@ class _Kind:
     picks: bool
     overwrites: bool
     functions: Functions | None
+    products: Functions | None
 
 
 @cache
@@ -155,7 +168,7 @@ def _kind(func: Any) -> _Kind | None:
     name = func._schema.name.removeprefix("aten::")
     if func.is_view or name in _IDLE:
         return None
-    return _Kind(name, name in _FILLS, name in _PICKS, name in _OVERWRITES, _FUNCTIONS.get(name))
+    return _Kind(name, name in _FILLS, name in _PICKS, name in _OVERWRITES, _FUNCTIONS.get(name), _PRODUCTS.get(name))
 
 
 def _each(args: Sequence[Any], made: Sequence[Tensor]) -> int:
@@ -199,3 +212,27 @@ _FUNCTIONS: Final[dict[str, Functions]] = {
     f"{_FUSED}_backward": lambda args, made: _fused_pairs(args[1], args[2], causal=args[7]),
 }
 """Elementary functions by operator."""
+
+
+def _multiplied(args: Sequence[Any], made: Sequence[Tensor]) -> int:
+    """The depth of a product is the width of its first factor, which is the second argument where a sum is added to."""
+    return 2 * made[0].numel() * int(args[-2].shape[-1])
+
+
+def _attended(args: Sequence[Any], made: Sequence[Tensor]) -> int:
+    q, k, v = args[:3]
+    causal = len(args) > 4 and args[4]
+    return 2 * _fused_pairs(q, k, causal=causal) * int(q.shape[3] + v.shape[3])
+
+
+def _attended_back(args: Sequence[Any], made: Sequence[Tensor]) -> int:
+    """The scores again, and two products for each of the forward pass."""
+    _, q, k, v = args[:4]
+    return 2 * _fused_pairs(q, k, causal=args[7]) * int(3 * q.shape[3] + 2 * v.shape[3])
+
+
+_PRODUCTS: Final[dict[str, Functions]] = {
+    **dict.fromkeys(("mm", "bmm", "addmm"), _multiplied),
+    _FUSED: _attended,
+    f"{_FUSED}_backward": _attended_back,
+}

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from attention_contract.spec import Mask
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.scores import SCORES, ScoreCost
-from attention_service.cost.workload import Workload
+from attention_service.cost.attention import Attention
 
 SCORE_TAPS = frozenset({"scores", "capped_scores", "masked_scores"})
 PAIR_TAPS = SCORE_TAPS | {"weights", "lse"}
 """Taps for which every score of the selected heads and queries is needed."""
-_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -34,71 +32,45 @@ class Masks:
 NO_MASKS = Masks(0, 0)
 
 
-def masks_of(work: Workload, masks: Sequence[Mask] | None = None) -> Masks:
+def masks_of(x: Attention, masks: Sequence[Mask] | None = None) -> Masks:
     """Count the masks of a request; ``masks`` replaces the positional ones."""
-    masks = work.spec.masks if masks is None else masks
-    if not masks and not work.request_mask_elements and not work.padded:
+    masks = x.spec.masks if masks is None else masks
+    if not masks and not x.mask_shape and not x.padded:
         return NO_MASKS
     shapes: list[tuple[int, int, int]] = []  # batch, heads, queries; the keys are always all
     if masks:
-        shapes.append((work.batch if work.batched_offsets else 1, 1, work.queries))
-    if work.padded:
-        shapes.append((work.batch, 1, 1))
-    own = request_mask(work) if work.request_mask_elements else None
-    if own is not None and work.bool_mask:
-        shapes.append(own)
-    together = _broadcast(shapes) * work.keys
-    combined = _broadcast([*shapes, own] if own is not None else shapes) * work.keys
+        shapes.append((x.batch if x.batched_offsets else 1, 1, x.queries))
+    if x.padded:
+        shapes.append((x.batch, 1, 1))
+    own = [(x.mask_shape[0], x.mask_shape[1], x.mask_shape[2])] if x.mask_shape else []
+    if x.bool_mask:
+        shapes += own
+    together = _broadcast(shapes) * x.keys
+    combined = _broadcast([*shapes, *own]) * x.keys
     return Masks(together, combined)
 
 
-def fused_masks(work: Workload) -> Masks:
+def fused_masks(x: Attention) -> Masks:
     """Count the masks that the fused kernel takes.
 
     There is none if the masks are known to be causal, and no positional one that hides nothing, such as for the last
     query of a decode.
     """
-    if work.plainly_causal:
+    if x.plainly_causal:
         return NO_MASKS
-    if work.reach is not None and work.reach >= work.sequence_keys - 1:
-        return masks_of(work, ())
-    return masks_of(work)
+    if x.reach is not None and x.reach >= x.sequence_keys - 1:
+        return masks_of(x, ())
+    return masks_of(x)
 
 
-def score_itemsize(work: Workload) -> int:
-    """Bytes of a score: half types are scored in float32, or in the normalizer's dtype if that is wider."""
-    return max(work.itemsize, softmax_itemsize(work), 4)
-
-
-@lru_cache(maxsize=1024)
-def normalizer_cost(work: Workload) -> PairCost:
+def normalizer_cost(x: Attention) -> PairCost:
     """Return the cost per pair that the spec's normalizer states."""
-    return NORMALIZERS.of(work.spec.normalizer).cost(work.keys)
+    return NORMALIZERS.of(x.spec.normalizer).cost(x.keys)
 
 
-@lru_cache(maxsize=1024)
-def score_cost(work: Workload) -> ScoreCost:
+def score_cost(x: Attention) -> ScoreCost:
     """Return the cost of queries, keys and pairs that the spec's score states."""
-    return SCORES.of(work.spec.score).cost(work.widths)
-
-
-def softmax_itemsize(work: Workload) -> int:
-    """Bytes of one element inside the normalizer: a requested half type as it is, otherwise the wider dtype."""
-    asked = _ITEMSIZE[work.spec.normalizer.dtype]
-    return asked if asked < 4 else max(asked, work.itemsize)
-
-
-def request_mask(work: Workload) -> tuple[int, int, int]:
-    """Batch, heads and queries of the request's mask: the largest product that matches its number of elements."""
-    fits = [
-        (work.request_mask_elements % (b * h * q * work.sequence_keys) == 0, b * h * q, (b, h, q))
-        for b in {1, work.batch}
-        for h in {1, work.heads}
-        for q in {1, work.queries}
-        if b * h * q <= work.request_mask_elements <= b * h * q * work.sequence_keys
-    ]
-    # All keys where that is possible; a mask that is shorter hides the rest, and is made as long.
-    return max(fits)[2] if fits else (work.batch, work.heads, work.queries)
+    return SCORES.of(x.spec.score).cost(x.widths)
 
 
 def _broadcast(shapes: Sequence[tuple[int, int, int]]) -> int:

@@ -6,17 +6,19 @@ told beside them.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attention_service.core.blocks import REPEATED
 from attention_service.core.cancellation import rehearsed_on
 from attention_service.cost.meta_results import answer
-from attention_service.cost.operation_counter import OperationCounter
+from attention_service.cost.operation_counter import OperationCounter, Traffic
 from attention_service.cost.operator_memory import workspace_bytes
 
 _ADD = torch.ops.aten.add.Tensor
@@ -24,53 +26,80 @@ _ADD = torch.ops.aten.add.Tensor
 
 Bytes = dict[str, int]
 """Bytes by the name of their tensors."""
+Section = tuple[str, str]
+"""A phase, and the name of the tensors that were made."""
+ROUNDING = 4096
 LARGEST = 2**46
 """Bytes that no device has: nothing of such sizes is rehearsed."""
 
 
-def most_held(
-    run: "Callable[[Account], None]",
+@dataclass(frozen=True)
+class Seen:
+    """What a pass held and did."""
+
+    phases: Mapping[str, Bytes]
+    """The most that is held at a time in each phase, by the names of the tensors."""
+    sections: Mapping[Section, Traffic]
+    """The operations while tensors of a name were made, by phase and name."""
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most that is held, and a page for what is too small to count: scalars, indices, flags of rows."""
+        return max((sum(held.values()) for held in self.phases.values()), default=0) + ROUNDING
+
+    def total(self) -> Traffic:
+        """All operations."""
+        return Traffic.sum(self.sections.values())
+
+    def of(self, phase: str, name: str | None = None) -> Traffic:
+        """The operations of a phase, or of one name in it."""
+        return Traffic.sum(x for at, x in self.sections.items() if at[0] == phase and name in {None, at[1]})
+
+    def scaled(self, times: Mapping[str, float]) -> "Seen":
+        """With so many times the operations of each of these phases."""
+        if not times:
+            return self
+        return Seen(self.phases, {at: x.times(times.get(at[0], 1)) for at, x in self.sections.items()})
+
+
+def rehearse(
+    run: Callable[[], object],
     resident: Iterable[Tensor] = (),
     *,
     pairs: tuple[int, int] | None = None,
-    graph: bool = True,
     threads: int = 1,
-) -> dict[str, Bytes]:
-    """Return the peak memory of a pass over meta tensors, in each phase, beside the ``resident`` tensors.
+    first: str = "inputs",
+) -> Seen:
+    """Go through a pass over meta tensors, whose results are held to the end, beside the ``resident`` tensors.
 
-    pairs: the last two sizes of what has a number for each query and key. ``graph``: autograd keeps what it would for
-    the way back. ``threads``: those of a CPU; 0 for a GPU, whose operators take nothing for themselves.
+    pairs: the last two sizes of what has a number for each query and key. ``threads``: those of a CPU; 0 for a GPU,
+    whose operators take nothing for themselves. ``first``: the name of the first phase.
     """
     account = Account(resident, pairs, threads)
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), rehearsed_on(threads), account:
-        run(account)
-    return {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
-
-
-@contextmanager
-def counted_in(counter: OperationCounter, *, graph: bool) -> Iterator[None]:
-    """Count the operations of a pass over meta tensors. ``graph``: autograd keeps what it would for the way back."""
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(graph), Account((), None, 0, counter):
-        yield
+    repeated = REPEATED.set(account.counter.repeated)
+    try:
+        with torch.inference_mode(mode=False), torch.enable_grad(), rehearsed_on(threads), account:
+            account.begin(first)
+            account.call("inputs")
+            results = run()
+            del results  # all of them stay to the end
+    finally:
+        REPEATED.reset(repeated)
+    phases = {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
+    return Seen(phases, account.counter.counted)
 
 
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that are alive, now and at most; and, with a counter, the operations."""
+    """Bytes of the storages that are alive, now and at most, and the operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing is compiled here, and to skip a compiler it would be loaded first: a second, and 60 MB."""
         return False
 
-    def __init__(
-        self,
-        resident: Iterable[Tensor],
-        pairs: tuple[int, int] | None,
-        threads: int,
-        counter: OperationCounter | None = None,
-    ) -> None:
+    def __init__(self, resident: Iterable[Tensor], pairs: tuple[int, int] | None, threads: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._counter = counter
+        self.counter = OperationCounter[Section]()
         self.most: dict[str, Bytes] = {}
         """Bytes by phase."""
         self._largest = -1
@@ -88,8 +117,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def call(self, name: str, over_pairs: str | None = None) -> None:
         """Name the tensors made from now on; ``over_pairs`` names those with a number for each query and key."""
         self._name, self._over_pairs = name, over_pairs or name
-        if self._counter is not None:
-            self._counter.mark(name)
+        self.counter.enter((self._phase, name))
 
     def take(self, more: int) -> None:
         """Note this many bytes of workspace, beside what is held."""
@@ -105,8 +133,7 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = args[0].view(args[0].shape) if accumulated else answer(func, args, kwargs)
         if out is None:
             out = func(*args, **kwargs)
-        if self._counter is not None:
-            self._counter.count(func, args, kwargs, out)
+        self.counter.count(func, args, kwargs, out)
         if accumulated:
             return out
         for x in out if isinstance(out, tuple | list) else (out,):

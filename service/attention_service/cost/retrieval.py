@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core.blocks import rows_at_once
-from attention_service.cost.flops import flops
-from attention_service.cost.workload import Workload
+from attention_service.core.normalizers import NORMALIZERS
+from attention_service.core.problem import Widths
+from attention_service.core.scores import SCORES
 
 _LSE_FLOPS = 4
 """For each pair, the log-sum-exp after the last step: maximum, subtract, exp, sum."""
@@ -56,23 +57,6 @@ class Retrieval:
         """State-pattern pairs of all heads."""
         return self.batch * self.heads * self.states * self.patterns
 
-    def work(self, rows: int) -> Workload:
-        """One update of this many states, as an attention whose tensors are there already."""
-        return Workload(
-            batch=self.batch,
-            queries=rows,
-            keys=self.patterns,
-            heads=self.heads,
-            kv_heads=self.heads,
-            head_dim=self.width,
-            value_dim=self.width,
-            itemsize=self.itemsize,
-            spec=self.spec,
-            taps=frozenset({"masked_scores", "weights", "context"}),
-            padded=self.masked,
-            threads=self.threads,
-        )
-
 
 def retrieval_flops(r: Retrieval) -> int:
     """Every step, the energy after the last one, what is said of its weights, and the projections.
@@ -80,7 +64,9 @@ def retrieval_flops(r: Retrieval) -> int:
     Beside the attention, a step finds each state's largest weight, and takes 8·D for β, energy and change.
     """
     each = r.batch * r.heads * r.states * r.width
-    update = flops(r.work(r.states), masked=False).total + r.pairs + 8 * each
+    score = SCORES.of(r.spec.score).cost(Widths(r.heads, r.heads, r.width, r.width))
+    softmax = NORMALIZERS.of(r.spec.normalizer).cost(r.patterns).flops
+    update = (score.pair_products + score.pair_flops + softmax + 2 * r.width + 1) * r.pairs + 8 * each
     last = (2 * r.width + _LSE_FLOPS + _ENTROPY_FLOPS) * r.pairs + 12 * each
     ground = 2 * r.batch * r.heads * r.patterns * r.width
     return r.steps * update + last + ground + _projecting_flops(r)

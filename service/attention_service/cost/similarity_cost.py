@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attention_service.core.inspection.similarity import ELEMENTS, FEATURES, GROUP, groups
-from attention_service.cost.time import Rates
+from attention_service.cost.clock import Rates
 
 _BYTES = 8
 _FLOPS = 5

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from attention_contract.spec import AttentionSpec, Documents, Sigmoid, Softmax
 from attention_service.core.attention import attend
-from attention_service.core.kernels import unsuitable
+from attention_service.core.kernels import Needs, unsuitable
 from attention_service.core.kernels.flex import flexed
 
 LENGTHS = torch.tensor([150, 0])
@@ -37,7 +37,7 @@ def case_of(make_problem, case, **more):
     """The problem of a case; None if the kernel cannot do it."""
     masks, request, options = case
     spec = AttentionSpec(masks=MASKS[masks], **options)
-    if unsuitable("flex", spec, torch.float32, device="cuda"):
+    if unsuitable("flex", spec, torch.float32, Needs(device="cuda")):
         return None
     return make_problem(queries=140, keys=160, width=16, value_width=16, spec=spec, **REQUESTS[request], **more)
 
@@ -68,8 +68,8 @@ def test_masks_and_scores_like_the_stages(case, make_problem):
     ],
 )
 def test_what_it_cannot_do(spec, dtype, needs, reason):
-    assert reason in unsuitable("flex", spec, dtype, **needs)
-    assert unsuitable("flex", AttentionSpec(softcap=1.0), torch.float32, device="cuda") is None
+    assert reason in unsuitable("flex", spec, dtype, Needs(**needs))
+    assert unsuitable("flex", AttentionSpec(softcap=1.0), torch.float32, Needs(device="cuda")) is None
 
 
 @pytest.mark.gpu

@@ -9,10 +9,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_contract.spec import AttentionSpec, Causal, Gaussian, SlidingWindow, Softmax
 from attention_service.core import cancellation
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.kernels.fused import cpu_slices
 
-NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float32)]
+NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float32, Needs())]
 HALF = [torch.bfloat16, torch.float16]
 SPECS = {
     "dense": AttentionSpec(),
@@ -42,7 +42,7 @@ def upstream_of(problem):
 def test_what_is_added_to_a_whole_row_has_no_gradient(name, dtype, make_problem):
     spec = SPECS[name]
     for kernel in NAMES:
-        if not unsuitable(kernel, spec, dtype):
+        if not unsuitable(kernel, spec, dtype, Needs()):
             row = torch.zeros(1, 1, 17, 1, dtype=dtype, requires_grad=True)
             given = make_problem(**SIZES, dtype=dtype, spec=spec, mask=row)
             (found,) = torch.autograd.grad(attend(given, kernel=kernel).context, row, upstream_of(given))
@@ -67,7 +67,7 @@ def test_values_with_much_in_common_leave_gradients_as_exact_as_their_type(spec,
     learned = {name: x.double() for name, x in given.learned.items()}
     expected = gradients(replace(given, **exact, learned=learned), "materialized")
     for kernel in ("fused", "blocked"):
-        if not unsuitable(kernel, spec, dtype):
+        if not unsuitable(kernel, spec, dtype, Needs()):
             for found, wanted in zip(gradients(given, kernel), expected, strict=True):
                 assert (found.double() - wanted).norm() < torch.finfo(dtype).eps / 2 * wanted.norm()
 

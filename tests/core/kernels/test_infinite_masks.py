@@ -6,11 +6,11 @@ import torch
 from attention_contract.spec import AttentionSpec, Causal, Entmax15, Sigmoid, Softmax, Sparsemax
 from attention_service.core import cancellation
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.kernels.fused import cpu_slices
 from attention_service.core.problem import Problem
 
-NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float32)]
+NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float32, Needs())]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 

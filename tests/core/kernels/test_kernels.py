@@ -21,9 +21,9 @@ from attention_contract.spec import (
     Sparsemax,
 )
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 
-NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64)]
+NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float64, Needs())]
 LENGTHS = torch.tensor([4, 0])
 PADDING = torch.tensor([[True, False, True, True, True], [False] * 5])
 NORMAL = torch.randn(2, 1, 4, 5, generator=torch.Generator().manual_seed(1))
@@ -63,7 +63,7 @@ def test_every_spec_and_mask(every_spec_or_mask, make_problem, reference):
     for each in (problem, replace(problem, mask=None, key_lengths=None)):
         expected = reference(each)["context"]
         for kernel in NAMES:
-            if not unsuitable(kernel, every_spec_or_mask, torch.float64):
+            if not unsuitable(kernel, every_spec_or_mask, torch.float64, Needs()):
                 close(attend(each, kernel=kernel).context, expected)
 
 
@@ -155,8 +155,8 @@ def test_nothing_to_attend(queries, keys, every_mask, make_problem):
     ],
 )
 def test_what_a_kernel_cannot_do(kernel, spec, dtype, needs, reason):
-    assert reason in unsuitable(kernel, spec, dtype, **needs)
-    assert unsuitable("materialized", spec, dtype, **needs) is None
+    assert reason in unsuitable(kernel, spec, dtype, Needs(**needs))
+    assert unsuitable("materialized", spec, dtype, Needs(**needs)) is None
 
 
 def test_a_kernel_refuses_rather_than_leave_a_part_out(make_problem):

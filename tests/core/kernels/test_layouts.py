@@ -14,11 +14,11 @@ from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core import cancellation
 from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.kernels.fused import cpu_flash, cpu_slices
 from attention_service.core.problem import Problem
 
-NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float32)]
+NAMES = [entry.name for entry in KERNELS if not unsuitable(entry.name, AttentionSpec(), torch.float32, Needs())]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
 
@@ -119,7 +119,7 @@ def hold_all_kernels_against_float64(problem: Problem, upstream: Tensor) -> None
     spec, dtype = problem.spec, problem.q.dtype
     expected = in_float64(problem, upstream)
     for kernel in NAMES:
-        if not unsuitable(kernel, spec, dtype):
+        if not unsuitable(kernel, spec, dtype, Needs()):
             for found, wanted in zip(differentiated(problem, kernel, upstream), expected, strict=True):
                 torch.testing.assert_close(found.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 

@@ -9,7 +9,7 @@ import torch
 from attention_contract import spec
 from attention_contract.positions import Alibi, NoPosition, RelativeBias
 from attention_service.core.attention import attend
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.problem import Dropout
@@ -52,7 +52,7 @@ def test_every_combination(score, normalizer, make_problem, reference):
             problem = replace(problem, dropout=Dropout(dropout, 1))
         expected = gradients(problem, "materialized")
         for kernel in (each.name for each in KERNELS if each.name != "materialized"):
-            if not unsuitable(kernel, given, torch.float64, dropout=dropout is not None):
+            if not unsuitable(kernel, given, torch.float64, Needs(dropout=dropout is not None)):
                 for found, wanted in zip(gradients(problem, kernel), expected, strict=True):
                     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 

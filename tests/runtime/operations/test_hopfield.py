@@ -150,3 +150,24 @@ def test_the_planned_peak_is_what_the_job_allocates(name):
     # were multiplied or hidden are gone by the peak.
     came = 0 if name in {"float16", "layer", "masked"} else JOBS[name]().states.nbytes + JOBS[name]().stored.nbytes
     assert 0.98 * (held.max() + came) <= job.plan.peak_bytes <= 1.05 * (held.max() + came)
+
+
+def test_time_grows_with_the_steps_and_memory_with_neither_steps_nor_pairs():
+    def plan(states, steps):
+        stored, start = (np.broadcast_to(np.float32(0), (1, 8, length, 64)) for length in (4096, states))
+        return hopfield.prepare(HopfieldRequest(stored=stored, states=start, steps=steps), DEVICE.exact()).plan
+
+    one, many, longer = plan(4096, 1), plan(4096, 100), plan(8192, 1)
+    assert 30 < many.predicted.median / one.predicted.median < 100
+    assert longer.peak_bytes < 1.6 * one.peak_bytes
+    assert many.peak_bytes < 1.4 * one.peak_bytes
+
+
+def test_projections_are_held():
+    def plan(width):
+        stored, start = (np.broadcast_to(np.float32(0), (2, length, wide)) for length, wide in ((60, width), (50, 10)))
+        layer = {"state": matrix(32, 10), "stored": matrix(32, width), "output": matrix(24, 8)}
+        asked = HopfieldRequest(stored=stored, states=start, num_heads=4, steps=1, projections=layer)
+        return hopfield.prepare(asked, DEVICE.exact()).plan
+
+    assert plan(10_000).peak_bytes > 4 * 2 * 60 * 10_000 > plan(12).peak_bytes >= 4 * 2 * 4 * 50 * 60

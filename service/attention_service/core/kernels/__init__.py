@@ -10,22 +10,8 @@ from attention_service.core.kernels.materialized import MATERIALIZED
 __all__ = ["KERNELS", "MATERIALIZED", "Executed", "Kernel", "Needs", "is_compiled", "unsuitable"]
 
 
-def unsuitable(
-    kernel: str,
-    spec: AttentionSpec,
-    dtype: torch.dtype,
-    *,
-    edits: bool = False,
-    dropout: bool = False,
-    taps_gradient: bool = False,
-    double_backward: bool = False,
-    device: str = "cpu",
-) -> str | None:
-    """Say why this kernel cannot do it, in words for the caller; None if it can.
-
-    dtype is that of q, k and v; the rest is what ``Needs`` says.
-    """
-    needs = Needs(edits, dropout, taps_gradient, double_backward, device)
+def unsuitable(kernel: str, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> str | None:
+    """Say why this kernel cannot do it, in words for the caller; None if it can. ``dtype``: that of q, k and v."""
     return next(KERNELS[kernel].make().unsuitable(spec, dtype, needs), None)
 
 

@@ -57,12 +57,6 @@ class Kernel(ABC):
     """Its largest tensors: scores of every head and pair, masks laid out for every pair, or one tile at a time."""
     recomputes: ClassVar[bool] = False
     """Its backward pass computes the scores again."""
-    overlaps: ClassVar[bool] = False
-    """Arithmetic and memory traffic run at the same time, as in one fused device function."""
-    traffic: ClassVar[float] = 1.0
-    """The time of its memory traffic beside that of whole tensors; less than 1 if tiles stay in caches."""
-    timed_as: ClassVar[Literal["stages", "fused", "tiles"] | None] = None
-    """The group of measured rates by which a device predicts its time; None for rates of its own."""
     automatic: ClassVar[bool] = False
     """The planner may choose it; otherwise it runs only where a request names it."""
     compiled: ClassVar[bool] = False

@@ -54,8 +54,6 @@ class Blocked(Kernel):
     keeps = frozenset({"lse"})
     holds = "tiles"
     recomputes = True
-    traffic = 2 / 3
-    timed_as = "tiles"
     automatic = True
 
     sizes: Extent | None = None

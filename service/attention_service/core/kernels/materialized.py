@@ -27,7 +27,6 @@ class Materialized(Kernel):
 
     keeps = PAIR_TAPS
     by_stages = True
-    timed_as = "stages"
     automatic = True
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:

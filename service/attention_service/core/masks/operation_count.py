@@ -7,7 +7,6 @@ from attention_contract.spec import AllOf, AnyOf, Documents, GlobalTokens, Mask,
 
 _LEAF, _DRAWING, _DRAW, _LISTED = 4.0, 40.0, 3.0, 0.02
 """Operations of a mask; of a random mask, and for each of its draws; and for each listed position."""
-_USUAL_DRAWS = 2
 CHEAP: Final = 64.0
 """Operations of masks that take no longer than the rest of planning."""
 
@@ -23,14 +22,6 @@ def leaves(masks: Sequence[Mask]) -> Iterator[Mask]:
 def mask_cost(masks: Sequence[Mask]) -> float:
     """About how many operations evaluate masks once, for any number of pairs or tiles."""
     return sum(map(_cost, leaves(masks))) if masks else 0.0
-
-
-def relative_cost(mask: Mask) -> float:
-    """The operations of a mask beside those of a usual mask of its name, without those of its parts."""
-    if isinstance(mask, AnyOf | AllOf):
-        return 1.0
-    usual = _DRAWING + _DRAW * _USUAL_DRAWS if isinstance(mask, RandomBlocks) else _LEAF
-    return _cost(mask) / usual
 
 
 def _cost(mask: Mask) -> float:

@@ -1,6 +1,6 @@
 """Attributions of one request: to each weight and head, before and after the edits if both are compared."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.attribution import AttributionRequest, Readout
 from attention_contract.tensors import Array
+from attention_service import cost
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.inspection.attribution import (
     GRADIENTS,
@@ -19,11 +20,12 @@ from attention_service.core.inspection.attribution import (
     weights_and_context,
 )
 from attention_service.core.inspection.loss_path import inner_product, log_likelihood, path_of
+from attention_service.core.kernels import MATERIALIZED, Kernel, Needs
 from attention_service.core.multihead import Parameters
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.rehearsal_marks import phase
 from attention_service.core.stages import values_read
-from attention_service.core.tensors import TORCH_DTYPES, to_torch
+from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.module_binding import bind
@@ -32,11 +34,19 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import UPSTREAM
 from attention_service.runtime.operations.gradients import check_upstream
-from attention_service.runtime.planning.kernel_choice import Attributed, Computation
-from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
+from attention_service.runtime.planning.planner import (
+    Question,
+    Rehearsed,
+    edit_sizes,
+    names_tokens,
+    plan_request,
+    selection_sizes,
+)
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
+_POINTS = 2
+"""Points of a path that are rehearsed: each further one holds as much as the second."""
 READOUT = "readout."
 """Prefix of the readout's tensors among the fields of a request."""
 
@@ -56,19 +66,59 @@ def prepare(module: Module | None, request: AttributionRequest, device: Device, 
     if request.readout is not None:
         classes = _check_readout(request.readout, bound)
     methods = tuple(sorted(set(request.methods)))
-    attributed = Attributed(methods, request.compare is not None, _points(request), classes)
-    question = PlanKey(
-        purpose=Computation("attribution", keeps_weights=True, attributed=attributed),
+    points, readout = _points(request), request.readout
+    question = Question(
+        "attribution",
         kernel=request.kernel,
-        taps=frozenset(),
-        edits=edit_actions(request.edits),
-    )
-    plan = plan_request(bound, question, device, room, selection, request.edits)
+        needs=Needs(edits=bool(request.edits), taps_gradient=True),
+        asks=(
+            methods, request.compare, points, classes, readout is not None and readout.bias is not None,
+            request.upstream is not None, selection_sizes(selection), edit_sizes(request.edits),
+        ),
+        has_sizes=names_tokens(request.edits, selection),
+    )  # fmt: skip
+    few = min(points, _POINTS)
+    rehearsal = request.model_copy(update={"steps": few})
+
+    def rehearsed(bound: BoundRequest, kernel: str | Kernel) -> Attributing:
+        return Attributing(bound, rehearsal, selection)
+
+    counted = Rehearsed(
+        rehearsed,
+        rehearsed,
+        partial(_flops, methods=methods, compared=request.compare is not None, points=points, classes=classes,
+                selection=selection),
+        dict.fromkeys(("gradients", "unedited gradients"), points / few),
+    )  # fmt: skip
+    plan = plan_request(bound, question, device, room, counted)
 
     def operation(bound: BoundRequest) -> Attributing:
         return Attributing(bound, request, selection)
 
     return Job(Prepared("attribution", plan, bound.dtype, device.torch, operation, watched=False), bound, module)
+
+
+def _flops(
+    bound: BoundRequest, kernel: str, *,
+    methods: Collection[str], compared: bool, points: int, classes: int, selection: Selection,
+) -> int:  # fmt: skip
+    """FLOPs of the matrix products: the context, the way back to it, the weights again, and each method over pairs."""
+    heads = bound.heads if selection.heads is None else len(selection.heads)
+    queries = bound.queries if selection.queries is None else len(selection.queries)
+    pairs = bound.batch * heads * queries * bound.keys
+    merged = bound.heads * bound.value_dim
+    width = merged if bound.d_model is None else bound.d_model
+    out = 0 if bound.d_model is None else 2 * bound.batch * bound.queries * merged * width
+    once = cost.executed_flops(bound, MATERIALIZED)
+    once += points * (2 * out + 3 * 2 * bound.batch * bound.queries * width * classes)
+    once += 2 * pairs * bound.key_dim
+    of_gradients = ("integrated" in methods) + (not {"gradient_attention", "relevance"}.isdisjoint(methods))
+    once += 2 * pairs * bound.value_dim * of_gradients
+    if "norm" in methods:
+        once += 2 * pairs * heads
+        if bound.d_model is not None:
+            once += 2 * heads**2 * bound.value_dim**2 * (bound.batch * bound.keys + width)
+    return once * (1 + compared)
 
 
 def _points(request: AttributionRequest) -> int:
@@ -121,14 +171,15 @@ class Attributing:
         request, dtype = self.request, TORCH_DTYPES[self.bound.dtype]
         uploaded = compute.upload(self.bound, device, request.edits)
         if request.upstream is not None:
-            upstream = compute.converted(request.upstream, UPSTREAM, device, dtype)
-            uploaded.tensors[UPSTREAM] = upstream.reshape(self.bound.output_shape)
+            upstream = compute.placed(request.upstream, UPSTREAM, device, dtype, self.bound.output_shape)
+            uploaded.tensors[UPSTREAM] = upstream
         if (readout := request.readout) is not None:
             for name, array in (("weight", readout.weight), ("bias", readout.bias)):
                 if array is not None:
                     uploaded.tensors[READOUT + name] = compute.converted(array, READOUT + name, device, dtype)
-            targets = to_torch(readout.targets).to(device, torch.int64)
-            uploaded.tensors[f"{READOUT}targets"] = targets.reshape(self.bound.batch, self.bound.queries)
+            shape = self.bound.batch, self.bound.queries
+            targets = compute.placed(readout.targets, f"{READOUT}targets", device, torch.int64, shape)
+            uploaded.tensors[f"{READOUT}targets"] = targets
         return uploaded
 
     def launch(self, uploaded: Uploaded) -> Results:

@@ -68,7 +68,7 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     """
     host = to_torch(array)
     result = to_device(host, device, dtype)
-    if host.dtype == dtype:
+    if host.dtype == dtype or result.is_meta:
         return result
     narrowed = torch.finfo(dtype).max < _largest(host.dtype)
     # A sum is finite only where all is, and much cheaper than the closer look.
@@ -77,6 +77,13 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     if infinite is not None and bool((infinite.cpu() & ~host.isinf()).any()):
         raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
     return result
+
+
+def placed(array: Array, name: str, device: torch.device, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The same in this shape, which a blank request has whatever was sent."""
+    if device.type == "meta":
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    return converted(array, name, device, dtype).reshape(tuple(shape))
 
 
 def _largest(dtype: torch.dtype) -> float:

@@ -20,8 +20,6 @@ INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", *NAMES)
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context")
 UPSTREAM = "upstream"
 _TAP_UPSTREAM = "tap_upstream."
-GIVEN = "given "
-"""Prefix of an upstream gradient among the names that memory is counted for, if no gradient with respect to it is."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def upstream_of(upstream: Array | None, bound: BoundRequest, dtype: torch.dtype,
     """∂L/∂output as it was sent, batched, on the device; ones where it was not."""
     if upstream is None:
         return torch.ones(bound.output_shape, dtype=dtype, device=device)
-    return compute.converted(upstream, "upstream", device, dtype).reshape(bound.output_shape)
+    return compute.placed(upstream, UPSTREAM, device, dtype, bound.output_shape)
 
 
 def tap_upstream(tap: str) -> str:

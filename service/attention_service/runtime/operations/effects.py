@@ -15,24 +15,25 @@ from attention_service.core import multihead
 from attention_service.core.blocks import largest_tile
 from attention_service.core.edits import AXES, BoundEdit
 from attention_service.core.inspection.effects import context_after, context_changes, each_of, reach
+from attention_service.core.kernels import Needs
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.rehearsal_marks import phase
 from attention_service.core.tensors import TORCH_DTYPES, pick
-from attention_service.cost import Estimate, Workload
+from attention_service.cost import Estimate
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import broadcasts, check_edit, check_edits, check_indices
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.forward import PLAIN, PLAIN_FORWARD, rehearsed_forward
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request, workload
+from attention_service.runtime.planning.planner import Question, edit_sizes, names_tokens, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
-_EVERYTHING = Selection()
 _DIRECTION = "direction"
 _EACH_S = 4e-4
 """Seconds that an edit takes at least: it starts about sixty operations. Measured on one core."""
@@ -62,14 +63,19 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     swept = _swept(request.sweep, bound)
     _check_direction(request, bound)
     edits = [*request.edits, request.sweep]
-    question = PlanKey(kernel=request.kernel, edits=edit_actions(edits))
-    plan = plan_request(bound, question, device, room, edits=edits)
-    work = workload(bound, question, _EVERYTHING, device)
+    question = Question(
+        kernel=request.kernel,
+        needs=Needs(edits=True),
+        asks=edit_sizes(edits),
+        has_sizes=names_tokens(edits),
+    )
+    edited = PLAIN.model_copy(update={"edits": edits})
+    plan = plan_request(bound, question, device, room, rehearsed_forward(edited, Selection()))
     if approximation_of(bound.spec) is None:  # the scores are computed in tiles
-        held = plan_request(bound, PlanKey(), device, room).peak_bytes
+        held = plan_request(bound, Question(), device, room, PLAIN_FORWARD).peak_bytes
         tile = largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)
-        plan = replace(plan, peak_bytes=held + _TILES * work.itemsize * tile)
-    plan = _whole_plan(plan, work, bound, request, swept)
+        plan = replace(plan, peak_bytes=held + _TILES * bound.itemsize * tile)
+    plan = _whole_plan(plan, bound, request, swept)
 
     def operation(bound: BoundRequest) -> Sweeping:
         return Sweeping(bound, request, swept)
@@ -127,9 +133,7 @@ def _compared_shape(bound: BoundRequest, request: EffectsRequest) -> tuple[int, 
     return (*before, bound.queries if request.queries is None else len(request.queries), width)
 
 
-def _whole_plan(
-    plan: Plan, work: Workload, bound: BoundRequest, request: EffectsRequest, swept: dict[str, list[int]]
-) -> Plan:
+def _whole_plan(plan: Plan, bound: BoundRequest, request: EffectsRequest, swept: dict[str, list[int]]) -> Plan:
     """The plan of the pass without the edit, with all edits of the sweep added."""
     count, sweep = prod(map(len, swept.values())), request.sweep
     heads = 1 / len(swept["heads"]) if "heads" in swept and sweep.heads is None else 1.0
@@ -140,7 +144,7 @@ def _whole_plan(
     if "queries" in AXES[sweep.tap] and approximation_of(bound.spec) is None:
         rows = min(rows, 1 if "queries" in swept else len(sweep.queries or range(bound.queries)))
     share = heads * rows / max(bound.queries, 1)
-    stages = cost.flops(work, masked=False)
+    stages = cost.flops(bound, masked=False)
     again = stages.scores + stages.normalizer + stages.values + stages.output_projection
     predicted = plan.predicted
     factor = 1 + count * max(share, _EACH_S / max(predicted.median, 1e-9))

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from attention_contract.base import valid
 from attention_contract.schemas.attention import ApproximationError, ForwardRequest, Taps, TapsRequest
+from attention_service import cost
 from attention_service.core import multihead
 from attention_service.core.attention import attend
 from attention_service.core.edits import BoundEdit, apply
-from attention_service.core.kernels import KERNELS, Kernel, is_compiled
+from attention_service.core.kernels import KERNELS, Kernel, Needs, is_compiled
 from attention_service.core.kv_cache.past import write
 from attention_service.core.masks.global_projections import separate_positions
 from attention_service.core.methods import approximation_of
@@ -30,12 +31,24 @@ from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_taps
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, cuda_graph_forward
+from attention_service.runtime.planning.blank_requests import exactly, unsent
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import PlanKey, edit_actions, family_of, plan_pass, plan_request
+from attention_service.runtime.planning.planner import (
+    Question,
+    Rehearsed,
+    edit_sizes,
+    family_of,
+    names_tokens,
+    plan_pass,
+    plan_request,
+    selection_sizes,
+)
 from attention_service.runtime.scheduling.batches import in_common, joinable
 from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared, is_short, job_of_request
 from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
 
+_EVERYTHING = Selection()
+PLAIN = unsent(ForwardRequest, return_=["output"], edits=[])
 _MIXED = {"query", "past_key", "past_value", "offsets", "positions"}
 """The tensors of requests of different lengths that run together."""
 MIXED_BYTES = 2**20
@@ -55,16 +68,18 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, room:
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
-    question = PlanKey(
-        compared=request.compare is not None,
+    question = Question(
         kernel=request.kernel,
-        taps=frozenset(request.return_),
-        averaged=request.average_heads,
-        reported=request.report_error,
-        returns_dropout_mask=returns_mask(request),
-        edits=edit_actions(request.edits),
-    )
-    plan = plan_request(bound, question, device, room, selection, request.edits)
+        needs=Needs(edits=bool(request.edits)),
+        asks=(
+            frozenset(request.return_), request.average_heads, request.compare, returns_mask(request),
+            selection_sizes(selection), edit_sizes(request.edits),
+        ),
+        has_sizes=names_tokens(request.edits, selection),
+        whole=request.report_error,
+    )  # fmt: skip
+    rehearsed = rehearsed_forward(request, selection)
+    plan = plan_request(bound, question, device, room, rehearsed)
 
     def operation(bound: BoundRequest) -> Operation:
         if may_be_graphed and cuda_graph_forward.takes(bound, request, plan.kernel):
@@ -80,22 +95,50 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, room:
         mixed = None
         if mixes(bound, request):
             mixed = partial(Mixed, request=request, selection=selection, kernel=plan.kernel)
-        joining = joining_of(bound, question, selection, plan.kernel, device, mixed)
+        joining = joining_of(bound, question, selection, plan.kernel, device, rehearsed, mixed)
     return Prepared("forward", plan, bound.dtype, device.torch, operation, watched, joining)
+
+
+def rehearsed_forward(request: ForwardRequest, selection: Selection) -> Rehearsed:
+    """How the planner goes through a forward request."""
+
+    def operate(bound: BoundRequest, kernel: str | Kernel) -> Forward:
+        return Forward(bound, request, selection, kernel)
+
+    plain = operate if request.return_ == ["output"] else plain_forward
+    return Rehearsed(operate, plain, partial(_flops, edited=request.compare is not None, exact=request.report_error))
+
+
+def plain_forward(bound: BoundRequest, kernel: str | Kernel) -> "Forward":
+    """One forward pass that returns the output alone."""
+    return Forward(bound, PLAIN, _EVERYTHING, kernel)
+
+
+PLAIN_FORWARD = Rehearsed(plain_forward, plain_forward)
+
+
+def _flops(bound: BoundRequest, kernel: str, *, edited: bool, exact: bool) -> int:
+    """FLOPs of the pass; with those without the edits, or of exact attention, if it is compared with them."""
+    flops = cost.executed_flops(bound, kernel)
+    if edited:  # once more, from the same queries, keys and values
+        once = cost.flops(bound, masked=False)
+        flops += flops - once.projections - once.position
+    return flops + (cost.flops(exactly(bound), masked=False).total if exact else 0)
 
 
 def joining_of(
     bound: BoundRequest,
-    question: PlanKey,
+    question: Question,
     selection: Selection,
     kernel: str,
     device: Device,
+    rehearsed: Rehearsed,
     mixed: Callable[[Sequence[BoundRequest]], Operation] | None = None,
 ) -> Joining:
     """The means to join requests like this one: with others of equal lengths, or of any if ``mixed`` is given."""
 
     def plan(bound: BoundRequest, batch: int) -> Plan:
-        return plan_pass(bound, question, selection, kernel, device, batch)
+        return plan_pass(bound, question._replace(kernel=kernel), device, batch, rehearsed)
 
     family = family_of(bound, question, device) if bound.module is None else None
     lengths = (bound.queries, bound.keys) if mixed is None else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,8 +10,9 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
+from attention_service import cost
 from attention_service.core.attention import attend
-from attention_service.core.kernels import Kernel, is_compiled
+from attention_service.core.kernels import Kernel, Needs, is_compiled
 from attention_service.core.problem import Selection
 from attention_service.core.rehearsal_marks import phase
 from attention_service.core.tensors import TORCH_DTYPES
@@ -21,7 +23,6 @@ from attention_service.runtime.binding.selection import bind_selection, broadcas
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
-    GIVEN,
     INPUTS,
     TAPS,
     UPSTREAM,
@@ -33,9 +34,15 @@ from attention_service.runtime.operations.differentiation import (
     tap_upstream,
 )
 from attention_service.runtime.operations.forward import dropout_results, returns_mask, tap_results
-from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS, check
-from attention_service.runtime.planning.kernel_choice import Computation
-from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
+from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS, check
+from attention_service.runtime.planning.planner import (
+    Question,
+    Rehearsed,
+    edit_sizes,
+    names_tokens,
+    plan_request,
+    selection_sizes,
+)
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
@@ -57,25 +64,51 @@ def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, roo
     _check_tap_upstream(request, bound)
     _check_directions(request, targets, bound)
     taps = bool(targets.taps or request.tap_upstream)
-    given = [name for name in map(tap_upstream, request.tap_upstream or ()) if name not in targets.upstreams]
-    names = (*targets.names, *(f"{GIVEN}{name}" for name in given))
     twice = request.directions is not None
-    checks = CHECK_PASSES * CHECKED_ELEMENTS * len(targets.names) if request.check else 0
-    question = PlanKey(
-        purpose=Computation("gradients", taps, names, twice, checks),
+    question = Question(
+        "gradients",
         kernel=request.kernel,
-        taps=frozenset(request.return_),
-        returns_dropout_mask=returns_mask(request),
-        edits=edit_actions(request.edits),
-        wrt=kinds_of(targets),
-    )
-    plan = plan_request(bound, question, device, room, selection, request.edits)
+        needs=Needs(edits=bool(request.edits), taps_gradient=taps, double_backward=twice),
+        asks=(
+            targets, request.upstream is not None, tuple(request.tap_upstream or ()), tuple(request.directions or ()),
+            request.check, frozenset(request.return_), request.average_heads, returns_mask(request),
+            selection_sizes(selection), edit_sizes(request.edits),
+        ),
+        has_sizes=names_tokens(request.edits, selection),
+    )  # fmt: skip
+    plan = plan_request(bound, question, device, room, rehearsed_gradients(request, selection, targets))
 
     def operation(bound: BoundRequest) -> Gradients:
         return Gradients(bound, request, selection, targets, plan.kernel)
 
-    watched = not (twice or checks or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request))
+    watched = not (twice or request.check or taps or request.edits or is_compiled(plan.kernel) or returns_mask(request))
     return Prepared("gradients", plan, bound.dtype, device.torch, operation, watched)
+
+
+def rehearsed_gradients(request: GradientsRequest, selection: Selection, targets: Targets) -> Rehearsed:
+    """How the planner goes through a request for gradients: a check compares one element for all."""
+
+    def operate(bound: BoundRequest, kernel: str | Kernel) -> Gradients:
+        return Gradients(bound, request, selection, targets, kernel, checked_elements=1)
+
+    bare = request.model_copy(update={"return_": [], "dropout": None, "check": False})
+
+    def plain(bound: BoundRequest, kernel: str | Kernel) -> Gradients:
+        return Gradients(bound, bare, selection, targets, kernel)
+
+    wrt, twice = kinds_of(targets), request.directions is not None
+    return Rehearsed(
+        operate,
+        plain if request.return_ or request.check or request.dropout is not None else operate,
+        partial(gradient_flops, wrt=wrt, twice=twice),
+        {"check": CHECKED_ELEMENTS} if request.check else {},
+    )
+
+
+def gradient_flops(bound: BoundRequest, kernel: str, *, wrt: frozenset[str], twice: bool = False) -> int:
+    """FLOPs of a forward and a backward pass; ``twice``: differentiated again."""
+    backward = cost.executed_backward_flops(bound, kernel, wrt)
+    return cost.executed_flops(bound, kernel) + backward * (1 + cost.SECOND_PASSES * twice)
 
 
 def targets_of(names: Sequence[str], given: Sequence[str], bound: BoundRequest) -> Targets:
@@ -215,14 +248,20 @@ class Gradients:
         request, dtype = self.request, TORCH_DTYPES[self.bound.dtype]
         uploaded = compute.upload(self.bound, device, request.edits)
         if request.upstream is not None:
-            upstream = compute.converted(request.upstream, "upstream", device, dtype)
-            uploaded.tensors[UPSTREAM] = upstream.reshape(self.bound.output_shape)
+            upstream = compute.placed(request.upstream, UPSTREAM, device, dtype, self.bound.output_shape)
+            uploaded.tensors[UPSTREAM] = upstream
         for tap, array in (request.tap_upstream or {}).items():
-            field = tap_upstream(tap)
-            uploaded.tensors[field] = self._batched(compute.converted(array, field, device, dtype), tap)
+            field, shape = tap_upstream(tap), subject_shape(tap, self.bound)
+            blank = device.type == "meta"
+            upstream = compute.placed(array, field, device, dtype, shape if blank else array.shape)
+            uploaded.tensors[field] = self._batched(upstream, tap)
         for name, direction in (request.directions or {}).items():
             field = f"directions.{name}"
-            uploaded.tensors[field] = compute.converted(direction, field, device, dtype)
+            if device.type == "meta":
+                of = uploaded.tensors[name].shape if name in uploaded.tensors else subject_shape(name, self.bound)
+                uploaded.tensors[field] = torch.empty(of, dtype=dtype, device=device)
+            else:
+                uploaded.tensors[field] = compute.converted(direction, field, device, dtype)
         return uploaded
 
     def launch(self, uploaded: Uploaded) -> Results:
@@ -285,10 +324,11 @@ class Gradients:
         if name in TAPS or name in self.targets.upstreams:
             return compute.in_reply(gradient, self.bound, tap_of(name) or ("output" if name == UPSTREAM else name))
         if name in INPUTS:
-            return as_sent(gradient, self.bound, getattr(self.request, name).shape)
+            return as_sent(gradient, self.bound, getattr(self.request, name).ndim)
         return gradient.detach()  # a parameter's gradient has the computing dtype
 
 
-def as_sent(gradient: Tensor, bound: BoundRequest, shape: Sequence[int]) -> Tensor:
-    """The gradient of an input in the reply's dtype, and in the shape that it was sent in."""
+def as_sent(gradient: Tensor, bound: BoundRequest, rank: int) -> Tensor:
+    """The gradient of an input in the reply's dtype, with as many dimensions as were sent: those it lacked are 1."""
+    shape = gradient.shape[gradient.ndim - rank :]
     return gradient.detach().to(TORCH_DTYPES[bound.reply_dtype]).reshape(shape)

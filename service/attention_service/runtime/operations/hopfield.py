@@ -1,7 +1,9 @@
 """Hopfield retrieval: one request planned with every step that it may take, and run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -13,12 +15,15 @@ from attention_service.core import hopfield, multihead
 from attention_service.core.hopfield import Memory, Retrieved
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.tensors import TORCH_DTYPES, to_torch
-from attention_service.cost import Estimate
-from attention_service.runtime.binding.bound_request import strip, widened
+from attention_service.cost import kind_of
+from attention_service.cost.rehearsal import Seen, rehearse
+from attention_service.runtime.binding.bound_request import Layout, strip, widened
 from attention_service.runtime.binding.hopfield_binding import BoundRetrieval, bind
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.compute import converted
+from attention_service.runtime.planning.blank_requests import META
 from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket
+from attention_service.runtime.planning.kernel_choice import Cost
 from attention_service.runtime.planning.request_sizes import RetrievalSizes
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
@@ -26,35 +31,81 @@ from attention_service.runtime.scheduling.operation import Fields, Results, Uplo
 _ROUNDED = RetrievalSizes._fields
 _FAMILY = [each.name for each in fields(cost.Retrieval) if each.name not in {*_ROUNDED, "spec"}]
 """The fields in which retrievals of one family agree; their spec is always the same."""
+_FEW_BLOCKS, _FEW_STEPS = 3, 3
+"""Blocks of states and updates of a retrieval that are rehearsed; each of the others adds what the last one did."""
 
 
 @dataclass(frozen=True)
 class RetrievalCosts:
     """The costs of retrievals that differ in their sizes alone."""
 
-    retrieval: cost.Retrieval
-    """One of them."""
+    bound: BoundRetrieval
+    """One of them, blank."""
     device: Device
-    slow_masks: bool = False
+    off_loop: bool = False
+
+    @property
+    def flops(self) -> Callable[[RetrievalSizes, str], int]:
+        """FLOPs of every step."""
+        size = self.bound.size
+        return lambda sizes, kernel: cost.retrieval_flops(replace(size, **sizes._asdict()))
 
     def kernel(self, sizes: RetrievalSizes, room: int) -> str:
         """The only kernel that there is."""
         return MATERIALIZED
 
-    def peak_bytes(self, sizes: RetrievalSizes, kernel: str, room: int) -> int:
-        """Peak memory."""
-        return cost.retrieval_peak_bytes(self._of(sizes))
+    def cost(self, sizes: RetrievalSizes, kernel: str, room: int) -> Cost:
+        """Peak memory and time, with every step.
 
-    def flops(self, sizes: RetrievalSizes, kernel: str) -> int:
-        """FLOPs of every step."""
-        return cost.retrieval_flops(self._of(sizes))
+        No rehearsal knows which states settle: it takes for granted that all that fall are picked out each time.
+        """
+        size = replace(self.bound.size, **sizes._asdict())
+        all_blocks = max(1, -(-size.states // max(size.rows, 1)))
+        blocks, steps = min(all_blocks, _FEW_BLOCKS), min(size.steps, _FEW_STEPS)
 
-    def predicted(self, sizes: RetrievalSizes, kernel: str) -> Estimate:
-        """The time of every step."""
-        return self.device.clock.retrieval(self._of(sizes))
+        def seen(blocks: int, steps: int) -> Seen:
+            few = replace(size, states=size.states - (all_blocks - blocks) * size.rows, steps=steps)
+            operation = Retrieval(blank(self.bound, few))
+            return rehearse(lambda: _drop(operation.launch(operation.upload(META))), threads=size.threads)
 
-    def _of(self, sizes: RetrievalSizes) -> cost.Retrieval:
-        return replace(self.retrieval, **sizes._asdict())
+        found = seen(blocks, steps)
+        held, counts = found.peak_bytes, found.total()
+        if more := all_blocks - blocks:
+            fewer = seen(blocks - 1, steps)
+            held += more * (held - fewer.peak_bytes)
+            counts += (counts - fewer.total()).times(more)
+        if size.steps > steps:
+            counts = counts.times((size.steps + 1) / (steps + 1))
+        # Each update leaves an energy for every state.
+        held += (size.steps - steps) * size.batch * size.heads * size.states * size.itemsize
+        kind = kind_of("hopfield", kernel, self.bound.dtype)
+        return Cost(held, self.device.clock.predict(counts, size.itemsize, kind))
+
+
+def _drop(results: object) -> None:
+    """Take the results of a pass, and free them."""
+
+
+def blank(bound: BoundRetrieval, size: cost.Retrieval) -> BoundRetrieval:
+    """A retrieval of these sizes whose tensors have shapes and no numbers."""
+    inner, given, sent = size.heads * size.width, bound.request, {}
+    for name, count, width in (
+        ("states", size.states, size.state_width),
+        ("stored", size.patterns, size.stored_width),
+    ):
+        shape = (size.batch, count, width or inner) if size.merged else (size.batch, size.heads, count, size.width)
+        sent[name] = np.broadcast_to(np.zeros((), getattr(given, name).dtype), shape)
+    if size.masked:
+        sent["stored_mask"] = np.broadcast_to(np.ones((), bool), (size.batch, size.patterns))
+    projections = given.projections
+    if projections is not None:
+        blanks = {
+            name: None if array is None else np.broadcast_to(np.zeros((), array.dtype), array.shape)
+            for name, array in projections
+        }
+        projections = projections.model_copy(update=blanks)
+    request = given.model_copy(update=sent | {"projections": projections})
+    return replace(bound, request=request, layout=Layout(merged=size.merged), size=size)
 
 
 def prepare(request: HopfieldRequest, device: Device, room: int = ANY_ROOM) -> Job:
@@ -66,7 +117,11 @@ def prepare(request: HopfieldRequest, device: Device, room: int = ANY_ROOM) -> J
     size = bound.size
     sizes = RetrievalSizes(size.batch, size.states, size.patterns)
     family = "hopfield", *(getattr(size, name) for name in _FAMILY)
-    plan = plan_by_bucket(device.plans, device.clock, family, sizes, room, lambda: RetrievalCosts(size, device))
+
+    def costs() -> RetrievalCosts:
+        return RetrievalCosts(blank(bound, size), device)
+
+    plan = plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
     watched = request.eps is None  # otherwise it may end after any step
     return Job(Prepared("hopfield", plan, bound.dtype, device.torch, Retrieval, watched), bound)
 

@@ -8,6 +8,10 @@ import torch
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.backward_passes import BackwardRequest, PassRequest
+from attention_contract.schemas.gradients import GradientsRequest
+from attention_service import cost
+from attention_service.core.kernels import Kernel
+from attention_service.core.problem import Selection
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.module_binding import bind
@@ -21,10 +25,10 @@ from attention_service.runtime.operations.differentiation import (
     graph_of,
     upstream_of,
 )
-from attention_service.runtime.operations.gradients import as_sent, check_upstream, kinds_of, targets_of
-from attention_service.runtime.planning.kernel_choice import Computation
+from attention_service.runtime.operations.gradients import Gradients, as_sent, check_upstream, kinds_of, targets_of
+from attention_service.runtime.planning.blank_requests import unsent
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import PlanKey, plan_request
+from attention_service.runtime.planning.planner import Question, Rehearsed, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
@@ -38,8 +42,8 @@ class KeptPass:
     bound: BoundRequest
     """The request without its tensors, of which the graph holds those that it needs."""
     targets: Targets
-    shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of the inputs that get a gradient, as they were sent."""
+    ranks: Mapping[str, int]
+    """Dimensions of the inputs that get a gradient, as they were sent."""
     graph: Graph
     plan: Plan
     """The plan of the backward pass. Its peak memory is that of both passes, so it bounds what is kept."""
@@ -66,13 +70,10 @@ def prepare(module: Module | None, request: PassRequest, device: Device, room: i
     first, second = (
         plan_request(
             bound,
-            PlanKey(
-                purpose=Computation("gradients", names=targets.names, half=half),
-                kernel=request.kernel,
-                wrt=kinds_of(targets),
-            ),
+            Question("gradients", kernel=request.kernel, asks=("kept", targets, half)),
             device,
             room,
+            _rehearsed(request, targets, half),
         )
         for half in ("forward", "backward")
     )
@@ -81,6 +82,24 @@ def prepare(module: Module | None, request: PassRequest, device: Device, room: i
         return ForwardPass(bound, request, targets, first.kernel, second)
 
     return Job(Prepared("forward", first, bound.dtype, device.torch, operation, watched=False), bound, module)
+
+
+def _rehearsed(request: PassRequest, targets: Targets, half: str) -> Rehearsed:
+    """How the planner goes through one of the passes: the memory is that of both, one after the other."""
+    sent = {name: getattr(request, name) for name in targets.inputs}
+    asked = unsent(GradientsRequest, wrt=[], return_=[], edits=[], **sent)
+    wrt = kinds_of(targets)
+
+    def operate(bound: BoundRequest, kernel: str | Kernel) -> Gradients:
+        return Gradients(bound, asked, Selection(), targets, kernel)
+
+    def flops(bound: BoundRequest, kernel: str) -> int:
+        if half == "forward":
+            return cost.executed_flops(bound, kernel)
+        return cost.executed_backward_flops(bound, kernel, wrt)
+
+    others = ("backward of attention",) if half == "forward" else ("inputs", "attention")
+    return Rehearsed(operate, operate, flops, dict.fromkeys(others, 0.0))
 
 
 def prepare_backward(kept: KeptPass, request: BackwardRequest, device: Device) -> Job:
@@ -111,9 +130,9 @@ class ForwardPass:
     def launch(self, uploaded: Uploaded) -> Results:
         """Compute the output."""
         graph = graph_of(self.bound, self.targets, uploaded, self.kernel)
-        shapes = {name: getattr(self.request, name).shape for name in self.targets.inputs}
+        ranks = {name: getattr(self.request, name).ndim for name in self.targets.inputs}
         bound = self.bound.replaced(arrays={}, learned=dict.fromkeys(self.bound.learned, _NOTHING))
-        kept = KeptPass(bound, self.targets, shapes, graph, self.backward)
+        kept = KeptPass(bound, self.targets, ranks, graph, self.backward)
         return {"output": compute.in_reply(graph.output, self.bound, "output"), "kept": kept}
 
     def collect(self, results: Results) -> Fields:
@@ -137,7 +156,7 @@ class BackwardPass:
         """Compute the gradients, which frees the graph."""
         kept = self.kept
         found = differentiate(kept.graph, kept.targets, {UPSTREAM: uploaded.tensors.pop(UPSTREAM)})
-        inputs = {name: as_sent(found[name], kept.bound, shape) for name, shape in kept.shapes.items()}
+        inputs = {name: as_sent(found[name], kept.bound, rank) for name, rank in kept.ranks.items()}
         return {"gradients": {name: x.detach() for name, x in found.items()} | inputs}
 
     def collect(self, results: Results) -> Fields:

@@ -12,7 +12,7 @@ from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.rollout import RecordingRolloutRequest, RolloutOptions, RolloutRequest
 from attention_service.core.inspection.head_reader import HeadReader
 from attention_service.core.inspection.rollout import flows, mixed, relevance, rolled_out
-from attention_service.cost.time import Rates
+from attention_service.cost.clock import Rates
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.binding.bound_request import check_empty, wrong_shape
 from attention_service.runtime.binding.selection import check_indices, check_label_count
@@ -83,7 +83,7 @@ def prepare(request: RolloutRequest, device: Device) -> Job:
     check_label_count("labels", request.labels, weights.shape[-1], "token")
     count, *heads, tokens, _ = weights.shape
     sent = SentHeads(weights.reshape(-1, tokens, tokens), ("weights",))
-    return _job(BoundRollout(request, sent, (heads[0] if heads else 1,) * count), device, slow_masks=False)
+    return _job(BoundRollout(request, sent, (heads[0] if heads else 1,) * count), device, off_loop=False)
 
 
 def prepare_recorded(
@@ -94,7 +94,7 @@ def prepare_recorded(
     places = _places(info, request)
     about = {"id": info.id, "layers": [place.layer for place, _ in places], "tokens": info.tokens[places[0][0].stack]}
     heads = RecordedHeads(store, recording, owner, places, "layers")
-    return _job(BoundRollout(request, heads, [shape[0] for _, shape in places], about), device, slow_masks=True)
+    return _job(BoundRollout(request, heads, [shape[0] for _, shape in places], about), device, off_loop=True)
 
 
 def _places(info: RecordingInfo, request: RecordingRolloutRequest) -> list[Recorded]:
@@ -114,7 +114,7 @@ def _places(info: RecordingInfo, request: RecordingRolloutRequest) -> list[Recor
     return chosen
 
 
-def _job(bound: BoundRollout, device: Device, *, slow_masks: bool) -> Job:
+def _job(bound: BoundRollout, device: Device, *, off_loop: bool) -> Job:
     tokens, layers, heads = bound.heads.rows, len(bound.counts), sum(bound.counts)
     check_indices("queries", bound.options.queries, tokens, "tokens")
     size, rows, flow = tokens**2, len(bound.queries), bound.options.method == "flow"
@@ -135,5 +135,5 @@ def _job(bound: BoundRollout, device: Device, *, slow_masks: bool) -> Job:
         return searched + read + 4 * flops / rates.flops_per_s + 20 * heads * rates.overhead_s
 
     held = 8 * (6 * size + 3 * rows * tokens) + (_EDGE_BYTES * edges if flow else 0)
-    plan = Plan(_KERNEL[bound.options.method], flops, held, device.clock.rated(seconds), slow_masks)
+    plan = Plan(_KERNEL[bound.options.method], flops, held, device.clock.rated(seconds), off_loop)
     return analysis_job(bound, "rollout", plan, device)

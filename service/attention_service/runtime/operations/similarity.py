@@ -56,7 +56,7 @@ def prepare(request: SimilarityRequest, device: Device) -> Job:
         if b.rows != a.rows:
             raise wrong_shape("b", f"features of {a.rows} tokens, as in a", request.b)
 
-    return _job(BoundComparison(request.measure, a, b), device, slow_masks=False)
+    return _job(BoundComparison(request.measure, a, b), device, off_loop=False)
 
 
 def _sent(array: Array, name: str) -> SentHeads:
@@ -86,7 +86,7 @@ def prepare_recorded(
     about = {"id": info.id, "with": other.id, "tokens": a.rows, "rows": parts}
     about["columns"] = parts if columns is None else _parts(other, columns)
     measure: Measure = "jensen_shannon" if request.tensor == "weights" else "cka"
-    return _job(BoundComparison(measure, a, b, about), device, slow_masks=True)
+    return _job(BoundComparison(measure, a, b, about), device, off_loop=True)
 
 
 def _other(store: RecordingStore, recording: str, owner: str | None) -> RecordingInfo:
@@ -157,8 +157,8 @@ def _parts(info: RecordingInfo, places: Sequence[Recorded]) -> list[ComparedPart
     return found
 
 
-def _job(bound: BoundComparison, device: Device, *, slow_masks: bool) -> Job:
+def _job(bound: BoundComparison, device: Device, *, off_loop: bool) -> Job:
     b = bound.b or bound.a
     work = SimilarityWork(bound.a.rows, bound.a.widths, b.widths, bound.measure == "cka", bound.b is None)
-    plan = Plan(TILES, work.flops, work.peak_bytes, device.clock.rated(work.seconds), slow_masks)
+    plan = Plan(TILES, work.flops, work.peak_bytes, device.clock.rated(work.seconds), off_loop)
     return analysis_job(bound, "similarity", plan, device)

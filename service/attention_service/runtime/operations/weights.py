@@ -1,7 +1,7 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
-from attention_service.core.blocks import largest_tile, tiles
+from attention_service.core.blocks import tiles
 from attention_service.core.inspection.pooled_weights import pooled_differences, pooled_weights
 from attention_service.core.inspection.weights import positions_of, real_queries, top, totals, weights_of
+from attention_service.core.kernels import Kernel, Needs
 from attention_service.core.problem import Selection
 from attention_service.core.rehearsal_marks import phase
-from attention_service.core.tensors import TORCH_DTYPES, to_torch
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
@@ -24,8 +24,14 @@ from attention_service.runtime.binding.selection import bind_selection, check_ed
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.forward import joining_of, tap_results
-from attention_service.runtime.planning.kernel_choice import Computation
-from attention_service.runtime.planning.planner import PlanKey, edit_actions, plan_request
+from attention_service.runtime.planning.planner import (
+    Question,
+    Rehearsed,
+    edit_sizes,
+    names_tokens,
+    plan_request,
+    selection_sizes,
+)
 from attention_service.runtime.scheduling.batches import joinable
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
@@ -58,25 +64,31 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room:
         request.statistics, request.statistic_options,
         batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.added_keys,
     )  # fmt: skip
-    question = PlanKey(
-        # Pooling reads the tiles once more, as naming one key of each query does.
-        purpose=Computation("weights", keeps_weights=True, top_k=max(request.top_k, int(request.pool is not None))),
-        kernel=request.kernel,
-        taps=frozenset({"weights"} if request.return_weights else ()),
-        averaged=request.average_heads,
-        edits=edit_actions(request.edits),
-    )
-    plan = plan_request(bound, question, device, room, selection, request.edits)
     plain = request.statistics is None and request.compare is None and request.pool is None
-    if not plain:
-        plan = replace(plan, peak_bytes=plan.peak_bytes + _more_bytes(bound, request, selection))
+    question = Question(
+        "weights",
+        kernel=request.kernel,
+        needs=Needs(edits=bool(request.edits), taps_gradient=True),
+        asks=(
+            request.top_k, request.return_weights, request.average_heads, request.pool, request.compare,
+            query_mask is not None, request.statistics and tuple(request.statistics),
+            selection_sizes(selection), edit_sizes(request.edits),
+        ),
+        has_sizes=not plain or names_tokens(request.edits, selection),
+    )  # fmt: skip
+
+    def rehearsed(bound: BoundRequest, kernel: str | Kernel) -> Inspection:
+        return Inspection(bound, request, selection, statistics)
+
+    rehearsal = Rehearsed(rehearsed, rehearsed)
+    plan = plan_request(bound, question, device, room, rehearsal)
 
     def operation(bound: BoundRequest) -> Inspection:
         return Inspection(bound, request, selection, statistics)
 
     joining = None
     if query_mask is None and plain and not request.edits and joinable(bound):
-        joining = joining_of(bound, question, selection, plan.kernel, device)
+        joining = joining_of(bound, question, selection, plan.kernel, device, rehearsal)
     return Prepared("weights", plan, bound.dtype, device.torch, operation, joining=joining)
 
 
@@ -93,7 +105,9 @@ class Inspection:
         """Copy the inputs and the query mask to the device."""
         uploaded = compute.upload(self.bound, device, self.request.edits)
         if self.request.query_mask is not None:
-            uploaded.tensors["query_mask"] = to_torch(self.request.query_mask).to(device)
+            shape = self.bound.batch, self.bound.queries
+            mask = compute.placed(self.request.query_mask, "query_mask", device, torch.bool, shape)
+            uploaded.tensors["query_mask"] = mask
         return uploaded
 
     def launch(self, uploaded: Uploaded) -> Results:
@@ -104,7 +118,7 @@ class Inspection:
         problem = compute.problem(bound, uploaded.tensors, uploaded.parameters)
         uploaded.tensors.clear()
         phase("statistics", "weights")
-        real = real_queries(problem) if mask is None else mask.reshape(bound.batch, bound.queries)
+        real = real_queries(problem) if mask is None else mask
         weights_by = partial(weights_of, problem, edits=uploaded.edits)
         statistics = self.statistics
         inputs = statistics.inputs(problem.q.device, positions_of(problem))
@@ -161,16 +175,3 @@ def _minus(edited: Mapping[str, Any], unedited: Mapping[str, Any]) -> dict[str, 
         name: mean - unedited[name] if isinstance(mean, Tensor) else _minus(mean, unedited[name])
         for name, mean in edited.items()
     }
-
-
-def _more_bytes(bound: BoundRequest, request: WeightsRequest, selection: Selection) -> int:
-    """Bytes of chosen statistics and of a comparison, beyond those of a plain request."""
-    more = 4 * 8 * largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)
-    heads = bound.heads if selection.heads is None else len(selection.heads)
-    queries = bound.queries if selection.queries is None else len(selection.queries)
-    if request.pool is not None:
-        squares = bound.batch * heads * -(-queries // request.pool) * -(-bound.keys // request.pool)
-        more += 8 * squares * (3 if request.compare is None else 6)
-    if request.compare is not None and request.return_weights:
-        more += 4 * TORCH_DTYPES[bound.dtype].itemsize * bound.batch * heads * queries * bound.keys
-    return more

@@ -1,11 +1,11 @@
 """Plans by bucket: one rehearsal and two predictions serve every request whose sizes lie in the bucket."""
 
 from collections.abc import Callable, Hashable
-from functools import cached_property
 from typing import Final, Generic, Protocol, Self, TypeVar
 
 from attention_service.cost import Clock, Estimate
 from attention_service.runtime.device.plan_cache import PlanCache
+from attention_service.runtime.planning.kernel_choice import Cost
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.request_sizes import COARSE, FINE
 
@@ -35,23 +35,21 @@ SizesT_contra = TypeVar("SizesT_contra", bound=Rounded, contravariant=True)
 
 
 class Costs(Protocol[SizesT_contra]):
-    """The costs of requests that differ in their sizes alone, each counted for exact sizes."""
+    """The costs of requests that differ in their sizes alone, each for exact sizes."""
 
     @property
-    def slow_masks(self) -> bool:
-        """True for masks of so many small operations that sizes do not determine the time."""
+    def flops(self) -> Callable[[SizesT_contra, str], int]:
+        """FLOPs of a computation by a kernel. A bucket keeps this function and nothing else."""
+
+    @property
+    def off_loop(self) -> bool:
+        """True if sizes do not determine the time."""
 
     def kernel(self, sizes: SizesT_contra, room: int) -> str:
         """Return the fastest kernel within ``room`` bytes, or if there is none the one that needs the least."""
 
-    def peak_bytes(self, sizes: SizesT_contra, kernel: str, room: int) -> int:
-        """Peak memory; a lower bound if that is far above ``room`` bytes."""
-
-    def flops(self, sizes: SizesT_contra, kernel: str) -> int:
-        """FLOPs of the computation."""
-
-    def predicted(self, sizes: SizesT_contra, kernel: str) -> Estimate:
-        """The time of the computation."""
+    def cost(self, sizes: SizesT_contra, kernel: str, room: int) -> Cost:
+        """Peak memory and time; of memory a lower bound if that is far above ``room`` bytes."""
 
 
 class Bucket(Generic[SizesT]):
@@ -62,38 +60,30 @@ class Bucket(Generic[SizesT]):
 
     def __init__(self, costs: Costs[SizesT], low: SizesT, high: SizesT, room: int) -> None:
         self.kernel = costs.kernel(high, room)
-        self._costs, self._low, self._high, self._room = costs, low, high, room
-        self._plans: dict[SizesT, Plan] = {}
-
-    @cached_property
-    def peak_bytes(self) -> int:
+        self._flops, self._plans, self._off_loop = costs.flops, dict[SizesT, Plan](), costs.off_loop
+        peak, time = costs.cost(high, self.kernel, room)
+        self._ends = [(self._flops(high, self.kernel), time)] * 2
+        self.peak_bytes = peak
         """The bound on the memory of every request in the bucket.
 
         A kernel that takes fewer sequences or queries at a time as they get longer may need less at the upper end than
         before; until then its memory grows no faster than the sizes.
         """
-        low, high = (self._costs.peak_bytes(end, self.kernel, self._room) for end in (self._low, self._high))
-        return max(high, round(low * self._high.growth(self._low)))
+        if low != high and peak <= room:
+            less, sooner = costs.cost(low, self.kernel, room)
+            self._ends[0] = self._flops(low, self.kernel), sooner
+            self.peak_bytes = max(peak, round(less * high.growth(low)))
 
     def plan(self, sizes: SizesT) -> Plan:
         """The plan of exact sizes within the bucket."""
         plan = self._plans.get(sizes)
         if plan is None:
-            flops = self._costs.flops(sizes, self.kernel)
-            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._costs.slow_masks)
+            flops = self._flops(sizes, self.kernel)
+            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._off_loop)
             if len(self._plans) >= _MOST:
                 self._plans.clear()
             self._plans[sizes] = plan
         return plan
-
-    @cached_property
-    def _ends(self) -> tuple[tuple[int, Estimate], tuple[int, Estimate]]:
-        """FLOPs and time of the lower and the upper end."""
-        costs, kernel = self._costs, self.kernel
-        high = costs.flops(self._high, kernel), costs.predicted(self._high, kernel)
-        if self._low == self._high:
-            return high, high
-        return (costs.flops(self._low, kernel), costs.predicted(self._low, kernel)), high
 
     def _time(self, flops: int) -> Estimate:
         (least, low), (most, high) = self._ends

@@ -1,61 +1,38 @@
 """The kernel of a request: the one that it names, or the fastest that can compute it in the memory there is."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
-from attention_contract.schemas import accuracy
-from attention_service import cost
-from attention_service.core.kernels import KERNELS, unsuitable
+from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.methods import approximation_of
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.cost import Workload
+from attention_service.cost import Clock, Estimate, kernel_of, kind_of, rank_seconds
+from attention_service.cost.pairs import fused_masks
+from attention_service.cost.rehearsal import LARGEST, Seen
+from attention_service.cost.tensor_bytes import input_bytes
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 
-
-class Attributed(NamedTuple):
-    """Everything in an attribution that determines its cost beside the sizes of the attention."""
-
-    methods: tuple[str, ...]
-    compared: bool
-    """True if the attributions without the edits are computed too."""
-    points: int
-    """Points of the path at which L is differentiated."""
-    classes: int
-    """Classes of the readout; 0 without one."""
+PLAIN = Needs()
+FAR = 2
+"""Nothing is rehearsed if a lower bound already exceeds this many times the room."""
 
 
-class Computation(NamedTuple):
-    """The computation that a kernel is chosen for."""
-
-    operation: accuracy.Computation = "forward"
-    keeps_weights: bool = False
-    """True if the weights must be in memory, as for inspections and for gradients with respect to taps."""
-    names: tuple[str, ...] | None = None
-    """The targets of gradients; None for everything that comes in and is learned."""
-    double_backward: bool = False
-    """True if gradients are differentiated again."""
-    checks: int = 0
-    """Forward passes in float64 of a gradient check."""
-    top_k: int = 0
-    """Keys that an inspection names for each query."""
-    attributed: Attributed | None = None
-    """The attributions, if the operation is one."""
-    half: Literal["forward", "backward"] | None = None
-    """The pass that runs now, if the two passes of gradients run apart."""
-
-    @property
-    def gradient(self) -> bool:
-        """True if there is a backward pass."""
-        return self.operation == "gradients"
+Run = Callable[[BoundRequest, str], Seen]
+"""Rehearses an operation over a blank request by a kernel."""
 
 
-FORWARD = Computation()
+class Cost(NamedTuple):
+    """The cost of one operation over one blank request."""
+
+    peak_bytes: int
+    time: Estimate
 
 
-def able_kernels(
-    work: Workload, dtype: str, device: Device, wanted: str | None, purpose: Computation = FORWARD
-) -> list[str]:
+def able_kernels(bound: BoundRequest, device: Device, wanted: str | None, needs: Needs = PLAIN) -> list[str]:
     """Return the kernel that is wanted, or those that may be chosen and can do it; for an approximation, its name.
 
     Raises InvalidRequest if the wanted one is not known, and KernelUnsuitable if it cannot do it or none can.
@@ -68,24 +45,20 @@ def able_kernels(
             + (f"; did you mean {near[0]!r}?" if near else ""),
             param="kernel",
         )
-    if approximation_of(work.spec) is not None:
+    if approximation_of(bound.spec) is not None:
         if wanted is not None:
             raise KernelUnsuitable(
-                f"kernel: method {work.spec.method.name} has arithmetic of its own, which no kernel computes; leave "
+                f"kernel: method {bound.spec.method.name} has arithmetic of its own, which no kernel computes; leave "
                 "kernel out, or take method exact",
                 param="kernel",
             )
-        return [work.spec.method.name]
+        return [bound.spec.method.name]
     reasons = {
         kernel.name: unsuitable(
             kernel.name,
-            work.spec,
-            TORCH_DTYPES[dtype],
-            edits=work.edited,
-            dropout=work.dropped,
-            taps_gradient=purpose.keeps_weights,
-            double_backward=purpose.double_backward,
-            device=device.torch.type,
+            bound.spec,
+            TORCH_DTYPES[bound.dtype],
+            replace(needs, dropout=bound.dropped, device=device.torch.type),
         )
         for kernel in KERNELS
     }
@@ -103,29 +76,40 @@ def able_kernels(
 
 
 def choose_kernel(
-    work: Workload, dtype: str, device: Device, wanted: str | None, room: int, purpose: Computation = FORWARD
+    bound: BoundRequest, able: Sequence[str], clock: Clock, room: int, peak: Callable[[str], int], *, backward: bool
 ) -> str:
-    """The wanted kernel, or the one of least predicted time among those that can compute a workload.
+    """The first of the kernels, ranked by a roofline, that needs no more than ``room`` bytes.
 
-    Kernels that would need more than ``room`` bytes are passed over while another does not. Raises as
-    ``able_kernels`` does.
+    If all need more, the one that needs the least. ``peak``: the bytes of a pass by a kernel which returns the output
+    alone, since the tap that a request returns must not change which kernel computes the output.
     """
-    able = able_kernels(work, dtype, device, wanted, purpose)
     if len(able) == 1:
         return able[0]
-    # Without the taps: the tap that a request returns must not change which kernel computes the output.
-    bare = cost.plainly(work)
-    predict = device.clock.gradients if purpose.gradient else device.clock.forward
-
-    def peak(kernel: str) -> int:
-        return bare_peak(bare, kernel, purpose, room)
-
-    ranked = sorted(able, key=lambda kernel: predict(bare, kernel).median)
+    ranked = sorted(able, key=lambda kernel: _rank(bound, kernel, clock, backward=backward).median)
     return next((kernel for kernel in ranked if peak(kernel) <= room), None) or min(ranked, key=peak)
 
 
-def bare_peak(work: Workload, kernel: str, purpose: Computation, room: int) -> int:
-    """The peak by which kernels are passed over: of one pass without taps. Far above ``room`` it is a lower bound."""
-    if purpose.gradient:
-        return cost.gradient_peak_bytes(work, kernel, purpose.names, room=room)
-    return cost.peak_bytes(work, kernel)
+def _rank(bound: BoundRequest, kernel: str, clock: Clock, *, backward: bool) -> Estimate:
+    return clock.rated(lambda rates: rank_seconds(bound, kernel, rates, backward=backward))
+
+
+def cost_of(bound: BoundRequest, kernel: str, device: Device, room: int, computation: str, run: Run) -> Cost:
+    """The peak memory and the time of an operation over a blank request.
+
+    If it needs far more than ``room`` bytes, nothing is rehearsed: the memory is a lower bound, and the time that by
+    which kernels are ranked.
+    """
+    if (least := least_bytes(bound, kernel)) > FAR * min(room, LARGEST):
+        return Cost(least, _rank(bound, kernel, device.clock, backward=computation == "gradients"))
+    found = run(bound, kernel)
+    kind = kind_of(computation, kernel, bound.dtype)
+    return Cost(found.peak_bytes, device.clock.predict(found.total(), bound.itemsize, kind))
+
+
+def least_bytes(bound: BoundRequest, kernel: str) -> int:
+    """Return a lower bound: the inputs, and for an exact kernel a matrix of scores or the masks."""
+    holds = kernel_of(bound, kernel).holds
+    if approximation_of(bound.spec) is not None or holds == "tiles":
+        return input_bytes(bound)
+    masks, scores = fused_masks(bound).combined, bound.pairs * bound.heads * (holds == "pairs")
+    return input_bytes(bound) + bound.itemsize * max(masks, scores)

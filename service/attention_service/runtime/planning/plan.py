@@ -15,5 +15,6 @@ class Plan:
     peak_bytes: int
     """An upper bound: the request is admitted for as many bytes."""
     predicted: Estimate
-    slow_masks: bool = False
-    """True for masks of so many small operations that sizes do not determine the time."""
+    off_loop: bool = False
+    """True if the sizes do not determine the time: masks of many small operations, or files that are read. It runs
+    beside the event loop, among the long."""

@@ -5,12 +5,9 @@ grow with each size, so the upper end of a bucket bounds every request in it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attention_service.core.kernels.fused.cpu_blocks import CUT
-from attention_service.cost import Workload
 
 COARSE, FINE = 2, 4
 """Binary logarithms of the number of buckets in an octave."""
@@ -19,7 +16,7 @@ _MOST_OFFSETS = 8
 
 
 class RequestSizes(NamedTuple):
-    """The sizes that a bucket rounds. Notation as in ``cost.Workload``."""
+    """The sizes that a bucket rounds. Notation as in ``core.kernels.extent``."""
 
     batch: int
     queries: int
@@ -32,9 +29,6 @@ class RequestSizes(NamedTuple):
     """Upper bound on real keys, in whole cells of the blocked kernel; 0 for no padding."""
     offsets: tuple[int, ...] = ()
     """One for each sequence; () for the default."""
-    selected_heads: int | None = None
-    selected_queries: int | None = None
-    edit_elements: int = 0
 
     def upper(self, steps: int) -> "RequestSizes":
         """The upper end of the bucket, of which there are ``2**steps`` an octave."""
@@ -43,6 +37,21 @@ class RequestSizes(NamedTuple):
     def lower(self, steps: int) -> "RequestSizes":
         """The lower end of the bucket."""
         return self._end(lambda size: bucket_lower(size, steps), steps)
+
+    def with_tokens(self, **changed: Any) -> "RequestSizes":
+        """Other sizes; a mask grows and shrinks with them."""
+        sizes = self._replace(**changed)
+        if not self.mask:
+            return sizes
+        batch, heads, queries, keys = self.mask
+        whole = keys == self.past + self.new_keys
+        mask = (
+            sizes.batch if batch > 1 else 1,
+            heads,
+            sizes.queries if queries > 1 else 1,
+            sizes.past + sizes.new_keys if whole else keys,
+        )
+        return sizes._replace(mask=mask)
 
     def growth(self, low: "RequestSizes") -> float:
         """Return the growth of a kernel's tiles from these smaller sizes: the product for batch and keys."""
@@ -60,9 +69,6 @@ class RequestSizes(NamedTuple):
             keys, told = past + new_keys, self.past + self.new_keys
             columns = keys if mask[3] == told else 1 if mask[3] == 1 else max(min(end(mask[3]), keys - 1), 1)
             mask = (batch if mask[0] > 1 else 1, mask[1], queries if mask[2] > 1 else 1, columns)
-        selected = self.selected_queries
-        if selected is not None:
-            selected = min(end(selected), queries) if selected <= self.queries else end(selected)
         return RequestSizes(
             batch,
             queries,
@@ -71,25 +77,6 @@ class RequestSizes(NamedTuple):
             mask,
             end(self.real_keys // CUT.cell) * CUT.cell,
             _spread([offset - self.past for offset in self.offsets], batch, past, steps),
-            self.selected_heads,
-            selected,
-            end(self.edit_elements),
-        )
-
-    def of(self, work: Workload) -> Workload:
-        """A workload with these sizes."""
-        return replace(
-            work,
-            batch=self.batch,
-            queries=self.queries,
-            keys=self.past + self.new_keys + work.added_keys,
-            past=self.past,
-            request_mask_elements=prod(self.mask) if self.mask else 0,
-            real_keys=self.real_keys,
-            offsets=self.offsets,
-            selected_heads=self.selected_heads,
-            selected_queries=self.selected_queries,
-            edit_elements=self.edit_elements,
         )
 
 

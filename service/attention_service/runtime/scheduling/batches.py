@@ -117,7 +117,7 @@ def _batch(jobs: Sequence[Job]) -> Batch:
         flops, peak = sum(each.flops for each in plans), sum(each.peak_bytes for each in plans)
         plan = replace(plan, flops=flops, peak_bytes=peak, predicted=predicted)
     copied = sum(job.bound.arrays[name].nbytes for job in jobs for name in _sent(job.bound))
-    whole = Plan(plan.kernel, plan.flops, plan.peak_bytes + copied, plan.predicted, plan.slow_masks)
+    whole = Plan(plan.kernel, plan.flops, plan.peak_bytes + copied, plan.predicted, plan.off_loop)
     return Batch(tuple(jobs), tuple(map(tuple, groups.values())), whole)
 
 

@@ -299,7 +299,7 @@ class Executor:
 
     def _stays(self, plan: Plan | None) -> bool:
         """True if a pass with this plan runs on the event loop."""
-        if plan is None or plan.slow_masks:
+        if plan is None or plan.off_loop:
             return False
         return plan.predicted.median <= self.hold_s and plan.predicted.high <= max(LONGEST_HOLD_S, self.hold_s)
 

@@ -31,7 +31,7 @@ _FREE: Final = frozenset({"spec", "version", "encoding"})
 
 def is_short(plan: Plan) -> bool:
     """True if a job with this plan is predicted to take no longer than ``SHORT_S``."""
-    return not plan.slow_masks and plan.predicted.high <= SHORT_S
+    return not plan.off_loop and plan.predicted.high <= SHORT_S
 
 
 @dataclass(eq=False, slots=True)

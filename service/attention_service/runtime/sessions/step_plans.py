@@ -11,8 +11,9 @@ from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Estimate
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
 from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations.forward import PLAIN_FORWARD
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import PlanKey, plan_request
+from attention_service.runtime.planning.planner import Question, plan_request
 
 IN_PLACE = "in_place"
 """The name of attention over the pages, where a reply names its kernel."""
@@ -54,17 +55,17 @@ class StepPlan:
         """Plan a bound step, and all with a shorter past down to that of ``fewest``."""
         attention = _attention(bound, device, room)
         predicted = _projections(bound, device, room) + attention
-        whole = plan_request(bound, PlanKey(), device, room)
+        whole = plan_request(bound, Question(), device, room, PLAIN_FORWARD)
         plan = replace(whole, kernel=IN_PLACE, predicted=predicted, peak_bytes=_peak_bytes(bound))
         tokens = bound.past - fewest.past
-        less = whole.flops - plan_request(fewest, PlanKey(), device, room).flops if tokens else 0
+        less = whole.flops - plan_request(fewest, Question(), device, room, PLAIN_FORWARD).flops if tokens else 0
         return cls(plan, attention, bound.past, less / max(tokens, 1), bound.batch, device, room)
 
     def at(self, past: int) -> Plan:
         """The plan of a step with this past. Where a window fills up, its operations are an estimate."""
         plan = self.plan
         flops = plan.flops - round((self.past - past) * self.token_flops)
-        return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.slow_masks)
+        return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.off_loop)
 
     def joint(self, bound: BoundRequest, batch: int) -> Plan:
         """The plan of a pass of so many sequences with the new tokens and the keys of one step."""
@@ -79,7 +80,7 @@ class StepPlan:
 def _projections(bound: BoundRequest, device: Device, room: int) -> Estimate:
     """The time of a step without a past."""
     tokens = bound.replaced(past=0, keys=bound.queries, cached=None, arrays={"query": _blank(bound, bound.queries)})
-    return plan_request(tokens, PlanKey(), device, room).predicted
+    return plan_request(tokens, Question(), device, room, PLAIN_FORWARD).predicted
 
 
 def _attention(bound: BoundRequest, device: Device, room: int) -> Estimate:
@@ -91,7 +92,7 @@ def _attention(bound: BoundRequest, device: Device, room: int) -> Estimate:
         "value": _blank(bound, *kv_heads[1:], bound.keys, bound.value_dim),
     }
     raw = bound.replaced(module=None, layout=Layout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
-    return plan_request(raw, PlanKey(), device, room).predicted
+    return plan_request(raw, Question(), device, room, PLAIN_FORWARD).predicted
 
 
 def _blank(bound: BoundRequest, *shape: int) -> Array:

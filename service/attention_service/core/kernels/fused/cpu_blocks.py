@@ -67,7 +67,7 @@ def takes(problem: Problem) -> bool:
 @lru_cache(maxsize=1024)
 def takes_sizes(sizes: Extent) -> bool:
     """Return the same from the sizes of a problem."""
-    if sizes.threads == 0 or sizes.request_mask_elements or sizes.padded or sizes.dropped:
+    if sizes.threads == 0 or sizes.mask_shape or sizes.padded or sizes.dropped:
         return False
     return _takes_spec(sizes.spec, _DTYPES[sizes.itemsize], sizes.queries, sizes.sequence_keys, sizes.past)
 

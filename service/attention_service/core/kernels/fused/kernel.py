@@ -38,8 +38,6 @@ class Fused(Kernel):
 
     holds = "masks"
     recomputes = True
-    overlaps = True
-    timed_as = "fused"
     automatic = True
     single_call = True
 

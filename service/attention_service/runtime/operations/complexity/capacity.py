@@ -7,71 +7,62 @@ from typing import Literal
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.answers import CostLimits, Fits, Largest
-from attention_service import cost
-from attention_service.cost import Workload
-from attention_service.runtime.operations.complexity.subjects import GRADIENTS, LARGEST_SIZE, Subject
-from attention_service.runtime.planning.kernel_choice import (
-    FORWARD,
-    Computation,
-    able_kernels,
-    bare_peak,
-    choose_kernel,
-)
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Passes, Subject
+from attention_service.runtime.operations.complexity.valid_sizes import value_of
+from attention_service.runtime.planning.kernel_choice import able_kernels
 
-BoundRequest = Literal["memory", "spec", "shape"]
+Bound = Literal["memory", "spec", "shape"]
 
 
 def limits(subject: Subject) -> CostLimits:
     """Return the longest sequence and the largest batch, for a forward pass and for gradients."""
     try:
-        gradients = _fits(subject, GRADIENTS)
+        gradients = _fits(subject, "gradients")
     except KernelUnsuitable:
         gradients = None
-    return CostLimits(free_bytes=subject.place.free, forward=_fits(subject, FORWARD), gradients=gradients)
+    return CostLimits(free_bytes=subject.place.free, forward=_fits(subject, "forward"), gradients=gradients)
 
 
-def _fits(subject: Subject, purpose: Computation) -> Fits:
-    return Fits(longest=_largest(subject, "length", purpose), largest_batch=_largest(subject, "batch", purpose))
+def _fits(subject: Subject, computation: Passes) -> Fits:
+    return Fits(longest=_largest(subject, "length", computation), largest_batch=_largest(subject, "batch", computation))
 
 
-def _largest(subject: Subject, dimension: str, purpose: Computation) -> Largest:
+def _largest(subject: Subject, dimension: str, computation: Passes) -> Largest:
     """Search the largest size: the bytes of a request grow with its size, whichever kernel it takes."""
     free, size = subject.place.free, 0
 
-    def possible(size: int) -> Workload | None:
+    def possible(size: int) -> BoundRequest | None:
         try:
             return subject.at(dimension, size)
         except InvalidRequest:
             return None
 
     def bare(size: int, kernel: str) -> float:
-        """Peak of a kernel without taps; fast, since no time is predicted."""
-        work = possible(size)
-        return inf if work is None else bare_peak(cost.plainly(work), kernel, purpose, free)
+        """Peak of a kernel without taps."""
+        bound = possible(size)
+        return inf if bound is None else subject.peak_bytes(bound, kernel, computation, far=subject.place.free)
 
     def planned(size: int) -> float:
-        work = possible(size)
-        return inf if work is None else need(subject, work, purpose)[1]
+        bound = possible(size)
+        return inf if bound is None else need(subject, bound, computation)[1]
 
-    start = subject.base.value(dimension)
-    for kernel in able_kernels(subject.base, subject.dtype, subject.place.device, subject.kernel, purpose):
+    start = value_of(subject.base, dimension)
+    for kernel in able_kernels(subject.base, subject.place.device, subject.kernel):
         size = largest_within(partial(bare, kernel=kernel), free, start, LARGEST_SIZE, least=size)
     if planned(size) > free:  # what is returned takes more than that
         size = largest_within(planned, free, size, size)
     if not size:
         return Largest(size=0, bound="memory" if possible(1) else "spec")
-    kernel, peak = need(subject, subject.at(dimension, size), purpose)
-    bound: BoundRequest = "shape" if size == LARGEST_SIZE else "memory" if possible(size + 1) else "spec"
-    return Largest(size=size, kernel=kernel, peak_bytes=peak, bound=bound)
+    kernel, peak = need(subject, subject.at(dimension, size), computation)
+    limited: Bound = "shape" if size == LARGEST_SIZE else "memory" if possible(size + 1) else "spec"
+    return Largest(size=size, kernel=kernel, peak_bytes=peak, bound=limited)
 
 
-def need(subject: Subject, work: Workload, purpose: Computation) -> tuple[str, int]:
+def need(subject: Subject, bound: BoundRequest, computation: Passes) -> tuple[str, int]:
     """Return the planner's kernel, and the bytes for which the request would be admitted."""
-    place = subject.place
-    kernel = choose_kernel(work, subject.dtype, place.device, subject.kernel, place.free, purpose)
-    if purpose.gradient:
-        return kernel, cost.gradient_peak_bytes(cost.plainly(work), kernel, room=place.free)
-    return kernel, cost.peak_bytes(work, kernel)
+    kernel = subject.kernel_of(bound, computation, room=subject.place.free)
+    return kernel, subject.peak_bytes(bound, kernel, computation, subject.taps, far=subject.place.free)
 
 
 _FLAT = 0.1

@@ -9,9 +9,10 @@ from typing import Literal
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover
-from attention_service import cost
 from attention_service.core.cancellation import checkpoint
-from attention_service.cost import Estimate, Workload
+from attention_service.cost import Estimate, executed_flops
+from attention_service.cost.rehearsal import Seen
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations.complexity.subjects import Subject
 
 STEPS = 64
@@ -28,19 +29,24 @@ class _Curve:
     """Costs of one subject along a size, each computed lazily and once."""
 
     def __init__(self, subject: Subject, dimension: str) -> None:
-        forward = subject.place.device.clock.forward
         self.label = subject.label
-        self.work: Callable[[int], Workload] = cache(partial(subject.at, dimension))
-        """Return the workload. Raises InvalidRequest for an impossible size."""
-        self.kernel: Callable[[int], str] = cache(lambda size: subject.kernel_of(self.work(size)))
-        self.time: Callable[[int], Estimate] = cache(lambda size: forward(self.work(size), self.kernel(size)))
-        self.peak_bytes: Number = cache(lambda size: cost.peak_bytes(self.work(size), self.kernel(size)))
-        self.flops: Number = cache(lambda size: cost.executed_flops(self.work(size), self.kernel(size)))
+        self.bound: Callable[[int], BoundRequest] = cache(partial(subject.at, dimension))
+        """Return a blank request. Raises InvalidRequest for an impossible size."""
+        self.kernel: Callable[[int], str] = cache(lambda size: subject.kernel_of(self.bound(size)))
+
+        def seen(size: int) -> Seen:
+            return subject.forward(self.bound(size), self.kernel(size), subject.taps)
+
+        self.time: Callable[[int], Estimate] = cache(
+            lambda size: subject.time(seen(size), self.bound(size), self.kernel(size))
+        )
+        self.peak_bytes: Number = cache(lambda size: seen(size).peak_bytes)
+        self.flops: Number = cache(lambda size: executed_flops(self.bound(size), self.kernel(size)))
 
     def possible(self, size: int) -> bool:
         """True if the size is possible: a spec may limit the number of tokens."""
         try:
-            self.work(size)
+            self.bound(size)
         except InvalidRequest:
             return False
         return True

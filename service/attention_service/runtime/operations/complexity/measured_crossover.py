@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
-from attention_service import cost
 from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
@@ -129,17 +128,19 @@ class _Trial:
         """Predict the seconds of the search for a crossover around this size."""
         once = 0.0
         for subject in (self.one, self.other):
-            work = subject.at(self.dimension, size)
-            once += subject.place.device.clock.forward(work, subject.kernel_of(work)).median
+            bound = subject.at(self.dimension, size)
+            kernel = subject.kernel_of(bound)
+            once += subject.time(subject.forward(bound, kernel), bound, kernel).median
         return len(WITHIN) * _SIZES * max(once * _LEAST, min(once * _MOST, _ENOUGH_S))
 
     def need(self, size: int) -> int:
         """Bytes of both: their tensors and their peaks."""
         bytes_of_both = 0
         for subject in (self.one, self.other):
-            work = subject.at(self.dimension, size)
-            held = 0 if work.sizes is None else cost.parameter_count(work) * work.itemsize
-            bytes_of_both += held + input_bytes(work) + cost.peak_bytes(work, subject.kernel_of(work))
+            bound = subject.at(self.dimension, size)
+            held = 0 if bound.module is None else bound.module.bytes
+            peak = subject.forward(bound, subject.kernel_of(bound), subject.taps).peak_bytes
+            bytes_of_both += held + input_bytes(bound) + peak
         return bytes_of_both
 
     async def ratio(self, size: int, *, filler: CacheFiller, run: Run, budget: Budget) -> float:
@@ -161,7 +162,7 @@ class _Trial:
     def _prepared(self, size: int) -> list[Job]:
         jobs = []
         for subject in (self.one, self.other):
-            work = subject.at(self.dimension, size)
-            module, request = plainest(subject.kernel_of(work), work, subject.dtype)
+            bound = subject.at(self.dimension, size)
+            module, request = plainest(subject.kernel_of(bound), bound, subject.taps)
             jobs.append(forward.prepare(module, request, subject.place.device.exact(), subject.place.room))
         return jobs

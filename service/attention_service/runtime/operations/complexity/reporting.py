@@ -18,13 +18,16 @@ from attention_contract.schemas.complexity import (
 from attention_service import cost
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.methods import approximation_of
-from attention_service.cost import Workload
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations.complexity.alternatives import renamed
 from attention_service.runtime.operations.complexity.capacity import last, limits
 from attention_service.runtime.operations.complexity.crossovers import crossovers
+from attention_service.runtime.operations.complexity.growth import growth
 from attention_service.runtime.operations.complexity.session_price import price
+from attention_service.runtime.operations.complexity.shape_cost import cost_of
 from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Place, RequestedSubjects, Subject
+from attention_service.runtime.operations.complexity.valid_sizes import at
 
 MOST_COSTS = 512
 """Maximum number of costs in one reply: values of the sweep, for the request and each alternative."""
@@ -145,27 +148,27 @@ def _growth(subject: Subject, request: ComplexityRequest, costs: list[Cost]) -> 
     dimension, values = swept(request)
     kernel = costs[max(range(len(values)), key=values.__getitem__)].kernel
     try:
-        return cost.growth(subject.base, dimension, values, kernel, subject.place.device.clock)
+        return growth(subject, dimension, values, kernel)
     except ValueError as fault:  # one value alone, whose double can't be
         raise InvalidRequest(f"sweep.values: {fault}; give two different values", param="sweep.values") from None
 
 
-def _projections_crossover(work: Workload) -> int | None:
+def _projections_crossover(base: BoundRequest) -> int | None:
     """Return the length from which scores and their weighted sum take as many products as the projections."""
-    if work.sizes is None or approximation_of(work.spec) is not None:
+    if base.module is None or approximation_of(base.spec) is not None:
         return None
 
     def fewer(length: int) -> bool:
-        stages = cost.flops(work.at("length", length), masked=False)
+        stages = cost.flops(at(base, "length", length), masked=False)
         return stages.scores + stages.values < stages.projections + stages.output_projection
 
     below = last(fewer, LARGEST_SIZE)
     return None if below == LARGEST_SIZE else below + 1
 
 
-def _counted(subject: Subject, work: Workload) -> Cost:
-    """Return the cost of a workload. Raises InvalidRequest if a count does not fit a 64-bit integer."""
-    counted = subject.cost(work)
+def _counted(subject: Subject, bound: BoundRequest) -> Cost:
+    """Return the cost of a shape. Raises InvalidRequest if a count does not fit a 64-bit integer."""
+    counted = cost_of(subject, bound)
     if _largest(counted.model_dump()) > LARGEST_COUNT:
         told = counted.shape.model_dump(exclude_none=True)
         param = f"shape.{max(told, key=told.__getitem__)}"

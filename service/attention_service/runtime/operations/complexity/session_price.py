@@ -10,13 +10,18 @@ from attention_service.core.kv_cache.attention import in_place_fault
 from attention_service.core.kv_cache.policies import Keeper, keeper_of
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.positions import POSITIONS
+from attention_service.core.problem import Widths
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.cost import Estimate, kv_cache_bytes_per_token, milliseconds
+from attention_service.cost import Estimate, kv_cache_bytes_per_token
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.recurrence_binding import check_past
 from attention_service.runtime.operations.complexity.alternatives import renamed
 from attention_service.runtime.operations.complexity.capacity import last
-from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, Subject
-from attention_service.runtime.planning.kernel_choice import FORWARD, choose_kernel
+from attention_service.runtime.operations.complexity.shape_cost import milliseconds
+from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, OUTPUT, Subject
+from attention_service.runtime.operations.complexity.valid_sizes import at
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
 
 
 def price(subject: Subject, shape: SessionShape) -> SessionCost:
@@ -25,7 +30,7 @@ def price(subject: Subject, shape: SessionShape) -> SessionCost:
     Raises InvalidRequest for raw attention, and for a policy or a past that the spec does not allow.
     """
     base = subject.base
-    if base.sizes is None:
+    if base.module is None:
         raise InvalidRequest(
             "session: a session belongs to a module; leave it out, or ask for the complexity of a module",
             param="session",
@@ -35,7 +40,7 @@ def price(subject: Subject, shape: SessionShape) -> SessionCost:
         keeper = keeper_of(shape.policy, base.spec, base.kv_heads, base.heads)
     except InvalidRequest as fault:
         raise renamed(fault, "session.policy") from None
-    one = replace(base, batch=shape.sequences, queries=1, past=0, keys=1 + base.added_keys, taps=frozenset({"output"}))
+    one = at(at(at(base, "batch", shape.sequences), "past", 0), "length", 1)
     return _Priced(replace(subject, base=one, kernel=None), shape, keeper).cost()
 
 
@@ -106,16 +111,18 @@ class _Priced:
 
     def _seconds(self, held: int) -> Estimate:
         """The time of a step over so many tokens: in place if the spec allows it, else by a forward pass."""
-        base, place = self.subject.base, self.subject.place
-        if in_place_fault(base.spec, TORCH_DTYPES[self.subject.dtype]) is not None:
+        base, subject = self.subject.base, self.subject
+        if in_place_fault(base.spec, TORCH_DTYPES[base.dtype]) is not None:
             return self._general(held, "output")
-        raw = replace(
-            base, sizes=None, spec=AttentionSpec(), keys=held + 1, inputs=frozenset({"query", "key", "value"})
-        )
-        kernel = choose_kernel(raw, self.subject.dtype, place.device, None, place.room, FORWARD)
-        return self._general(0, "output") + place.device.clock.forward(raw, kernel)
+        widths = Widths(base.heads, base.kv_heads, base.head_dim, base.value_dim)
+        tokens = RequestSizes(base.batch, 1, held + 1)
+        raw = new_request(AttentionSpec(), widths, base.dtype, tokens, threads=base.threads)
+        return self._general(0, "output") + self._forward(raw, subject.kernel_of(raw), OUTPUT)
 
     def _general(self, held: int, tap: str) -> Estimate:
         """The time of a forward pass over a past of so many tokens."""
-        work = replace(self.subject.at("past", held), taps=frozenset({tap}))
-        return self.subject.place.device.clock.forward(work, self.subject.kernel_of(work))
+        bound = self.subject.at("past", held)
+        return self._forward(bound, self.subject.kernel_of(bound), frozenset({tap}))
+
+    def _forward(self, bound: BoundRequest, kernel: str, taps: frozenset[str]) -> Estimate:
+        return self.subject.time(self.subject.forward(bound, kernel, taps), bound, kernel)

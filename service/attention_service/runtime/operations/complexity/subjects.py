@@ -1,35 +1,46 @@
 """Subjects of a cost report: a workload with variable sizes, its device, and the memory there."""
 
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from attention_contract.errors import InvalidRequest, KernelUnsuitable
-from attention_contract.schemas.complexity import Alternative, ComplexityRequest, Cost, RawComplexityRequest
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.complexity import Alternative, ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec
+from attention_service.core.attention import taps_of
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import Kernel
+from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.multihead import Sizes
-from attention_service.core.problem import added_keys
-from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.cost import (
-    Datasheet,
-    Workload,
-    cost_of,
-    decode_step,
-    exactly,
-    parameter_count,
-    sent_always,
-)
+from attention_service.core.problem import Problem, Selection, Widths
+from attention_service.core.rehearsal_marks import phase
+from attention_service.core.stages import TAPS, stages
+from attention_service.cost import Clock, Datasheet, Estimate, kind_of, parameter_count
 from attention_service.cost.hardware import HARDWARE, find
+from attention_service.cost.rehearsal import LARGEST, Seen
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.raw_binding import two_widths
 from attention_service.runtime.binding.selection import check_taps
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity.alternatives import WIDTHS, Given, labels
-from attention_service.runtime.operations.complexity.valid_sizes import check, shape_at
-from attention_service.runtime.planning.kernel_choice import FORWARD, Computation, able_kernels, choose_kernel
+from attention_service.runtime.operations.complexity.valid_sizes import at, check, resized
+from attention_service.runtime.operations.differentiation import INPUTS, Targets
+from attention_service.runtime.operations.forward import PLAIN, Forward
+from attention_service.runtime.operations.gradients import Gradients
+from attention_service.runtime.planning.blank_requests import new_request, sizes_of, unsent
+from attention_service.runtime.planning.kernel_choice import FAR, able_kernels, choose_kernel, least_bytes
+from attention_service.runtime.planning.rehearsals import seen
+from attention_service.runtime.planning.request_sizes import RequestSizes
 
-GRADIENTS = Computation("gradients")
+OUTPUT = frozenset({"output"})
+Passes = Literal["forward", "gradients"]
 LARGEST_SIZE = 2**31 - 1
 """Largest size of one dimension of a shape."""
 
@@ -47,50 +58,111 @@ class Place:
     """Bytes that pages of sessions may still take; None for ``free``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subject:
     """One attention with variable sizes."""
 
     label: str
-    base: Workload
-    dtype: str
+    base: BoundRequest
+    """A blank request."""
+    taps: frozenset[str]
+    """Returned taps."""
     kernel: str | None
     """The requested kernel."""
     place: Place
     given: Given | None = None
     """The alternative; None for the request itself."""
 
-    def at(self, dimension: str, value: int) -> Workload:
-        """Return the workload with one size changed. Raises InvalidRequest for an impossible size."""
+    @property
+    def clock(self) -> Clock:
+        """The clock of its device."""
+        return self.place.device.clock
+
+    def at(self, dimension: str, value: int) -> BoundRequest:
+        """Return a blank request with one size changed. Raises InvalidRequest for an impossible size."""
         if value < (0 if dimension == "past" else 1):
             raise InvalidRequest(f"expected a {dimension} of at least {0 if dimension == 'past' else 1}, got {value}")
         try:
-            work = self.base.at(dimension, value)
+            bound = at(self.base, dimension, value)
         except ValueError as fault:
             raise InvalidRequest(str(fault)) from None
-        check(work)
-        return work
+        check(bound)
+        return bound
 
-    def kernel_of(self, work: Workload, purpose: Computation = FORWARD) -> str:
-        """Return the planner's kernel. Raises KernelUnsuitable if no kernel can compute the workload."""
-        return choose_kernel(work, self.dtype, self.place.device, self.kernel, self.place.room, purpose)
+    def kernel_of(self, bound: BoundRequest, computation: Passes = "forward", room: int | None = None) -> str:
+        """Return the planner's kernel in ``room`` bytes. Raises KernelUnsuitable if none can compute the request."""
+        device, room = self.place.device, self.place.room if room is None else room
+        able = able_kernels(bound, device, self.kernel)
 
-    def cost(self, work: Workload) -> Cost:
-        """Return the cost of a workload, with the kernels that the planner would choose."""
-        try:
-            gradients = self.kernel_of(work, GRADIENTS)
-        except KernelUnsuitable:
-            gradients = None
-        step = decode_step(work)
-        return cost_of(
-            work,
-            shape_at(work),
-            self.kernel_of(work),
-            self.place.device.clock,
-            able=able_kernels(exactly(work), self.dtype, self.place.device, None),
-            gradients=gradients,
-            decode=None if step is None else self.kernel_of(step),
+        def peak(kernel: str) -> int:
+            return self.peak_bytes(bound, kernel, computation, far=room)
+
+        return choose_kernel(bound, able, self.clock, room, peak, backward=computation == "gradients")
+
+    def peak_bytes(
+        self, bound: BoundRequest, kernel: str, computation: Passes, taps: frozenset[str] = OUTPUT, *, far: int
+    ) -> int:
+        """The peak of a pass; of one that needs far more than ``far`` bytes a lower bound."""
+        if (least := least_bytes(bound, kernel)) > FAR * far:
+            return least
+        if computation == "gradients":
+            return self.gradients(bound, kernel).peak_bytes
+        return self.forward(bound, kernel, taps).peak_bytes
+
+    def forward(self, bound: BoundRequest, kernel: str, taps: frozenset[str] = OUTPUT) -> Seen:
+        """One forward pass with this kernel; of the materialized one each stage is a phase."""
+        request: ForwardRequest = PLAIN.model_copy(
+            update={"return_": [tap for tap in ("output", *taps_of(bound.spec)) if tap in taps]}
         )
+
+        def operate(bound: BoundRequest, by: str | Kernel) -> Forward:
+            return Forward(bound, request, Selection(), StagesAsPhases() if isinstance(by, Materialized) else by)
+
+        return self._once(("forward", kernel, taps), bound, lambda: seen(bound, kernel, operate))
+
+    def gradients(self, bound: BoundRequest, kernel: str) -> Seen:
+        """Gradients of everything that comes in and is learned."""
+        least = least_bytes(bound, kernel)
+        if least > FAR * LARGEST:
+            return Seen({"attention": {"workspace": least}}, {})
+        return self._once(("gradients", kernel), bound, lambda: seen(bound, kernel, plain_gradients, first="attention"))
+
+    def time(self, found: Seen, bound: BoundRequest, kernel: str, computation: str = "forward") -> Estimate:
+        """The predicted time of a pass that was rehearsed."""
+        return self.clock.predict(found.total(), bound.itemsize, kind_of(computation, kernel, bound.dtype))
+
+    def _once(self, asked: Hashable, bound: BoundRequest, make: Callable[[], Seen]) -> Seen:
+        """Rehearse once for all reports of one device."""
+        sizes, device = bound.sizes, self.place.device
+        module = None if sizes is None else (sizes.inputs, sizes.biases.model_dump_json())
+        spec = bound.spec.model_dump_json()
+        key = "seen", asked, spec, bound.dtype, bound.widths, module, device.threads, sizes_of(bound), *bound.arrays
+        return device.plans.get(self.clock, key, make)
+
+
+def plain_gradients(bound: BoundRequest, kernel: str | Kernel) -> Gradients:
+    """Gradients of everything that comes in and is learned, and nothing beside them."""
+    names = [name for name in INPUTS if name in bound.arrays]
+    learned = bound.learned if bound.module is None else bound.module.parameters
+    request = unsent(GradientsRequest, wrt=[], return_=[], edits=[], **{name: bound.arrays[name] for name in names})
+    return Gradients(bound, request, Selection(), Targets(tuple(names), (), tuple(learned)), kernel)
+
+
+class StagesAsPhases(Materialized):
+    """The materialized kernel, each of whose stages is a phase of a rehearsal."""
+
+    def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
+        """Compute every stage, and keep those that are asked for."""
+        wanted, found = {*taps, "context"} & {*TAPS}, {}
+        known = [tap for tap in TAPS if tap != "lse" or tap in wanted]
+        for tap, x in stages(problem, known, edits):
+            if tap in wanted:
+                found[tap] = x
+            del x
+            following = known[known.index(tap) + 1] if tap != "context" else "select"
+            if following not in {"k", "v"}:
+                phase(following, "taps" if following == "select" else following)
+        return found
 
 
 @dataclass(frozen=True)
@@ -122,18 +194,17 @@ class RequestedSubjects:
         """Return the request with the alternative's changes."""
         request = self.request
         taps = request.return_ if other.return_ is None else other.return_
-        dtype = other.dtype or self._dtype
-        base = self._base(other.spec or self._spec)
-        base = replace(base, itemsize=TORCH_DTYPES[dtype].itemsize, half=dtype == "float16", reply=dtype)
-        base = replace(base, taps=frozenset(taps), sent=sent_always(base))
-        base = _resized(base, {name: value for name in WIDTHS if (value := getattr(other, name)) is not None})
-        check_taps(taps, base.spec)
+        dtype, spec = other.dtype or self._dtype, other.spec or self._spec
+        base = self._base(spec, dtype)
+        if told := {name: value for name in WIDTHS if (value := getattr(other, name)) is not None}:
+            base = _resized(base, told)
+        check_taps(taps, spec)
         check(base)
         place = self._place(other.hardware or request.hardware, dtype, base)
         if request.memory_bytes is not None:
             place = Place(place.device, request.memory_bytes, request.memory_bytes)
-        base = replace(base, threads=place.device.threads)
-        return Subject(label, base, dtype, other.kernel or request.kernel, place)
+        base = base.replaced(threads=place.device.threads)
+        return Subject(label, base, frozenset(taps), other.kernel or request.kernel, place)
 
     @property
     def _spec(self) -> AttentionSpec:
@@ -145,33 +216,19 @@ class RequestedSubjects:
             return self.module.config.dtype or "float32"
         return _raw(self.request).dtype
 
-    def _base(self, spec: AttentionSpec) -> Workload:
-        shape = self.request.shape
+    def _base(self, spec: AttentionSpec, dtype: str) -> BoundRequest:
+        shape, sizes = self.request.shape, None
         if self.module is not None:
             sizes = replace(self.module.sizes, spec=spec)
-            heads, kv_heads, head_dim, value_dim = sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.value_dim
-            own_key_dim = None
+            widths = sizes.widths
         else:
-            sizes, raw = None, _raw(self.request)
-            heads, head_dim = raw.num_heads, raw.head_dim
-            own_key_dim = _own_key_dim(raw, spec)
-            kv_heads, value_dim = raw.num_kv_heads or heads, raw.value_dim or head_dim
+            raw = _raw(self.request)
+            heads, value_dim = raw.num_heads, raw.value_dim or raw.head_dim
+            own = _own_key_dim(raw, spec)
+            widths = Widths(heads, raw.num_kv_heads or heads, raw.head_dim, value_dim, own_key_dim=own)
         new = shape.queries if shape.keys is None else shape.keys
-        return Workload(
-            batch=shape.batch,
-            queries=shape.queries,
-            keys=shape.past + new + added_keys(spec),
-            past=shape.past,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            own_key_dim=own_key_dim,
-            itemsize=TORCH_DTYPES[self._dtype].itemsize,
-            spec=spec,
-            sizes=sizes,
-            inputs=frozenset(self._inputs(sizes)),
-        )
+        tokens = RequestSizes(shape.batch, shape.queries, new, shape.past)
+        return new_request(spec, widths, dtype, tokens, sizes=sizes, inputs=self._inputs(sizes))
 
     def _inputs(self, sizes: Sizes | None) -> set[str]:
         """Return the required inputs: keys default to a module's query, and values to the keys, if the widths fit."""
@@ -180,7 +237,7 @@ class RequestedSubjects:
         query, key, value = sizes.inputs
         return {"query"} | ({"key"} if key != query else set()) | ({"value"} if value != key else set())
 
-    def _place(self, name: str | None, dtype: str, base: Workload) -> Place:
+    def _place(self, name: str | None, dtype: str, base: BoundRequest) -> Place:
         """Return the place of this name, with all memory except a module's parameters; default: the server's own."""
         if name is None:
             return self.place
@@ -220,10 +277,10 @@ def _own_key_dim(request: RawComplexityRequest, spec: AttentionSpec) -> int | No
     return request.key_dim
 
 
-def _resized(work: Workload, widths: dict[str, int]) -> Workload:
-    """Return the workload with other widths. Raises InvalidRequest, naming the last, for impossible ones."""
+def _resized(bound: BoundRequest, widths: dict[str, int]) -> BoundRequest:
+    """Return a blank request with other widths. Raises InvalidRequest, naming the last, for impossible ones."""
     try:
-        return work.resized(**widths) if widths else work
+        return resized(bound, **widths)
     except ValueError as fault:
         name = next(reversed(widths))
         raise InvalidRequest(f"{name}: {fault}", param=name) from None

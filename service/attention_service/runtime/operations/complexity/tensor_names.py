@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from attention_service.cost.memory_phases import Phase
-
 
 class Told(NamedTuple):
     """A tensor, or several tensors with one lifetime."""
@@ -42,10 +40,10 @@ TENSORS: Final[Mapping[str, Told]] = {
 """Tensors by their names in a rehearsal."""
 
 
-def told(phase: Phase) -> dict[str, int]:
+def told(held: Mapping[str, int]) -> dict[str, int]:
     """Sum the bytes of a phase by the reply's tensor names."""
     found: dict[str, int] = {}
-    for name, size in phase.tensors.items():
+    for name, size in held.items():
         called = TENSORS[name].name if name in TENSORS else name
         found[called] = found.get(called, 0) + size
     return found

@@ -147,7 +147,7 @@ def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     first = parts[0]
     if any(x.dtype != first.dtype or x.ndim != first.ndim for x in parts):
         return None
-    if first.ndim == 4 and 0 < first.stride(1) <= first.stride(3):  # it may lie as images do whose channels come last
+    if all(x.ndim == 4 and x.numel() and 0 < x.stride(1) <= x.stride(3) for x in parts):  # as images, channels last
         return None
     shape = list(first.shape)
     shape[dim] = sum(x.shape[dim] for x in parts)

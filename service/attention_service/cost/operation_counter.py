@@ -34,7 +34,7 @@ class Traffic:
     products: int = 0
     """FLOPs of matrix products: 2·m·k·n for [m, k] by [k, n]."""
     half_products: int = 0
-    """Those of them whose result has a half type."""
+    """FLOPs of products whose result has a half type."""
 
     @property
     def moved(self) -> int:

@@ -35,7 +35,7 @@ LARGEST = 2**46
 
 @dataclass(frozen=True)
 class Seen:
-    """What a pass held and did."""
+    """The memory that a pass held, and its operations."""
 
     phases: Mapping[str, Bytes]
     """The most that is held at a time in each phase, by the names of the tensors."""

@@ -30,4 +30,4 @@ SECURITY_HEADERS: Final[Lines] = ((b"content-security-policy", _NOTHING), *_FOR_
 PAGES: Final[Mapping[str, Lines]] = {"/": ((b"content-security-policy", _PAGE), *_FOR_DOCUMENTS)} | dict.fromkeys(
     ("/docs", "/docs/oauth2-redirect", "/redoc"), ((b"content-security-policy", _DOCS), *_FOR_DOCUMENTS)
 )
-"""Those of the paths that answer documents."""
+"""Headers of the paths that answer documents."""

@@ -53,7 +53,7 @@ class GuardedConnection:
     _seen_at = 0.0
     _strikes = 0
     _phase: tuple[str, int] | None = None
-    """What the connection has done since ``_since`` without progress; ``_base``: the progress before."""
+    """The work of the connection since ``_since`` without progress; ``_base``: the progress before."""
     _since = 0.0
     _base = 0
     _taken = 0

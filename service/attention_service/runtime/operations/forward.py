@@ -100,7 +100,7 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, room:
 
 
 def rehearsed_forward(request: ForwardRequest, selection: Selection) -> Rehearsed:
-    """How the planner goes through a forward request."""
+    """Return the operation of a forward request as the planner rehearses it."""
 
     def operate(bound: BoundRequest, kernel: str | Kernel) -> Forward:
         return Forward(bound, request, selection, kernel)

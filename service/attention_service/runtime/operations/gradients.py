@@ -86,7 +86,7 @@ def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, roo
 
 
 def rehearsed_gradients(request: GradientsRequest, selection: Selection, targets: Targets) -> Rehearsed:
-    """How the planner goes through a request for gradients: a check compares one element for all."""
+    """Return the operation of a request for gradients as the planner rehearses it: a check compares one element."""
 
     def operate(bound: BoundRequest, kernel: str | Kernel) -> Gradients:
         return Gradients(bound, request, selection, targets, kernel, checked_elements=1)

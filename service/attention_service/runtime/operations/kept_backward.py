@@ -85,7 +85,7 @@ def prepare(module: Module | None, request: PassRequest, device: Device, room: i
 
 
 def _rehearsed(request: PassRequest, targets: Targets, half: str) -> Rehearsed:
-    """How the planner goes through one of the passes: the memory is that of both, one after the other."""
+    """Return one of the passes as the planner rehearses it: the memory is that of both, one after the other."""
     sent = {name: getattr(request, name) for name in targets.inputs}
     asked = unsent(GradientsRequest, wrt=[], return_=[], edits=[], **sent)
     wrt = kinds_of(targets)

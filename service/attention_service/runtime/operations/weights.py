@@ -71,7 +71,7 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room:
         needs=Needs(edits=bool(request.edits), taps_gradient=True),
         asks=(
             request.top_k, request.return_weights, request.average_heads, request.pool, request.compare,
-            query_mask is not None, request.statistics and tuple(request.statistics),
+            query_mask is not None, None if request.statistics is None else tuple(request.statistics),
             selection_sizes(selection), edit_sizes(request.edits),
         ),
         has_sizes=not plain or names_tokens(request.edits, selection),

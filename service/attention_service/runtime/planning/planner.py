@@ -53,7 +53,7 @@ class Rehearsed:
     flops: Callable[[BoundRequest, str], int] = cost.executed_flops
     """FLOPs of a blank request by a kernel."""
     times: Mapping[str, float] = field(default_factory=dict)
-    """By the name of a phase, how many times the operations of its rehearsal the computation takes."""
+    """Factors on the operations of a rehearsal, by the name of their phase."""
 
 
 def plan_request(bound: BoundRequest, question: Question, device: Device, room: int, rehearsed: Rehearsed) -> Plan:

@@ -22,7 +22,7 @@ from attention_service.runtime.planning.blank_requests import META, at_sizes, lo
 
 
 class Launched(Protocol):
-    """As much of an operation as a rehearsal needs."""
+    """The part of an operation that a rehearsal needs."""
 
     def upload(self, device: torch.device) -> Any:
         """Make the request's tensors on a device."""
@@ -50,7 +50,7 @@ def seen(
     whole: bool = False,
     first: str = "inputs",
 ) -> Seen:
-    """What the operation holds and does over a blank request.
+    """Rehearse the operation over a blank request.
 
     twice: gradients are differentiated again, and something is kept of each piece of the hidden layer of a score.
     ``whole``: pieces are not alike. ``first``: the name of the first phase.

@@ -42,7 +42,9 @@ def rank_seconds(x: Attention, name: str, rates: Rates, *, backward: bool) -> fl
         return 0.0  # a fused kernel converts all keys and values for a few queries
     done, ways = kernel.executed(x), 2 if backward else 1
     pairs, itemsize = done.pairs * x.heads, max(x.itemsize, 4)
-    computing = 2 * pairs * (x.head_dim + x.value_dim) * (_BACKWARD if backward else 1)
+    fused, widest = kernel.holds == "masks", max(x.head_dim, x.value_dim)
+    widths = 2 * widest if fused else x.head_dim + x.value_dim  # narrow ones are padded
+    computing = 2 * pairs * widths * (_BACKWARD if backward else 1)
     computing += rates.function_flops * pairs * ways
     operations: float = _STAGES * (3 if backward else 1)
     match kernel.holds:
@@ -50,6 +52,9 @@ def rank_seconds(x: Attention, name: str, rates: Rates, *, backward: bool) -> fl
             moved, operations = _STAGES * pairs * itemsize * ways, operations + 6
         case "masks":  # one that is not plainly causal is laid out
             moved = 3 * fused_masks(x).combined * itemsize
+            if x.head_dim != x.value_dim:
+                tokens = x.batch * (x.heads * x.queries + 2 * x.kv_heads * x.keys)
+                moved += 3 * tokens * widest * itemsize
         case _:
             moved = 6 * pairs * itemsize * ways
             operations += (20 + 16 * done.blocks) * (2.5 if backward else 1)

@@ -26,9 +26,9 @@ _PROCESSORS = Path("/proc/cpuinfo")
 BUDGET_SHARE = 0.8
 """The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
 
-_ON_A_CPU = {"reached": 0.45, "function_flops": 150.0, "overlaps": False, "starts": 2.0, "operation": 0.2}
+_ON_A_CPU = {"reached": 0.45, "function_flops": 150.0, "overlaps": False, "starts": 1.0, "operation": 0.1}
 """Ratios by which counted work becomes time on a CPU, fitted to 1,400 runs of 600 random requests. Starts and
-operations lie between those of cold caches, 6 and 1/4, and of warm ones, 1 and 1/10."""
+operations are those of warm caches; with cold ones they are 6 and 1/4."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Constants of ``malloc.h``."""
 _COMPILED = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
@@ -61,7 +61,7 @@ class Device:
         if device.type == "cpu":
             keep_freed_memory()
             _bound_compiled_code()
-        return cls(device, _name(device), _total_bytes(device), Roofline(measure_rates(device)))
+        return cls(device, _name(device), _total_bytes(device), Roofline(measure_rates(device), factor=2.0))
 
     def exact(self) -> "Device":
         """The same device with an empty plan cache that plans the exact sizes of each request."""

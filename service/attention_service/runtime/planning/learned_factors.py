@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 """Raised if the same kinds come to mean other work."""
-SHORTEST_S: Final = 5e-4
+SHORTEST_S: Final = 2e-4
 """Predicted seconds below which a run says more of the interpreter than of the device."""
 SPACING_S: Final = 0.1
 """Seconds between two runs of a kind that count: runs of one moment share their disturbances."""

@@ -1,7 +1,6 @@
 """A random tree of sessions, walked beside the inputs of each, which are computed anew without a cache in float64."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -374,14 +373,19 @@ class Tree:
 def check_counts(engine: Engine, twins: Sequence[Twin] = ()) -> None:
     """Assert that the pool counts the pages of the live sessions and no others, and that nothing is in flight."""
     sessions = engine.sessions
-    users = Counter(page for session in sessions.registry.live for page in session.pages)
+    users: dict[Any, int] = {}
+    for session in sessions.registry.live:
+        for table in session.all_tables:
+            for part in table.pages:
+                for page in range(part.first, part.stop):
+                    users[part.slab, page] = users.get((part.slab, page), 0) + 1
     assert len(sessions.registry) == len(twins)
     assert sessions.pool.pages == len(users)
-    assert all(page.users == times for page, times in users.items())
+    assert all(slab.users[page] == times for (slab, page), times in users.items())
     assert engine.budget.in_flight == 0
     if not twins:
         pool = sessions.pool
         assert (pool.pages, pool.bytes, pool.held, pool._slabs) == (0, 0, 0, {})
-        assert not pool._by_name
+        assert (pool._by_name, pool._names) == ({}, {})
         assert sessions.registry.totals == Totals()
         assert (sessions.registry.reply_bytes, len(sessions.registry.modules)) == (0, 0)

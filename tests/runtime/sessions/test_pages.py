@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from attention_service.core.kv_cache.slab import PAGE_TOKENS, Page, PageKind
+from attention_service.core.kv_cache.slab import PAGE_TOKENS, PageKind
 from attention_service.runtime.sessions import pages as pages_module
-from attention_service.runtime.sessions.pages import PagePool
+from attention_service.runtime.sessions.pages import PagePool, Pages
 
 KIND = PageKind(2, 4, 3, torch.float32, torch.device("cpu"))
 OTHER = PageKind(1, 4, 4, torch.float64, torch.device("cpu"))
@@ -20,71 +20,94 @@ def _small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_module, "SLAB_BYTES", 12 * KIND.page_bytes)
 
 
+def _each(found: list[Pages]) -> list[tuple[int, int]]:
+    return [(id(part.slab), page) for part in found for page in range(part.first, part.stop)]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_no_page_is_given_twice_and_all_come_back(seed: int) -> None:
     rng, pool = np.random.default_rng(seed), PagePool()
-    held: list[Page] = []
+    held: list[Pages] = []
+    uses: Counter[tuple[int, int]] = Counter()
     for _ in range(200):
         move = rng.choice(["take", "take after", "share", "give back"])
         if move.startswith("take"):
-            kind, after = (KIND, OTHER)[rng.integers(2)], None
+            kind, count = (KIND, OTHER)[rng.integers(2)], int(rng.integers(1, 30))
+            after = None
             if move == "take after" and held:
                 after = held[rng.integers(len(held))]
                 kind = after.slab.kind
-            found = pool.take(kind, int(rng.integers(1, 30)), after)
-            places = {(id(page.slab), page.index) for page in held}
-            assert not places & {(id(page.slab), page.index) for page in found}
-            assert all(page.slab.kind == kind for page in found)
+            found = pool.take(kind, count, after)
+            each = _each(found)
+            assert len(each) == len(set(each)) == count
+            assert not any(uses[page] for page in each)
+            assert all(part.slab.kind == kind for part in found)
             held += found
+            uses.update(each)
         elif held:
-            page = held[rng.integers(len(held))]
+            part = held[rng.integers(len(held))]
+            if part.count > 1:  # any part of a run may be shared or given back
+                first = int(rng.integers(part.first, part.stop))
+                part = Pages(part.slab, first, int(rng.integers(1, part.stop - first + 1)))
             if move == "share":
-                pool.share(page)
-                held.append(page)
+                pool.share(part)
+                held.append(part)
+                uses.update(_each([part]))
             else:
-                held.remove(page)
-                pool.give_back(page)
-        uses = Counter(held)
-        assert all(page.users == count for page, count in uses.items())
-        assert pool.pages == len(uses) == len({(id(page.slab), page.index) for page in uses})
-        assert pool.shared_pages == sum(count > 1 for count in uses.values())
-        assert pool.held == pool.bytes == sum(page.slab.kind.page_bytes for page in uses)
-    for page in held:
-        pool.give_back(page)
+                whole = held.pop(next(i for i, each in enumerate(held) if _covers(each, part)))
+                rest = [
+                    Pages(whole.slab, whole.first, part.first - whole.first),
+                    Pages(whole.slab, part.stop, whole.stop - part.stop),
+                ]
+                held += [each for each in rest if each.count]
+                pool.give_back(part)
+                uses.subtract(_each([part]))
+        kinds = {(id(part.slab), page): part.slab.kind for part in held for page in range(part.first, part.stop)}
+        used = +uses
+        assert pool.pages == len(used)
+        assert pool.shared_pages == sum(count > 1 for count in used.values())
+        assert pool.bytes == sum(kinds[page].page_bytes for page in used)
+        assert pool.held == sum(
+            slab.grain_bytes * int(slab.users[first : first + slab.grain].any())
+            for slab in {part.slab for part in held}
+            for first in range(0, len(slab.users), slab.grain)
+        )
+        assert all(part.slab.users[page] == uses[id(part.slab), page] for part in held for page in range(*_ends(part)))
+    for part in held:
+        pool.give_back(part)
     assert (pool.pages, pool.bytes, pool.held, pool.shared_pages, pool._slabs) == (0, 0, 0, 0, {})
 
 
-def runs_of(pages: list[Page]) -> list[list[Page]]:
-    """Adjacent pages together."""
-    found: list[list[Page]] = []
-    for page in pages:
-        if found and found[-1][-1].slab is page.slab and found[-1][-1].index + 1 == page.index:
-            found[-1].append(page)
-        else:
-            found.append([page])
-    return found
+def _covers(whole: Pages, part: Pages) -> bool:
+    return whole.slab is part.slab and whole.first <= part.first and part.stop <= whole.stop
+
+
+def _ends(part: Pages) -> tuple[int, int]:
+    return part.first, part.stop
 
 
 def test_the_page_after_the_last_one_comes_first() -> None:
     pool = PagePool()
-    first = pool.take(KIND, 2)
-    assert len(runs_of(first + pool.take(KIND, 3, first[-1]))) == 1
+    (first,) = pool.take(KIND, 2)
+    (second,) = pool.take(KIND, 3, first)
+    assert (second.slab, second.first) == (first.slab, first.stop)
 
 
 def test_two_sequences_that_grow_in_turn_stay_in_one_run_each() -> None:
     pool = PagePool()
-    grown = [pool.take(KIND, 1), pool.take(KIND, 1)]
+    ends = [pool.take(KIND, 1)[0], pool.take(KIND, 1)[0]]
     for _ in range(3):
-        for pages in grown:
-            pages.extend(pool.take(KIND, 1, pages[-1]))
-    assert [len(runs_of(pages)) for pages in grown] == [1, 1]
+        for index, end in enumerate(ends):
+            (following,) = pool.take(KIND, 1, end)
+            assert (following.slab, following.first) == (end.slab, end.stop)
+            ends[index] = following
 
 
 def test_more_pages_than_a_slab_lie_in_one_run() -> None:
-    found = PagePool().take(KIND, 100)
-    assert len(found) == 100
-    assert len(runs_of(found)) == 1
-    assert found[0].slab.keys.shape == (2, len(found[0].slab.taken) * PAGE_TOKENS, 4)
+    pool = PagePool()
+    (found,) = pool.take(KIND, 100)
+    assert found.count == 100
+    assert found.slab.keys.shape == (2, len(found.slab.users) * PAGE_TOKENS, 4)
 
 
 def test_pages_of_different_kinds_share_no_slab() -> None:
@@ -110,7 +133,7 @@ def test_a_sequence_beside_many_short_ones_lies_in_few_runs(monkeypatch: pytest.
     pool = PagePool()
     for _ in range(280):
         pool.take(KIND, 1)
-    assert len(runs_of(pool.take(KIND, 8))) <= 2
+    assert len(pool.take(KIND, 8)) <= 2
     assert len(pool._slabs[KIND]) <= 8
 
 
@@ -118,18 +141,18 @@ def test_memory_of_freed_pages_goes_back_while_their_slab_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages_module, "SLAB_BYTES", 2**26)
-    kind = PageKind(2, 64, 48, torch.float32, torch.device("cpu"))
+    kind = PageKind(2, 64, 48, torch.float32, torch.device("cpu"))  # a grain is a page
     pool = PagePool()
-    (kept,), freed = pool.take(kind, 1), pool.take(kind, 50)
-    assert pool.held == 51 * kind.page_bytes
-    for page in (kept, *freed):
-        page.run(0, PAGE_TOKENS).keys.fill_(1.0)
-    for page in freed:
-        pool.give_back(page)
+    (kept,), (freed,) = pool.take(kind, 1), pool.take(kind, 300)
+    assert pool.held == 301 * kind.page_bytes
+    slots = slice(freed.first * PAGE_TOKENS, freed.stop * PAGE_TOKENS)
+    for pages in (kept, freed):
+        pages.slab.keys[:, pages.first * PAGE_TOKENS : pages.stop * PAGE_TOKENS] = 1.0
+    pool.give_back(freed)
     assert pool.held == pool.bytes == kind.page_bytes
-    assert all(page.slab is kept.slab for page in freed)
-    assert not any(page.run(0, PAGE_TOKENS).keys.any() for page in freed)  # the system gave other memory in its place
-    assert kept.run(0, PAGE_TOKENS).keys.all()
+    assert kept.slab is freed.slab
+    assert not freed.slab.keys[:, slots].any()  # the system gave other memory in its place
+    assert kept.slab.keys[:, kept.first * PAGE_TOKENS : kept.stop * PAGE_TOKENS].all()
 
 
 def test_a_slab_of_another_device_is_held_whole_and_is_a_small_part_of_the_limit(
@@ -140,4 +163,4 @@ def test_a_slab_of_another_device_is_held_whole_and_is_a_small_part_of_the_limit
     pool = PagePool(limit=64 * kind.page_bytes)
     (first,), _ = pool.take(kind, 1), pool.take(kind, 1)
     assert (pool.bytes, pool.held) == (2 * kind.page_bytes, 4 * kind.page_bytes)
-    assert len(first.slab.taken) == 4
+    assert len(first.slab.users) == 4

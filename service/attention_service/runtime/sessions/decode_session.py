@@ -2,19 +2,23 @@
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
 
 from attention_contract.base import WireModel
 from attention_contract.schemas.sessions import Policy, SessionInfo, StepReply
 from attention_service.core.kv_cache.policies import Keeper
-from attention_service.core.kv_cache.slab import Page, PageKind
+from attention_service.core.kv_cache.slab import PageKind
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.jobs import JobEnd
 from attention_service.runtime.sessions.block_table import BlockTable
+from attention_service.runtime.sessions.pages import Pages
 from attention_service.runtime.sessions.shared_prefixes import Prefix
 
 
@@ -88,7 +92,13 @@ class DecodeSession:
     @property
     def bytes(self) -> int:
         """Bytes of the pages that it uses, and of the kept reply."""
-        return len(set(self.pages)) * page_kind(self.module).page_bytes + self.reply_bytes
+        pages, stop, slab = 0, 0, None
+        for run in self.runs:
+            if run.slab is not slab:
+                slab, stop = run.slab, 0
+            pages += max(run.stop - max(run.first, stop), 0)
+            stop = max(run.stop, stop)
+        return pages * page_kind(self.module).page_bytes + self.reply_bytes
 
     def touch(self) -> None:
         """Let the time until it expires begin anew."""
@@ -100,15 +110,25 @@ class DecodeSession:
             table.clear()
 
     @property
-    def pages(self) -> list[Page]:
-        """The pages of all tables, each as often as it is used."""
-        return [page for table in self.all_tables for page in table.pages]
+    def runs(self) -> list[Pages]:
+        """The pages of all tables, in the order of slabs and places."""
+        runs = [pages for table in self.all_tables for pages in table.pages]
+        return sorted(runs, key=lambda run: (id(run.slab), run.first)) if len(runs) > 1 else runs
 
     def _pages(self) -> tuple[int, int]:
         """The number of pages that only this session uses, and of those that others use too."""
-        times = Counter(self.pages)
-        own = sum(page.users == count for page, count in times.items())
-        return own, len(times) - own
+        own = shared = 0
+        for slab, runs in groupby(self.runs, attrgetter("slab")):
+            found = list(runs)
+            first = found[0].first
+            times = np.zeros(max(run.stop for run in found) - first, np.int32)
+            for run in found:
+                times[run.first - first : run.stop - first] += 1
+            used = times > 0
+            others = int((slab.users[first : first + len(times)] > times)[used].sum())
+            shared += others
+            own += int(used.sum()) - others
+        return own, shared
 
     def info(self) -> SessionInfo:
         """Return the session's description on the wire."""

@@ -5,8 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attention_contract.errors import OverBudget, Overloaded
-from attention_service.core.kv_cache.slab import Page, Slab
+from attention_service.core.kv_cache.slab import Slab
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
@@ -131,22 +134,23 @@ class _Leaving:
     def __init__(self) -> None:
         self.pages = 0
         """Bytes of pages."""
-        self._left: Counter[Page] = Counter()
-        self._freed: Counter[Slab] = Counter()
-
-    @property
-    def memory(self) -> int:
+        self.memory = 0
         """Bytes of memory."""
-        return sum(slab.bytes - slab.without(pages) for slab, pages in self._freed.items())
+        self._users: dict[Slab, NDArray[np.int32]] = {}
 
     def change(self, session: DecodeSession, users: int) -> None:
         """Count so many users more of a session's pages."""
-        for page in session.pages:
-            before = page.users - self._left[page]
-            self._left[page] -= users
-            freed = (not before + users) - (not before)
-            self.pages += freed * page.slab.kind.page_bytes
-            self._freed[page.slab] += freed
+        for run in session.runs:
+            slab = run.slab
+            if slab not in self._users:
+                self._users[slab] = slab.users.copy()
+            counted, around = self._users[slab], slab.around(run.first, run.stop)
+            pages, grains = counted[run.first : run.stop], np.count_nonzero(slab.grains(counted[around]))
+            used = np.count_nonzero(pages)
+            pages += users
+            grains -= np.count_nonzero(slab.grains(counted[around]))
+            self.pages += int(used - np.count_nonzero(pages)) * slab.kind.page_bytes
+            self.memory += int(grains) * slab.grain_bytes
 
 
 def due(sessions: Iterable[DecodeSession]) -> list[DecodeSession]:

@@ -1,20 +1,38 @@
-"""Pages: the memory of sessions, in slabs. Each page counts the block tables that use it.
+"""Pages: the memory of sessions, in slabs, counted by how many sequences use each.
 
-Adjacent pages of a slab are one view, so the pool gives a sequence the page after its last one where that is free, and
-leaves room behind a new sequence.
+A page holds the keys and values of ``PAGE_TOKENS`` tokens. Adjacent pages of a slab are one view, so the pool gives a
+sequence the page after its last one where that is free, and leaves room behind a new sequence.
 Source: Kwon et al. 2023, section 4.
 """
 
-from attention_service.core.kv_cache.slab import Page, PageKind, Slab
+from dataclasses import dataclass
 
-SHORT_RUN = 4
+import numpy as np
+
+from attention_service.core.kv_cache.slab import PageKind, Slab, runs
+
+SHORT_RUN = 16
 """Pages of a run in which a sequence soon has to go on elsewhere."""
-MOST_ROOM = 16
+MOST_ROOM = 64
 """Pages that are left to grow into before a new sequence, at most."""
 SLAB_BYTES = 2**28
 """Bytes of one slab, at most."""
 _LEAST_SLABS = 16
 """Slabs that a pool's limit has room for, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Adjacent pages of one slab."""
+
+    slab: Slab
+    first: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """The page after the last."""
+        return self.first + self.count
 
 
 class PagePool:
@@ -25,7 +43,7 @@ class PagePool:
         self.bytes = 0
         """Bytes of the pages in use."""
         self.held = 0
-        """Bytes of memory that their slabs take."""
+        """Bytes of memory that these take, with the rest of their grains."""
         self.pages = 0
         """Number of pages in use."""
         self.shared_pages = 0
@@ -34,67 +52,87 @@ class PagePool:
         """Pages that were found by their name, and that were not."""
         self._limit = limit
         self._slabs: dict[PageKind, list[Slab]] = {}
-        self._by_name: dict[bytes, Page] = {}
+        self._by_name: dict[bytes, Pages] = {}
+        self._names: dict[tuple[Slab, int], bytes] = {}
+        """The name of each page that has one. A page keeps it until it is free or written again."""
 
-    def take(self, kind: PageKind, count: int, after: Page | None = None) -> list[Page]:
+    def take(self, kind: PageKind, count: int, after: Pages | None = None) -> list[Pages]:
         """Take unused pages, in runs as long as possible, and from the page after ``after`` on if it is unused."""
-        taken: list[Page] = []
-        while len(taken) < count:
-            wanted, last = count - len(taken), taken[-1] if taken else after
-            if last is not None and (room := last.slab.unused_from(last.index + 1, wanted)):
-                slab, first = last.slab, last.index + 1
-            else:
-                slab, first, room = self._largest_gap(kind, wanted)
-                if first and room > wanted:  # leave room to grow for the sequence before the gap
-                    first += min((room - wanted) // 2, MOST_ROOM)
-            before = slab.bytes
-            taken += [slab.take(index) for index in range(first, first + min(room, wanted))]
-            self._count(slab, min(room, wanted), before)
+        taken: list[Pages] = []
+        if after is not None and (here := after.slab.unused_from(after.stop, count)):
+            taken.append(self._use(after.slab, after.stop, here))
+            count -= here
+        while count:
+            slab, first, room = self._largest_gap(kind, count)
+            here = min(count, room)
+            if first and room > here:  # leave room to grow for the sequence before the gap
+                first += min((room - here) // 2, MOST_ROOM)
+            taken.append(self._use(slab, first, here))
+            count -= here
         return taken
 
-    def share(self, page: Page) -> None:
-        """Count one more user of a page in use."""
-        page.users += 1
-        self.shared_pages += page.users == 2
+    def share(self, pages: Pages) -> None:
+        """Count one more user of pages in use."""
+        users = pages.slab.users[pages.first : pages.stop]
+        users += 1
+        self.shared_pages += int(np.count_nonzero(users == 2))
 
-    def give_back(self, page: Page) -> None:
-        """Count one user less, and give the memory of a page that nobody uses back. A slab without users is freed."""
-        page.users -= 1
-        self.shared_pages -= page.users == 1
-        if page.users:
+    def give_back(self, pages: Pages) -> None:
+        """Count one user less, and give the memory of what nobody uses back. A slab without users is freed."""
+        slab = pages.slab
+        users = slab.users[pages.first : pages.stop]
+        users -= 1
+        freed = pages.count - int(np.count_nonzero(users))
+        self.shared_pages -= int(np.count_nonzero(users == 1))
+        if not freed:
             return
-        self.forget_name(page)
-        slab = page.slab
-        before = slab.bytes
-        slab.release(page.index)
-        self._count(slab, -1, before)
-        if not slab.used:
+        self._count(slab, -freed)
+        if self._names:
+            for page in range(pages.first, pages.stop):
+                if not slab.users[page]:
+                    self.forget_name(slab, page)
+        self._release(slab, pages)
+        if not slab.users.any():
             slabs = self._slabs[slab.kind]
             slabs.remove(slab)
             if not slabs:
                 del self._slabs[slab.kind]
 
-    def named(self, name: bytes, page: Page) -> Page:
+    def _release(self, slab: Slab, pages: Pages) -> None:
+        """Give back the grains that no page holds any more, after a user of these pages has gone."""
+        around = slab.around(pages.first, pages.stop)
+        unused = ~slab.grains(slab.users[around])
+        self.held -= int(np.count_nonzero(unused)) * slab.grain_bytes
+        for start, stop in runs(unused):
+            slab.release(around.start + start * slab.grain, around.start + stop * slab.grain)
+
+    def named(self, name: bytes, page: Pages) -> Pages:
         """The page of this name; if there is none, this full page is it from now on."""
         found = self._by_name.get(name)
         if found is not None:
             self.hits += 1
             return found
         self.misses += 1
-        page.name = name
         self._by_name[name] = page
+        self._names[page.slab, page.first] = name
         return page
 
-    def forget_name(self, page: Page) -> None:
+    def forget_name(self, slab: Slab, page: int) -> None:
         """Let a page have no name: it is free, or its tokens are about to change."""
-        if page.name is not None:
-            del self._by_name[page.name]
-            page.name = None
+        if (name := self._names.pop((slab, page), None)) is not None:
+            del self._by_name[name]
 
-    def _count(self, slab: Slab, pages: int, before: int) -> None:
+    def _use(self, slab: Slab, first: int, count: int) -> Pages:
+        around = slab.around(first, first + count)
+        fresh = ~slab.grains(slab.users[around])
+        self.held += int(np.count_nonzero(fresh)) * slab.grain_bytes
+        slab.users[first : first + count] = 1
+        self._count(slab, count)
+        return Pages(slab, first, count)
+
+    def _count(self, slab: Slab, pages: int) -> None:
         self.pages += pages
         self.bytes += pages * slab.kind.page_bytes
-        self.held += slab.bytes - before
 
     def _largest_gap(self, kind: PageKind, wanted: int) -> tuple[Slab, int, int]:
         """The slab, first page and length of the longest run of unused pages, or of a new slab.
@@ -105,9 +143,9 @@ class PagePool:
         slabs, on_cpu = self._slabs.setdefault(kind, []), kind.device.type == "cpu"
         gaps = ((room, -index, slab, first) for index, slab in enumerate(slabs) for first, room in slab.gaps())
         room, _, slab, first = max(gaps, key=lambda each: each[:2], default=(0, 0, None, 0))
-        if slab is not None and (room >= max(wanted, SHORT_RUN) or not on_cpu or 8 * slab.used < len(slab.taken)):
+        if slab is not None and (room >= max(wanted, SHORT_RUN) or not on_cpu or 8 * slab.used < len(slab.users)):
             return slab, first, room
         size = SLAB_BYTES if on_cpu else min(SLAB_BYTES, self._limit // _LEAST_SLABS)
         slab = Slab.of(kind, max(size // kind.page_bytes, wanted))
         slabs.append(slab)
-        return slab, 0, len(slab.taken)
+        return slab, 0, len(slab.users)

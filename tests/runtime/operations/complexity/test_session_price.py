@@ -22,9 +22,9 @@ from attention_service.runtime.operations.complexity.subjects import Place, Requ
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
 TOKEN_BYTES = 2 * 2 * 16 * 4
 """Keys and values of two heads of width 16 in float32."""
-SINKS = {"name": "window_sinks", "sinks": 4, "window": PAGE_TOKENS - 4}
-HEAVY = {"name": "heavy_hitters", "heavy": PAGE_TOKENS - 24, "window": 24}
-SNAP = {"name": "snap_kv", "keep": PAGE_TOKENS - 24, "window": 24}
+SINKS = {"name": "window_sinks", "sinks": 4, "window": 60}
+HEAVY = {"name": "heavy_hitters", "heavy": 40, "window": 24}
+SNAP = {"name": "snap_kv", "keep": 40, "window": 24}
 
 
 def price(session, free=2**26, spec=None, session_free=None) -> SessionCost:
@@ -46,11 +46,11 @@ def times(found: SessionCost) -> list[float]:
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_a_full_session_takes_whole_pages_for_every_sequence(sequences):
     page = PAGE_TOKENS * TOKEN_BYTES * sequences
-    found = price({"sequences": sequences, "pasts": [0, PAGE_TOKENS - 1, PAGE_TOKENS, 1000]}, free=10 * page + page - 1)
+    found = price({"sequences": sequences, "pasts": [0, 63, 64, 1000]}, free=10 * page + page - 1)
     assert (found.token_bytes, found.page_tokens) == (TOKEN_BYTES, PAGE_TOKENS)
     assert found.longest == 10 * PAGE_TOKENS
-    assert [each.held for each in found.steps] == [0, PAGE_TOKENS - 1, PAGE_TOKENS, 1000]
-    assert [each.bytes for each in found.steps] == [page, page, 2 * page, 4 * page]
+    assert [each.held for each in found.steps] == [0, 63, 64, 1000]
+    assert [each.bytes for each in found.steps] == [page, page, 2 * page, 16 * page]
 
 
 def test_the_share_of_sessions_bounds_the_pages():
@@ -62,9 +62,9 @@ def test_the_share_of_sessions_bounds_the_pages():
 @pytest.mark.parametrize("policy", [SINKS, HEAVY], ids=lambda policy: policy["name"])
 def test_a_bounded_policy_has_no_longest_past_and_a_step_time_that_stays(policy):
     page = PAGE_TOKENS * TOKEN_BYTES
-    found = price({"policy": policy, "pasts": [16, PAGE_TOKENS + 36, 100_000]}, free=2 * page)
+    found = price({"policy": policy, "pasts": [16, 100, 100_000]}, free=2 * page)
     assert found.longest is None
-    assert [each.held for each in found.steps] == [16, PAGE_TOKENS, PAGE_TOKENS]
+    assert [each.held for each in found.steps] == [16, 64, 64]
     assert found.steps[1].bytes == found.steps[2].bytes == 2 * page
     assert times(found)[1] == times(found)[2]
     assert price({"policy": policy}, free=page).longest == PAGE_TOKENS

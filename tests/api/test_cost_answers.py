@@ -49,7 +49,6 @@ def test_a_backward_pass_and_a_step_are_those_of_the_kernels_that_are_named(http
     assert found["executed"]["backward"]["flops"] == found["executed_backward_flops"]
 
 
-@pytest.mark.xfail(reason="the ranking takes blocked where a rehearsal of all kernels would take fused", strict=False)
 def test_each_planned_kernel_is_the_one_that_runs(http, rng):
     """Of gradients too: with little memory, theirs is another than the forward pass's."""
     sizes = {"shape": {"queries": 2**16}, "head_dim": 64, "value_dim": 1}  # which the fused kernel makes as wide

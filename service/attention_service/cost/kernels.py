@@ -56,7 +56,7 @@ def rank_seconds(x: Attention, name: str, rates: Rates, *, backward: bool) -> fl
                 tokens = x.batch * (x.heads * x.queries + 2 * x.kv_heads * x.keys)
                 moved += 3 * tokens * widest * itemsize
         case _:
-            moved = 6 * pairs * itemsize * ways
+            moved = 8 * pairs * itemsize * ways
             operations += (20 + 16 * done.blocks) * (2.5 if backward else 1)
     moving = moved / (rates.reached * rates.bytes_per_s)
     return computing / rates.flops_per_s + moving + operations * rates.operation * rates.overhead_s

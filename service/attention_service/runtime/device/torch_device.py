@@ -61,7 +61,10 @@ class Device:
         if device.type == "cpu":
             keep_freed_memory()
             _bound_compiled_code()
-        return cls(device, _name(device), _total_bytes(device), Roofline(measure_rates(device), factor=2.0))
+        rates = measure_rates(device)
+        if device.type == "cpu":
+            rates = replace(rates, **_ON_A_CPU)  # type: ignore[arg-type]  # its own fields
+        return cls(device, _name(device), _total_bytes(device), Roofline(rates, factor=2.0))
 
     def exact(self) -> "Device":
         """The same device with an empty plan cache that plans the exact sizes of each request."""
@@ -237,14 +240,13 @@ def measure_rates(device: torch.device) -> Rates:
     if device.type == "cuda":
         host = torch.empty(2**24, dtype=torch.uint8)
         link = host.nbytes / _median_seconds(lambda: host.to(device), device)
-    rates = Rates(
+    return Rates(
         flops_per_s=2 * side**3 / product,
         bytes_per_s=2 * big.nbytes / copy,
         overhead_s=start,
         half_flops_per_s=half,
         link_bytes_per_s=link,
     )
-    return rates if device.type == "cuda" else replace(rates, **_ON_A_CPU)  # type: ignore[arg-type]  # its own fields
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:

@@ -1,8 +1,9 @@
 """Answers of operations on meta tensors.
 
 Three need an answer, since no real number is known: a number that is read, flags that pick rows, and places of flags.
-Two add up in place where PyTorch's answer is a copy. The others save time: PyTorch's own functions are written in Python for symbolic shapes, take five to ten times as long
-and load another second and 45 MB first. An operation without a rule is left to PyTorch.
+Two add up in place where PyTorch's answer is a copy. The others save time: PyTorch's own functions are written in
+Python for symbolic shapes, take five to ten times as long and load another second and 45 MB first. An operation
+without a rule is left to PyTorch.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -166,17 +167,61 @@ def _drawn(shape: Sequence[int], *args: Any, dtype: torch.dtype | None = None, *
 
 
 def _picked(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
-    """Pick rows by flags, all of which may be set."""
-    first = indices[0]
-    if len(indices) != 1 or first is None or first.dtype != torch.bool:
+    """Pick along one dimension by places, or rows by flags, all of which may be set."""
+    told = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(told) != 1:
         return None
-    return _contiguous((first.numel(), *x.shape[first.ndim :]), x.dtype)
+    dim, index = told[0]
+    if index.dtype == torch.int64:
+        return _contiguous((*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]), x.dtype)
+    if index.dtype != torch.bool or dim:
+        return None
+    return _contiguous((index.numel(), *x.shape[index.ndim :]), x.dtype)
 
 
 def _each(rule: Rule, *names: str) -> dict[Any, Rule]:
     """For every form of these operations that makes its answer."""
     packets = [getattr(_aten, name) for name in names]
     return {getattr(packet, form): rule for packet in packets for form in packet.overloads() if "out" not in form}
+
+
+def _twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The answer, and what is kept for the way back."""
+    return _copied(x), _copied(x)
+
+
+def _normed(x: Tensor, order: float, dims: Any = (), keepdim: Any = False, *, dtype: Any = None) -> Tensor:
+    return _reduced(x, dims, keepdim, dtype=dtype)
+
+
+def _unit(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **kwargs: object) -> Tensor:
+    return _contiguous((n, n if m is None else m), dtype or torch.get_default_dtype())
+
+
+def _sorted(x: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    """In order, and the places."""
+    return _contiguous(x.shape, x.dtype), _contiguous(x.shape, torch.int64)
+
+
+def _topmost(x: Tensor, count: int, dim: int = -1, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    """The largest, and their places."""
+    shape = list(x.shape)
+    shape[dim] = count
+    return _contiguous(shape, x.dtype), _contiguous(shape, torch.int64)
+
+
+def _searched(bounds: Tensor, x: Tensor, **kwargs: object) -> Tensor:
+    return _contiguous(x.shape, torch.int64)
+
+
+def _among(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return _contiguous(x.shape, torch.bool)
+
+
+def _stacked(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    shape = list(parts[0].shape)
+    shape.insert(dim % (len(shape) + 1), len(parts))
+    return _contiguous(shape, parts[0].dtype)
 
 
 def _put(x: Tensor, indices: object, values: object, accumulate: bool = False) -> Tensor | None:
@@ -215,17 +260,26 @@ _RULES: dict[Any, Rule] = {
     _aten._local_scalar_dense.default: lambda x: 1.0,  # any number but zero
     _aten.nonzero.default: lambda x: _contiguous((x.numel(), x.ndim), torch.int64),  # all may be set
     _aten.index.Tensor: _picked,
+    _aten.searchsorted.Tensor: _searched,
+    _aten.isin.Tensor_Tensor: _among,
+    _aten.topk.default: _topmost,
+    _aten.stack.default: _stacked,
+    _aten.eye.default: _unit,
+    _aten.log_sigmoid_forward.default: _twice,
+    _aten.linalg_vector_norm.default: _normed,
     _aten.where.self: _chosen,
     _aten.masked_fill.Scalar: _filled,
     _aten.cat.default: _joined,
     _aten.slice_backward.default: _of_shape,
+    _aten.select_backward.default: _of_shape,
     _aten._softmax_backward_data.default: _softmax_back,
     **_each(_promoted, "add", "sub", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"),
     **_each(_promoted, "__rshift__", "floor_divide", "remainder"),
-    **_each(_kept, "neg", "abs", "sign", "clamp", "bitwise_not", "elu_backward"),
+    **_each(_kept, "neg", "abs", "sign", "clamp", "bitwise_not", "elu_backward", "log_sigmoid_backward"),
     **_each(_divided, "div"),
     **_each(_flags, "eq", "ne", "lt", "le", "gt", "ge"),
-    **_each(_copied, "_softmax", "_safe_softmax", "tril", "triu"),
+    **_each(_copied, "_softmax", "_safe_softmax", "tril", "triu", "index_copy", "scatter_add"),
+    **_each(_sorted, "sort"),
     **_each(_cumulated, "cumsum"),
     **_each(_summed, "sum"),
     **_each(_reduced, "mean", "amax", "logsumexp"),
@@ -233,6 +287,6 @@ _RULES: dict[Any, Rule] = {
     **_each(_product, "mm", "bmm", "addmm"),
     **_each(_numbers, "arange"),
     **_each(_drawn, "randn"),
-    **_each(_like, "empty_like", "zeros_like", "ones_like", "full_like", "flip", "clone"),
+    **_each(_like, "empty_like", "zeros_like", "ones_like", "full_like", "flip", "clone", "index_fill"),
 }
 """Rules by operation. Elementwise operations in one dtype and in-place operations have none."""

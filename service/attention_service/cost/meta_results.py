@@ -198,9 +198,10 @@ def _unit(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **k
     return _contiguous((n, n if m is None else m), dtype or torch.get_default_dtype())
 
 
-def _sorted(x: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+def _sorted(x: Tensor, *args: object, **kwargs: object) -> Answer:
     """In order, and the places."""
-    return _contiguous(x.shape, x.dtype), _contiguous(x.shape, torch.int64)
+    ordered, places = _like(x), _like(x, dtype=torch.int64)
+    return None if ordered is None or places is None else (ordered, places)
 
 
 def _topmost(x: Tensor, count: int, dim: int = -1, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,10 @@ def test_large_requests_need_their_bodies_and_one_pass(tmp_path):
 STARTED = """
 import asyncio, json, sys
 from pathlib import Path
+from typing import get_args
 import httpx
+from attention_contract.schemas.attribution import AttributionMethod
+from attention_contract.schemas.weights import StatisticName
 from attention_service.api.app import create_app
 from attention_service.settings import Settings
 
@@ -143,7 +146,15 @@ async def main():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             module = {"name": "m", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
             assert (await http.post("/v1/modules", json=module)).status_code == 201
-            for question, more in ("forward", {}), ("weights", {}), ("gradients", {"wrt": ["query", "weights"]}):
+            options = {"tokens": [1, 2, 1, 2], "classes": {"c": [True, False, True, True]}}
+            told = {"statistics": list(get_args(StatisticName)), "statistic_options": options, "pool": 2}
+            for question, more in (
+                ("forward", {}),
+                ("weights", {}),
+                ("weights", told),
+                ("gradients", {"wrt": ["query", "weights"]}),
+                ("attribution", {"methods": list(get_args(AttributionMethod))}),
+            ):
                 answer = await http.post(f"/v1/modules/m/{question}", json=asked | more)
                 assert answer.status_code == 200, answer.text
     print(json.dumps(list(sys.modules)))

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -92,6 +93,8 @@ class Visit:
 
     page: Any
     url: str
+    http: httpx.Client
+    """Asks the same server, with patience: the browser's own questions may be on both processors."""
     faults: list[str] = field(default_factory=list)
 
     def open(self, fragment: str = "") -> Any:
@@ -146,13 +149,14 @@ def visit(browser: Any, site: str, request: pytest.FixtureRequest) -> Iterator[V
     """A page of a context of its own. The test fails for an error in the console, or a request to another host."""
     options = {"viewport": {"width": 1100, "height": 760}} | getattr(request, "param", {})
     context = browser.new_context(**options)
-    visited = Visit(context.new_page(), site)
+    visited = Visit(context.new_page(), site, httpx.Client(base_url=site, timeout=60))
     page = visited.page
     page.set_default_timeout(10_000)
     page.on("console", lambda line: line.type in ("error", "warning") and visited.faults.append(line.text))
     page.on("pageerror", lambda error: visited.faults.append(str(error)))
     page.on("request", lambda asked: visited.faults.append(asked.url) if not _own(asked.url, site) else None)
-    yield visited
+    with visited.http:
+        yield visited
     context.close()
     assert visited.faults == []
 

@@ -4,7 +4,6 @@ import re
 import statistics
 import time
 
-import httpx
 import numpy as np
 
 from attention_client import Client
@@ -21,7 +20,7 @@ COUNT = """() => {
 
 def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     config = {"d_model": 16, "num_heads": 2}
-    assert httpx.post(f"{visit.url}/v1/modules", json={"name": "page-long", "config": config}).is_success
+    assert visit.http.post("/v1/modules", json={"name": "page-long", "config": config}).is_success
     asked = []
     visit.page.on("request", lambda each: each.url.endswith("/weights") and asked.append(each.post_data_json))
     began = time.perf_counter()
@@ -32,7 +31,7 @@ def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     number = page.locator(".readout b", has_text=re.compile(r"\d"))
     number.wait_for()
     again = {"query": asked[0]["query"], "select": {"heads": [0], "queries": [3, 700]}}
-    row = httpx.post(f"{visit.url}/v1/modules/page-long/weights", json=again, timeout=30).json()["weights"][0][1]
+    row = visit.http.post("/v1/modules/page-long/weights", json=again).json()["weights"][0][1]
     np.testing.assert_allclose(float(number.inner_text()), row[5], rtol=2e-5)
     canvas.focus()
     box = canvas.bounding_box()
@@ -54,7 +53,7 @@ def test_a_head_of_4096_tokens_pans_and_zooms(visit):
     median, slow = statistics.median(frames), frames[int(0.95 * len(frames))]
     print(f"opened in {opened:.1f} s; {len(frames)} frames: median {median:.1f} ms, 19 of 20 within {slow:.1f} ms")
     assert median < 40  # measured: 16.7 ms, one frame at 60 Hz; tests share their machine
-    httpx.delete(f"{visit.url}/v1/modules/page-long")
+    visit.http.delete("/v1/modules/page-long")
 
 
 def test_a_stored_head_is_pooled_by_the_server_and_exact_under_the_cursor(visit):

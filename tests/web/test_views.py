@@ -139,7 +139,7 @@ def test_raw_attention_is_what_the_api_answers(visit):
     page.wait_for_url(re.compile("k=%5B%5B2"))
     page.get_by_role("button", name="Look", exact=True).click()
     body = {"query": [[1, 0], [0, 1]], "key": [[2, 0], [0, 1], [1, 1]], "value": [[1, 2], [3, 4], [5, 6]]}
-    answered = httpx.post(f"{visit.url}/v1/attention/weights", json=body).json()["statistics"]
+    answered = visit.http.post("/v1/attention/weights", json=body).json()["statistics"]
     page.wait_for_selector("text=Output: 2 × 2")
     row = page.locator("table").first.locator("tbody tr").first.locator("td").all_inner_texts()
     assert row[0] == f"{answered['entropy']:.3f}"
@@ -167,23 +167,23 @@ def test_modules_are_made_looked_at_and_deleted(visit):
     page.get_by_role("button", name="Delete page-made").click()
     page.get_by_role("button", name="Really delete page-made?").click()
     page.wait_for_selector("text=Deleted page-made")
-    assert httpx.get(f"{visit.url}/v1/modules/page-made").status_code == 404
+    assert visit.http.get("/v1/modules/page-made").status_code == 404
 
 
 def test_a_module_reads_the_states_of_the_sentence(visit, recorded):
     config = {"d_model": 384, "num_heads": 12}
-    assert httpx.post(f"{visit.url}/v1/modules", json={"name": "page-states", "config": config}).is_success
+    assert visit.http.post("/v1/modules", json={"name": "page-states", "config": config}).is_success
     page = visit.open("#/text?source=module:page-states")
     page.get_by_label("Input").select_option("1")
     page.wait_for_url("**states=1**")
     page.get_by_role("button", name="Look", exact=True).click()
     body = {"query": recorded.hidden(0).astype(float).tolist()}
-    answered = httpx.post(f"{visit.url}/v1/modules/page-states/weights", json=body).json()["statistics"]
+    answered = visit.http.post("/v1/modules/page-states/weights", json=body).json()["statistics"]
     page.locator("table").first.wait_for()
     rows = [row.locator("td").all_inner_texts() for row in page.locator("table").first.locator("tbody tr").all()]
     assert [float(row[0]) for row in rows] == pytest.approx(answered["entropy"], abs=6e-4)
     assert [float(row[3]) for row in rows] == pytest.approx(answered["mean_distance"], abs=6e-4)
-    httpx.delete(f"{visit.url}/v1/modules/page-states")
+    visit.http.delete("/v1/modules/page-states")
 
 
 STATISTICS = [
@@ -265,7 +265,7 @@ def test_a_checkpoint_is_imported_layer_by_layer(visit):
     page.wait_for_selector("text=Imported tiny-bert.0, tiny-bert.1.")
     visit.picture("model", compared=False)
     for name in ("tiny-bert.0", "tiny-bert.1"):
-        assert httpx.delete(f"{visit.url}/v1/modules/{name}").status_code == 204
+        assert visit.http.delete(f"/v1/modules/{name}").status_code == 204
 
 
 def test_a_dropped_file_of_tensors_is_shown(visit, tmp_path):
@@ -299,12 +299,12 @@ def test_two_heads_are_compared_with_each_other(visit, recorded):
 
 def test_scores_that_are_no_product_have_no_circuit_of_queries_and_keys(visit):
     config = {"d_model": 16, "num_heads": 2, "spec": {"score": {"name": "additive"}}}
-    assert httpx.post(f"{visit.url}/v1/modules", json={"name": "page-additive", "config": config}).is_success
+    assert visit.http.post("/v1/modules", json={"name": "page-additive", "config": config}).is_success
     page = visit.open("#/circuits?circuits=page-additive")
     page.locator("figcaption", has_text="W_OV").wait_for()
     assert page.locator("figcaption", has_text="W_QK").count() == 0
     assert "score.key_weight" in page.locator("table", has_text="Spectra of the parameters").inner_text()
-    httpx.delete(f"{visit.url}/v1/modules/page-additive")
+    visit.http.delete("/v1/modules/page-additive")
 
 
 def test_a_head_is_knocked_out_and_brought_back(visit, recorded):
@@ -337,7 +337,7 @@ def test_a_cell_is_knocked_out_by_keyboard(visit):
 def test_the_effects_of_knocking_out_are_those_of_the_api(visit, recorded):
     page = visit.open("#/effects?layer=1")
     ablate = {"tap": "context", "over": ["heads"], "set": 0}
-    reply = httpx.post(f"{visit.url}/v1/attention/effects", json=live(recorded, 1) | {"sweep": ablate}).json()
+    reply = visit.http.post("/v1/attention/effects", json=live(recorded, 1) | {"sweep": ablate}).json()
     page.locator("tbody tr").nth(11).wait_for()
     shown = [
         float(text)
@@ -356,7 +356,7 @@ def test_effects_of_keys_add_to_the_edits_at_hand(visit, recorded):
     page = visit.open(f"#/effects?layer=1&over=keys&measure=norm&edits={quote(json.dumps([hide]))}")
     swept = {"tap": "weights", "over": ["heads", "keys"], "set": 0, "renormalize": True}
     body = live(recorded, 1) | {"sweep": swept, "edits": [hide]}
-    reply = httpx.post(f"{visit.url}/v1/attention/effects", json=body).json()
+    reply = visit.http.post("/v1/attention/effects", json=body).json()
     np.testing.assert_allclose(numbers(page), reply["effects"]["norm"], rtol=1e-3, atol=1e-5)
 
 
@@ -379,27 +379,27 @@ def test_effects_of_all_layers_stand_side_by_side(visit, recorded):
 
 
 def test_effects_and_attributions_are_those_of_the_chosen_sequence(visit):
-    made = httpx.post(f"{visit.url}/v1/modules", json={"name": "page-two", "config": {"d_model": 4, "num_heads": 2}})
+    made = visit.http.post("/v1/modules", json={"name": "page-two", "config": {"d_model": 4, "num_heads": 2}})
     assert made.is_success
     body = {"query": np.random.default_rng(0).normal(size=(2, 3, 4)).round(2).tolist()}
     chosen = f"source=module:page-two&sequence=1&input={quote(json.dumps(body['query']))}"
     swept = {"tap": "context", "over": ["heads", "queries"], "set": 0}
-    answered = httpx.post(f"{visit.url}/v1/modules/page-two/effects", json=body | {"sweep": swept}).json()
+    answered = visit.http.post("/v1/modules/page-two/effects", json=body | {"sweep": swept}).json()
     page = visit.open(f"#/effects?{chosen}&over=queries&measure=max")
     np.testing.assert_allclose(numbers(page), answered["effects"]["max"][1], rtol=1e-3, atol=1e-6)
     asked = body | {"methods": ["norm"]}
-    answered = httpx.post(f"{visit.url}/v1/modules/page-two/attribution", json=asked).json()
+    answered = visit.http.post("/v1/modules/page-two/attribution", json=asked).json()
     page = visit.open(f"#/gradient?{chosen}&attribution=norm&head=1")
     np.testing.assert_allclose(numbers(page, 1), answered["norm"][1][1], rtol=1e-3, atol=1e-6)
-    httpx.delete(f"{visit.url}/v1/modules/page-two")
+    visit.http.delete("/v1/modules/page-two")
 
 
 def test_circuits_are_those_of_the_api(visit):
     for name, heads in (("page-early", 8), ("page-late", 4)):
         config = {"d_model": 64, "num_heads": heads}
-        made = httpx.post(f"{visit.url}/v1/modules", json={"name": name, "config": config, "seed": heads})
+        made = visit.http.post("/v1/modules", json={"name": name, "config": config, "seed": heads})
         assert made.is_success
-    reply = httpx.post(f"{visit.url}/v1/modules/page-early/circuits", json={"with": "page-late"}).json()
+    reply = visit.http.post("/v1/modules/page-early/circuits", json={"with": "page-late"}).json()
     page = visit.open("#/circuits?circuits=page-early&with=page-late")
     np.testing.assert_allclose(numbers(page), reply["qk"]["singular_values"], rtol=1e-3)
     np.testing.assert_allclose(numbers(page, 1), reply["ov"]["singular_values"], rtol=1e-3)
@@ -424,13 +424,13 @@ def test_circuits_are_those_of_the_api(visit):
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for name in ("page-early", "page-late"):
-        httpx.delete(f"{visit.url}/v1/modules/{name}")
+        visit.http.delete(f"/v1/modules/{name}")
 
 
 def test_gradients_are_those_of_the_api(visit):
     page = visit.open("#/gradient?source=raw:")
     body = {"query": [[1, 0], [0, 1]], "key": [[1, 0], [0, 1], [1, 1]], "value": [[1, 2], [3, 4], [5, 6]]}
-    reply = httpx.post(f"{visit.url}/v1/attention/gradients", json=body | {"wrt": ["weights"], "return": ["weights"]})
+    reply = visit.http.post("/v1/attention/gradients", json=body | {"wrt": ["weights"], "return": ["weights"]})
     answered = reply.json()
     product = np.array(answered["gradients"]["weights"]) * np.array(answered["weights"])
     page.locator("dd").first.wait_for()
@@ -443,7 +443,7 @@ def test_gradients_are_those_of_the_api(visit):
 @pytest.mark.parametrize("method", ["gradient_attention", "integrated", "relevance", "norm", "norm_of_sum"])
 def test_attributions_are_those_of_the_api(visit, recorded, method):
     asked = {"methods": ["head_importance", method.removesuffix("_of_sum")]}
-    answered = httpx.post(f"{visit.url}/v1/attention/attribution", json=live(recorded, 1) | asked).json()
+    answered = visit.http.post("/v1/attention/attribution", json=live(recorded, 1) | asked).json()
     page = visit.open(f"#/gradient?layer=1&head=3&attribution={method}")
     expected = np.array(answered[method])
     np.testing.assert_allclose(numbers(page, 1), expected[3] if expected.ndim == 3 else expected, rtol=2e-3, atol=1e-5)
@@ -462,7 +462,7 @@ def test_a_readout_s_attributions_add_up(visit):
     page.locator("dd").first.wait_for()
     body = {"query": [[1, 0], [0, 1]], "key": [[1, 0], [0, 1], [1, 1]], "value": [[1, 2], [3, 4], [5, 6]]}
     asked = body | {"methods": ["integrated"], "readout": readout}
-    answered = httpx.post(f"{visit.url}/v1/attention/attribution", json=asked).json()
+    answered = visit.http.post("/v1/attention/attribution", json=asked).json()
     np.testing.assert_allclose(numbers(page), answered["integrated"], rtol=1e-3, atol=1e-6)
     gap = float(facts(page)["gap of completeness"].replace("−", "-"))
     assert gap == pytest.approx(answered["completeness"]["gap"], rel=1e-3)
@@ -519,17 +519,17 @@ def test_relevance_accumulates_over_the_layers(visit, recorded):
     accumulated = np.eye(13)
     for layer in range(3):
         body = live(recorded, layer) | {"methods": ["relevance"]}
-        reply = httpx.post(f"{visit.url}/v1/attention/attribution", json=body).json()
+        reply = visit.http.post("/v1/attention/attribution", json=body).json()
         accumulated += np.array(reply["relevance"]) @ accumulated
     np.testing.assert_allclose(numbers(page), accumulated, rtol=1e-3, atol=1e-5)
 
 
 def test_a_session_is_stepped_and_ended(visit):
     config = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
-    assert httpx.post(f"{visit.url}/v1/modules", json={"name": "page-steps", "config": config}).is_success
+    assert visit.http.post("/v1/modules", json={"name": "page-steps", "config": config}).is_success
     # The first session of a process compiles its loops: six seconds and more without a cache on the disk.
-    opened = httpx.post(f"{visit.url}/v1/modules/page-steps/sessions", json={"capacity": 8}, timeout=120).json()
-    httpx.delete(f"{visit.url}/v1/sessions/{opened['session']}")
+    opened = visit.http.post("/v1/modules/page-steps/sessions", json={"capacity": 8}).json()
+    visit.http.delete(f"/v1/sessions/{opened['session']}")
     page = visit.open("#/decode?decode=page-steps")
     page.get_by_role("button", name="Open a session").click()
     page.get_by_role("button", name="10 steps").click()
@@ -545,8 +545,8 @@ def test_a_session_is_stepped_and_ended(visit):
     page.locator("dd", has_text=re.compile("^10$")).first.wait_for()
     page.get_by_role("button", name="End the session").click()
     page.get_by_role("button", name="Open a session").wait_for()
-    assert httpx.get(f"{visit.url}/v1/sessions").json()["sessions"] == []
-    httpx.delete(f"{visit.url}/v1/modules/page-steps")
+    assert visit.http.get("/v1/sessions").json()["sessions"] == []
+    visit.http.delete("/v1/modules/page-steps")
 
 
 def test_formulas_come_with_the_numbers_at_hand(visit):

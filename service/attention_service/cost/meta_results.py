@@ -34,6 +34,11 @@ def _contiguous(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def _columns(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return matrices as LAPACK stores them, column by column."""
+    return _contiguous((*shape[:-2], shape[-1], shape[-2]), dtype).mT
+
+
 def _like(x: Tensor, *args: object, dtype: torch.dtype | None = None, **kwargs: object) -> Tensor | None:
     """Return a tensor without gaps: contiguous if that is asked for, else its dimensions in the order of those of x."""
     layout = kwargs.get("memory_format")
@@ -149,11 +154,16 @@ def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     first = parts[0]
     if any(x.dtype != first.dtype or x.ndim != first.ndim for x in parts):
         return None
-    if all(x.ndim == 4 and x.numel() and 0 < x.stride(1) <= x.stride(3) for x in parts):  # as images, channels last
+    if all(_is_image(x) for x in parts):
         return None
     shape = list(first.shape)
     shape[dim] = sum(x.shape[dim] for x in parts)
     return _contiguous(shape, first.dtype)
+
+
+def _is_image(x: Tensor) -> bool:
+    """Return True if PyTorch may take x for an image with its channels last, and make others alike."""
+    return x.ndim == 4 and x.numel() > 0 and 0 < x.stride(1) <= x.stride(3)
 
 
 def _numbers(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor | None:
@@ -239,6 +249,50 @@ def _added_up(x: Tensor, *args: object, **kwargs: object) -> Tensor:
     return x.view(x.shape)
 
 
+def _diagonals(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor | None:
+    """Matrices with the last dimension of x on their diagonals."""
+    if (offset, dim1, dim2) != (0, -2, -1):
+        return None
+    return _contiguous((*x.shape, x.shape[-1]), x.dtype)
+
+
+def _extremes(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The least and the largest."""
+    dims = () if dim is None else (dim,)
+    return _reduced(x, dims, keepdim), _reduced(x, dims, keepdim)
+
+
+def _padded(x: Tensor, pads: Sequence[int], *args: object) -> Tensor | None:
+    """Add entries before and after, the last dimension first."""
+    if _is_image(x):
+        return None
+    shape = list(x.shape)
+    for at, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        shape[-1 - at] += before + after
+    return _contiguous(shape, x.dtype)
+
+
+def _pooled(x: Tensor, window: Sequence[int], step: Sequence[int], *more: object) -> tuple[Tensor, Tensor] | None:
+    """The largest of windows beside each other, one at the end cut short if it must be, and their places."""
+    if list(window) != list(step) or more != ([0, 0], [1, 1], True):
+        return None
+    shape = *x.shape[:-2], *(-(-size // each) for size, each in zip(x.shape[-2:], window, strict=True))
+    return _contiguous(shape, x.dtype), _contiguous(shape, torch.int64)
+
+
+def _factored(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor] | None:
+    """Q and R."""
+    *batch, rows, columns = x.shape
+    least = min(rows, columns)
+    if mode != "reduced":
+        return None
+    return _columns((*batch, rows, least), x.dtype), _columns((*batch, least, columns), x.dtype)
+
+
+def _solved(triangle: Tensor, right: Tensor, **kwargs: object) -> Tensor | None:
+    return _columns(right.shape, right.dtype) if triangle.shape[:-2] == right.shape[:-2] else None
+
+
 def _attended(q: Tensor, k: Tensor, v: Tensor, *args: object, **kwargs: object) -> Answer:
     """The context, and a number for each query."""
     batch, heads, queries, _ = q.shape
@@ -266,6 +320,12 @@ _RULES: dict[Any, Rule] = {
     _aten.topk.default: _topmost,
     _aten.stack.default: _stacked,
     _aten.eye.default: _unit,
+    _aten.diag_embed.default: _diagonals,
+    _aten.aminmax.default: _extremes,
+    _aten.constant_pad_nd.default: _padded,
+    _aten.max_pool2d_with_indices.default: _pooled,
+    _aten.linalg_qr.default: _factored,
+    _aten.linalg_solve_triangular.default: _solved,
     _aten.log_sigmoid_forward.default: _twice,
     _aten.linalg_vector_norm.default: _normed,
     _aten.where.self: _chosen,
@@ -278,12 +338,12 @@ _RULES: dict[Any, Rule] = {
     **_each(_promoted, "__rshift__", "floor_divide", "remainder"),
     **_each(_kept, "neg", "abs", "sign", "clamp", "bitwise_not", "elu_backward", "log_sigmoid_backward"),
     **_each(_divided, "div"),
-    **_each(_flags, "eq", "ne", "lt", "le", "gt", "ge"),
+    **_each(_flags, "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),
     **_each(_copied, "_softmax", "_safe_softmax", "tril", "triu", "index_copy", "scatter_add"),
     **_each(_sorted, "sort"),
     **_each(_cumulated, "cumsum"),
     **_each(_summed, "sum"),
-    **_each(_reduced, "mean", "amax", "logsumexp"),
+    **_each(_reduced, "mean", "amax", "amin", "logsumexp"),
     **_each(_told, "all", "any"),
     **_each(_product, "mm", "bmm", "addmm"),
     **_each(_numbers, "arange"),

@@ -26,7 +26,7 @@ class Cached:
     @property
     def tokens(self) -> int:
         """Number of tokens of the past."""
-        return sum(span.tokens for span in self.past)
+        return sum([span.tokens for span in self.past])
 
     def part(self, start: int, stop: int) -> "Cached":
         """The new tokens from ``start`` to before ``stop``; those before them are part of the past."""
@@ -48,11 +48,12 @@ class Cached:
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Put the new tokens' keys ``[Hkv, tokens, D]`` and values into their slots."""
-        sizes = [span.tokens for span in self.new]
-        parts = zip(self.new, keys.split_with_sizes(sizes, 1), values.split_with_sizes(sizes, 1), strict=True)
-        for span, key, value in parts:
-            span.keys.copy_(key)
-            span.values.copy_(value)
+        start = 0
+        for span in self.new:
+            stop = start + span.tokens
+            span.keys.copy_(keys[:, start:stop])
+            span.values.copy_(values[:, start:stop])
+            start = stop
 
 
 def gathered(
@@ -80,9 +81,8 @@ def gathered(
 
 def write(rows: Sequence[Cached], keys: Tensor, values: Tensor) -> None:
     """Put the new tokens' keys ``[B, Hkv, tokens, D]`` and values ``[B, Hkv, tokens, Dv]`` into their slots."""
-    tokens = keys.shape[2]
-    slab = _one_slab(rows)
-    if slab is None or tokens >= _BY_SLICES:
+    slab = _one_slab(rows) if len(rows) > 1 and keys.shape[2] < _BY_SLICES else None
+    if slab is None:
         for row, key, value in zip(rows, keys, values, strict=True):
             row.write(key, value)
         return

@@ -38,12 +38,12 @@ class Run(Generic[SlotsT_co]):
     @property
     def keys(self) -> Tensor:
         """A view of the keys, ``[Hkv, L, D]``."""
-        return self.slab.keys[:, self.start : self.stop]
+        return self.slab.keys[:, self.start : self.start + self.tokens]
 
     @property
     def values(self) -> Tensor:
         """A view of the values, ``[Hkv, L, V]``."""
-        return self.slab.values[:, self.start : self.stop]
+        return self.slab.values[:, self.start : self.start + self.tokens]
 
 
 def merged(runs: Sequence[Run[SlotsT_co]]) -> list[Run[SlotsT_co]]:
@@ -51,7 +51,7 @@ def merged(runs: Sequence[Run[SlotsT_co]]) -> list[Run[SlotsT_co]]:
     found: list[Run[SlotsT_co]] = []
     for run in runs:
         last = found[-1] if found else None
-        if last is not None and last.slab is run.slab and last.stop == run.start:
+        if last is not None and last.slab is run.slab and last.start + last.tokens == run.start:
             found[-1] = Run(last.slab, last.start, last.tokens + run.tokens)
         else:
             found.append(run)
@@ -85,9 +85,9 @@ def cut(runs: Sequence[Run[SlotsT_co]], size: int) -> list[Run[SlotsT_co]]:
     """The same slots in the same order, cut at every slot that is a multiple of ``size``."""
     found = []
     for run in runs:
-        start = run.start
-        while start < run.stop:
-            stop = min(run.stop, (start // size + 1) * size)
+        start, end = run.start, run.start + run.tokens
+        while start < end:
+            stop = min(end, (start // size + 1) * size)
             found.append(Run(run.slab, start, stop - start))
             start = stop
     return found

@@ -11,6 +11,7 @@ import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -32,12 +33,12 @@ class PageKind:
     dtype: torch.dtype
     device: torch.device
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values."""
         return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of one page."""
         return PAGE_TOKENS * self.token_bytes

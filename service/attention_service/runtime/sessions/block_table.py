@@ -4,11 +4,14 @@ A block table names spans of slots rather than single pages, since adjacent page
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from attention_service.core.kv_cache.past import Span
 from attention_service.core.kv_cache.runs import after, first_of, merged
 from attention_service.core.kv_cache.slab import PAGE_TOKENS, PageKind
 from attention_service.runtime.sessions.pages import PagePool, Pages
+
+_TOKENS_OF = attrgetter("tokens")
 
 
 class BlockTable:
@@ -20,32 +23,33 @@ class BlockTable:
     def __init__(self, pool: PagePool, kind: PageKind) -> None:
         self._pool = pool
         self._kind = kind
-        self._spans: list[Span] = []
         self._spare: list[Pages] = []
+        self._hold(())
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens."""
-        return sum(span.tokens for span in self._spans)
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
+    def _hold(self, spans: Sequence[Span]) -> None:
+        self.spans = tuple(spans)
         """The slots of the tokens."""
-        return tuple(self._spans)
+        self.tokens = sum(map(_TOKENS_OF, spans))
+        """Number of tokens."""
+        self._tail = -spans[-1].stop % PAGE_TOKENS if spans else 0
+        """Number of slots behind the last token in its page."""
 
     @property
     def pages(self) -> list[Pages]:
         """All pages that it uses, spare ones included."""
-        return [pages_of(span) for span in self._spans] + self._spare
+        return [*map(pages_of, self.spans), *self._spare]
 
     def missing(self, tokens: int) -> int:
         """The number of pages that must be taken before this many more tokens can be written."""
-        return max(self._new_pages(tokens) - sum(pages.count for pages in self._spare), 0)
+        missing = self._new_pages(tokens)
+        for pages in self._spare if missing else ():
+            missing -= pages.count
+        return max(missing, 0)
 
     def reserve(self, tokens: int) -> None:
         """Take pages for this many more tokens."""
         if missing := self.missing(tokens):
-            after = self._spare[-1] if self._spare else pages_of(self._spans[-1]) if self._spans else None
+            after = self._spare[-1] if self._spare else pages_of(self.spans[-1]) if self.spans else None
             for pages in self._pool.take(self._kind, missing, after):
                 last = self._spare[-1] if self._spare else None
                 if last is not None and last.slab is pages.slab and last.stop == pages.first:
@@ -55,36 +59,41 @@ class BlockTable:
 
     def writable(self, tokens: int) -> tuple[Span, ...]:
         """The slots of the next tokens. Takes pages, and copies the last page if others use it."""
-        self.reserve(tokens)
         spans: list[Span] = []
-        if tokens and (tail := self._tail()):
-            if self._last_is_shared():
+        shared = self._last_is_shared()
+        if shared or tokens > self._tail:
+            self.reserve(tokens)
+        if tokens and self._tail:
+            if shared:
                 self._copy_last_page()
-            last = self._spans[-1]
-            self._pool.forget_name(last.slab, last.stop // PAGE_TOKENS)
-            spans.append(Span(last.slab, last.stop, min(tail, tokens)))
+            last = self.spans[-1]
+            stop = last.start + last.tokens
+            self._pool.forget_name(last.slab, stop // PAGE_TOKENS)
+            spans.append(Span(last.slab, stop, min(self._tail, tokens)))
             tokens -= spans[-1].tokens
-        for pages in self._spare:
+        for pages in self._spare if tokens else ():
             if not tokens:
                 break
             here = min(tokens, pages.count * PAGE_TOKENS)
             spans.append(Span(pages.slab, pages.first * PAGE_TOKENS, here))
             tokens -= here
-        return tuple(merged(spans))
+        return tuple(merged(spans) if len(spans) > 1 else spans)
 
     def append(self, spans: Sequence[Span]) -> None:
         """Count slots of ``writable`` as tokens from now on."""
-        used = sum(span.tokens for span in spans) - self._tail()
-        pages = -(-used // PAGE_TOKENS) if used > 0 else 0
-        while pages:
+        slots = self.tokens + self._tail
+        self._hold(merged([*self.spans, *spans]))
+        pages = -((slots - self.tokens) // PAGE_TOKENS)
+        while pages > 0:
             first = self._spare.pop(0)
             if first.count > pages:
                 self._spare.insert(0, Pages(first.slab, first.first + pages, first.count - pages))
             pages -= min(first.count, pages)
-        self._spans = merged([*self._spans, *spans])
 
     def trim(self, tokens: int = 0) -> None:
         """Give back the spare pages that are not needed for this many more tokens."""
+        if not self._spare:
+            return
         keep = self._new_pages(tokens)
         kept: list[Pages] = []
         for pages in self._spare:
@@ -99,29 +108,29 @@ class BlockTable:
     def fork(self) -> "BlockTable":
         """A table of the same tokens, which shares their pages."""
         table = BlockTable(self._pool, self._kind)
-        table._spans = list(self._spans)
-        for span in table._spans:
+        table._hold(self.spans)
+        for span in table.spans:
             self._pool.share(pages_of(span))
         return table
 
     def truncate(self, tokens: int) -> None:
         """Forget all but the first tokens."""
-        self._replace(first_of(self._spans, tokens))
+        self._replace(first_of(self.spans, tokens))
 
     def drop(self, start: int, stop: int) -> None:
         """Forget the tokens from ``start`` to before ``stop``, and give back the pages that hold no others."""
-        self._replace(first_of(self._spans, start) + after(self._spans, stop))
+        self._replace(first_of(self.spans, start) + after(self.spans, stop))
 
     def page(self, index: int) -> Pages:
         """The page of the tokens from ``index * PAGE_TOKENS`` on."""
-        span = after(self._spans, index * PAGE_TOKENS)[0]
+        span = after(self.spans, index * PAGE_TOKENS)[0]
         return Pages(span.slab, span.start // PAGE_TOKENS, 1)
 
     def replace_page(self, index: int, page: Pages) -> None:
         """Use another page of the same content in the place of a full one."""
         start = index * PAGE_TOKENS
         span = Span(page.slab, page.first * PAGE_TOKENS, PAGE_TOKENS)
-        self._replace([*first_of(self._spans, start), span, *after(self._spans, start + PAGE_TOKENS)])
+        self._replace([*first_of(self.spans, start), span, *after(self.spans, start + PAGE_TOKENS)])
 
     def clear(self) -> None:
         """Give back all pages."""
@@ -132,29 +141,26 @@ class BlockTable:
         spans = merged(spans)  # a page counts once for a span that lies in it
         for span in spans:
             self._pool.share(pages_of(span))
-        for span in self._spans:
+        for span in self.spans:
             self._pool.give_back(pages_of(span))
-        self._spans = spans
+        self._hold(spans)
 
     def _new_pages(self, tokens: int) -> int:
         """The number of unused pages that this many more tokens need, that of a copied last page included."""
         if tokens <= 0:
             return 0
-        tail = self._tail()
-        copied = bool(tail) and self._last_is_shared()
-        return copied - (-max(tokens - tail, 0) // PAGE_TOKENS)
-
-    def _tail(self) -> int:
-        """Number of slots behind the last token in its page."""
-        return -self._spans[-1].stop % PAGE_TOKENS if self._spans else 0
+        return self._last_is_shared() - (-max(tokens - self._tail, 0) // PAGE_TOKENS)
 
     def _last_is_shared(self) -> bool:
-        last = self._spans[-1]
-        return int(last.slab.users[(last.stop - 1) // PAGE_TOKENS]) > 1
+        """True if others use the last page, too, and it has slots left."""
+        if not self._tail:
+            return False
+        last = self.spans[-1]
+        return bool(last.slab.users[(last.start + last.tokens - 1) // PAGE_TOKENS] > 1)
 
     def _copy_last_page(self) -> None:
         """Put the last page's tokens into a spare page, so that only this table uses it."""
-        last = self._spans[-1]
+        last = self.spans[-1]
         page = (last.stop - 1) // PAGE_TOKENS
         start = max(last.start, page * PAGE_TOKENS)
         spare = self._spare.pop(0)
@@ -166,10 +172,10 @@ class BlockTable:
         copy.values.copy_(source.values)
         self._pool.give_back(Pages(last.slab, page, 1))
         kept = [Span(last.slab, last.start, start - last.start)] if start > last.start else []
-        self._spans = merged([*self._spans[:-1], *kept, copy])
+        self._hold(merged([*self.spans[:-1], *kept, copy]))
 
 
 def pages_of(span: Span) -> Pages:
     """The pages that hold these slots."""
     first = span.start // PAGE_TOKENS
-    return Pages(span.slab, first, -(-span.stop // PAGE_TOKENS) - first)
+    return Pages(span.slab, first, -(-(span.start + span.tokens) // PAGE_TOKENS) - first)

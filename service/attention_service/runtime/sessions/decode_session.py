@@ -92,13 +92,14 @@ class DecodeSession:
     @property
     def bytes(self) -> int:
         """Bytes of the pages that it uses, and of the kept reply."""
-        pages, stop, slab = 0, 0, None
+        found, last, slab = self.reply_bytes, 0, None
         for run in self.runs:
             if run.slab is not slab:
-                slab, stop = run.slab, 0
-            pages += max(run.stop - max(run.first, stop), 0)
-            stop = max(run.stop, stop)
-        return pages * page_kind(self.module).page_bytes + self.reply_bytes
+                slab, last = run.slab, 0
+            stop = run.first + run.count
+            found += max(stop - max(run.first, last), 0) * slab.kind.page_bytes
+            last = max(stop, last)
+        return found
 
     def touch(self) -> None:
         """Let the time until it expires begin anew."""
@@ -112,7 +113,9 @@ class DecodeSession:
     @property
     def runs(self) -> list[Pages]:
         """The pages of all tables, in the order of slabs and places."""
-        runs = [pages for table in self.all_tables for pages in table.pages]
+        runs: list[Pages] = []
+        for table in self.all_tables:
+            runs += table.pages
         return sorted(runs, key=lambda run: (id(run.slab), run.first)) if len(runs) > 1 else runs
 
     def _pages(self) -> tuple[int, int]:

@@ -56,15 +56,17 @@ class PageRoom:
         Evicts others but ``source``. Raises OverBudget if the limit is too small, Overloaded if others hold too much.
         Nothing is taken then.
         """
-        pages = sum(table.missing(tokens) for table in session.all_tables)
-        need = pages * page_kind(session.module).page_bytes
-        if not need:
+        tables, pages = session.all_tables, 0
+        for table in tables:
+            pages += table.missing(tokens)
+        if not pages:
             return
+        need = pages * page_kind(session.module).page_bytes
         self.totals.count(session)
         self._check(session, need, tokens)
         if self._short(need):
             self._evict(session, source, need)
-        for table in session.all_tables:
+        for table in tables:
             table.reserve(tokens)
         self.totals.count(session)
 

@@ -72,14 +72,17 @@ def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learn
         scaled = (q.to(wide) * rules.scale).reshape(len(pasts), kv_heads, -1, *q.shape[2:]).unbind()
         found: dict[int, Tensor] = {}
         for members in _by_memory(pasts):
+            if len(members) == 1:
+                found[members[0]] = _alone(scaled[members[0]], pasts[members[0]], rules)
+                continue
             scores = q.shape[1] * q.shape[2] * sum([run.tokens for i in members for run in pasts[i]])
-            if len(members) == 1 or rules.band.low is not None or scores > MOST_SHARED_SCORES:
+            if rules.band.low is not None or scores > MOST_SHARED_SCORES:
                 for i in members:
                     found[i] = _alone(scaled[i], pasts[i], rules)
             else:
                 contexts = _together([scaled[i] for i in members], [pasts[i] for i in members], rules)
                 found.update(zip(members, contexts, strict=True))
-        context = torch.stack([found[i] for i in range(len(pasts))]).view(*q.shape[:3], -1)
+        context = torch.stack([*map(found.__getitem__, range(len(pasts)))]).view(*q.shape[:3], -1)
     return context.to(q.dtype)
 
 
@@ -196,10 +199,11 @@ def _alone(q: Tensor, runs: Runs, rules: _Rules) -> Tensor:
         rows = q[:, :, start : start + most].reshape(kv_heads, -1, width)
         places = range(length - count + start, length - count + min(start + most, count))
         first, stop = rules.seen(places, length)
-        seen = cut(after(first_of(runs, stop), first), longest)
+        seen = runs if (first, stop) == (0, length) else after(first_of(runs, stop), first)
+        seen = cut(seen, longest) if longest < length else seen
         products = [torch.bmm(rows, run.keys.to(q.dtype).mT) for run in seen]
         weights = rules.weights(products[0] if len(products) == 1 else torch.cat(products, -1), places, first)
-        shares = weights.split_with_sizes([run.tokens for run in seen], -1)
+        shares = (weights,) if len(seen) == 1 else weights.split_with_sizes([run.tokens for run in seen], -1)
         context = torch.bmm(shares[0], seen[0].values.to(q.dtype))
         for share, run in zip(shares[1:], seen[1:], strict=True):
             context.baddbmm_(share, run.values.to(q.dtype))

@@ -98,12 +98,12 @@ def load_parameters(bound: BoundRequest, device: torch.device, dtype: torch.dtyp
     Raises InvalidTensor as ``load`` does.
     """
     dtype = dtype or TORCH_DTYPES[bound.dtype]
+    if not bound.learned and bound.module is not None and bound.module.config.dtype == torch_dtype_name(dtype):
+        return bound.module.parameters  # the very mapping: what belongs to the module alone may be used with it
     sent = {name: converted(array, f"parameters.{name}", device, dtype) for name, array in bound.learned.items()}
     if bound.module is None:
         return sent
     held = bound.module.parameters
-    if not sent and bound.module.config.dtype == torch_dtype_name(dtype):
-        return held  # the very mapping: what belongs to the module alone may be used with it
     return {name: sent[name] if name in sent else value.to(dtype) for name, value in held.items()}
 
 

@@ -29,9 +29,9 @@ class BlockTable:
     def _hold(self, spans: Sequence[Span]) -> None:
         self.spans = tuple(spans)
         """The slots of the tokens."""
-        self.tokens = sum(map(_TOKENS_OF, spans))
+        self.tokens: int = sum(map(_TOKENS_OF, spans))
         """Number of tokens."""
-        self._tail = -spans[-1].stop % PAGE_TOKENS if spans else 0
+        self._tail = -(spans[-1].start + spans[-1].tokens) % PAGE_TOKENS if spans else 0
         """Number of slots behind the last token in its page."""
 
     @property

@@ -92,14 +92,14 @@ class DecodeSession:
     @property
     def bytes(self) -> int:
         """Bytes of the pages that it uses, and of the kept reply."""
-        found, last, slab = self.reply_bytes, 0, None
+        size, last, slab = self.reply_bytes, 0, None
         for run in self.runs:
             if run.slab is not slab:
                 slab, last = run.slab, 0
             stop = run.first + run.count
-            found += max(stop - max(run.first, last), 0) * slab.kind.page_bytes
+            size += max(stop - max(run.first, last), 0) * run.slab.kind.page_bytes
             last = max(stop, last)
-        return found
+        return size
 
     def touch(self) -> None:
         """Let the time until it expires begin anew."""

@@ -310,7 +310,8 @@ class Sessions:
 
     def _remember(self, session: DecodeSession, step: str | None, reply: StepReply | None) -> None:
         """Keep the reply to the last step if it has an id and is small, so that it can come again."""
-        self.registry.forget_reply(session)
+        if session.reply is not None:
+            self.registry.forget_reply(session)
         session.step = step
         if step is None or reply is None or session.gone is not None or (size := bytes_of(reply)) > _KEPT_BYTES:
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -111,10 +112,9 @@ class SessionRegistry:
     def get(self, id: str) -> DecodeSession:  # noqa: A002
         """The live session of this id, if it is the caller's. Raises SessionGone and SessionNotFound."""
         if (session := self._live.get(id)) is not None and caller.get().may_use(session.owner):
-            for expired in due([session]):
-                self.end(expired, "expired")
-            if session.gone is None:
+            if session.expires > time.monotonic() or session.turn.locked():
                 return session
+            self.end(session, "expired")
         run, dash, number = id.partition("-")
         reason, owner = self._ended.get(id, (None, ""))
         if reason is not None and not caller.get().may_use(owner):

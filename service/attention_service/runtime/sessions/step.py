@@ -95,6 +95,23 @@ async def run_over_past(
     return await runner.executor.run(job, deadline)
 
 
+async def _run_planned(
+    runner: RequestRunner,
+    session: DecodeSession,
+    request: StepRequest,
+    deadline: float | None,
+    rows: Sequence[Cached],
+) -> tuple[Fields, Ran]:
+    """Run a step by the plan that is remembered, or by one that is made now. Raises what the operation raises."""
+    job = None
+    if session.keeper is None:
+        job = step_operation.planned(session.module, request, runner.device, runner.budget.capacity, tuple(rows))
+    if job is None:
+        return await run_over_past(runner, session, step_operation.prepare, request, deadline, rows)
+    session.running = job.ending = JobEnd()
+    return await runner.executor.run(job, deadline)
+
+
 async def step(
     runner: RequestRunner, session: DecodeSession, request: StepRequest, new: int, deadline: float | None
 ) -> StepReply:
@@ -103,7 +120,7 @@ async def step(
     if session.keeper is None and session.held and new * (session.held + new) > CUT_PAIRS:
         fields, ran = await _in_parts(runner, session, request, new, deadline, rows)
     else:
-        fields, ran = await run_over_past(runner, session, step_operation.prepare, request, deadline, rows)
+        fields, ran = await _run_planned(runner, session, request, deadline, rows)
     kept: Tensor | None = None
     whole: Sequence[Cached] = ()
     if session.whole is not None:

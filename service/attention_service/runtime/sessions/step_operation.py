@@ -5,8 +5,10 @@ step is the ordinary forward pass over a past that is gathered from the pages.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import attrgetter, itemgetter
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +29,6 @@ from attention_service.core.nonfinite_keys import sum_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Inert
 from attention_service.core.problem import Problem, added_keys
-from attention_service.core.rehearsal_marks import phase
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
@@ -43,6 +44,9 @@ RequestT = TypeVar("RequestT", bound=AttentionInputs)
 
 _TOKENS = ("query", "key", "value")
 """The tensors that hold new tokens; a step may bring the query alone."""
+_TOKENS_ALONE = frozenset({*_TOKENS, "at", "step", "version", "encoding"})
+"""The fields of a step that brings nothing but tokens, and asks for their output alone."""
+_ARRAYS = attrgetter("arrays")
 _READ = {*_TOKENS, "key_mask", "past_key", "past_value", "positions"}
 """The tensors of a request that attends in place."""
 _OTHERS = frozenset({
@@ -68,21 +72,16 @@ def is_cuttable(module: Module, request: ForwardRequest) -> bool:
     """True if a step's tokens may come one part after the other: causal, and nothing but tokens and their output."""
     spec = module.config.spec
     causal = any(isinstance(mask, Causal) for mask in spec.masks) and isinstance(spec.method, Exact)
-    plain = _brings_tokens_alone(request) and request.key is None and request.value is None
-    return causal and plain and _asks_for_output(request)
-
-
-def _brings_tokens_alone(request: ForwardRequest) -> bool:
-    stated = _OTHERS & request.__pydantic_fields_set__
-    return not stated or all(getattr(request, name) is None for name in stated)
+    return causal and request.key is None and request.value is None and _is_plain(request)
 
 
 def prepare(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> Job:
     """Bind and plan one step. Raises what a forward pass raises."""
     if not _asks_for_output(request):
         return over_past(forward.prepare, module, request, device, room, rows)
-    if _brings_tokens_alone(request):
-        job = _by_bucket(module, request, device, room, rows)
+    if _is_plain(request):
+        _plan_bucket(module, request, device, room, rows)
+        job = planned(module, request, device, room, rows)
         if job is not None:
             return job
     bound = bind(module, _with_past(module, request, rows)).replaced(cached=rows)
@@ -91,45 +90,57 @@ def prepare(module: Module, request: ForwardRequest, device: Device, room: int, 
     return Job(_prepared(bound, StepPlan.of(bound, device, room, bound), device), bound, module)
 
 
-def _by_bucket(
-    module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]
-) -> Job | None:
-    """A step that brings nothing but tokens, by the plan of its bucket of pasts; None if it needs a plan of its own.
+def planned(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> Job | None:
+    """A step that brings nothing but tokens, by the plan of its bucket of pasts; None if that is not made yet.
 
     Plans are remembered, since every session passes through every length.
     """
-    past = rows[0].tokens
-    first, last = bucket(past)
-    tokens = {name: x for name in _TOKENS if (x := getattr(request, name)) is not None}
-    likeness = tuple((name, x.shape, x.dtype, type(x)) for name, x in tokens.items())
-    key = "step", module.config_json, likeness, last
-    found: tuple[BoundRequest, StepPlan, Prepared] | None = device.plans.find(device.clock, key)
-    if found is None:
-        try:
-            fewest, most = (
-                bind(module, with_tensors(request, past_arrays(module, len(rows), held))) for held in (first, last)
-            )
-        except AttentionError:  # the longest pasts of the bucket are too long, or the request is at fault
-            return None
-        if not _attends_in_place(most):
-            return None
-        planned = StepPlan.of(most, device, room, fewest)
-        found = most.replaced(module=None, arrays={}), planned, _prepared(most, planned, device)
-        device.plans.keep(device.clock, key, found)
-    blank, planned, prepared = found
-    if planned.plan.peak_bytes > room:
+    if not _is_plain(request):
         return None
-    bound = blank.replaced(
-        module=module, cached=rows, past=past, keys=past + blank.queries,
-        arrays={name: x if x.ndim == 3 else x[None] for name, x in tokens.items()},
+    past = rows[0].tokens
+    found: tuple[BoundRequest, StepPlan, Prepared] | None = device.plans.find(
+        device.clock, _bucket_key(module, request, bucket(past)[1])
+    )
+    if found is None or found[1].plan.peak_bytes > room:
+        return None
+    blank, plan, prepared = found
+    arrays = {}
+    for name in _TOKENS:
+        if (x := getattr(request, name)) is not None:
+            arrays[name] = x if x.ndim == 3 else x[None]
+    bound = blank.replaced(module=module, cached=rows, past=past, keys=past + blank.queries, arrays=arrays)
+    return Job(prepared.with_plan(plan.at(past)), bound, module)
+
+
+def _plan_bucket(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> None:
+    """Remember the plan of a step's bucket of pasts, if its longest one can be planned in place."""
+    first, last = bucket(rows[0].tokens)
+    try:
+        fewest, most = (
+            bind(module, with_tensors(request, past_arrays(module, len(rows), held))) for held in (first, last)
+        )
+    except AttentionError:  # the longest pasts of the bucket are too long, or the request is at fault
+        return
+    if _attends_in_place(most):
+        plan = StepPlan.of(most, device, room, fewest)
+        entry = most.replaced(module=None, arrays={}), plan, _prepared(most, plan, device)
+        device.plans.keep(device.clock, _bucket_key(module, request, last), entry)
+
+
+def _bucket_key(module: Module, request: ForwardRequest, last: int) -> Hashable:
+    """Equal for steps of nothing but tokens that one plan serves."""
+    query, key, value = request.query, request.key, request.value
+    return (
+        "step", module.config_json, last, query.shape, query.dtype, type(query),
+        None if key is None else (key.shape, key.dtype, type(key)),
+        None if value is None else (value.shape, value.dtype, type(value)),
     )  # fmt: skip
-    return Job(prepared.with_plan(planned.at(past)), bound, module)
 
 
-def _prepared(bound: BoundRequest, planned: StepPlan, device: Device) -> Prepared:
+def _prepared(bound: BoundRequest, plan: StepPlan, device: Device) -> Prepared:
     group = device.plans.get(device.clock, ("steps", bound.queries, in_common(bound)), object)
-    joining = Joining(group, planned.joint, Steps, _PASS_S)
-    return Prepared("forward", planned.plan, bound.dtype, device.torch, _alone, watched=False, joining=joining)
+    joining = Joining(group, plan, Steps, _PASS_S)
+    return Prepared("forward", plan.plan, bound.dtype, device.torch, _alone, watched=False, joining=joining)
 
 
 def over_past(
@@ -150,6 +161,14 @@ def over_past(
 def _with_past(module: Module, request: RequestT, rows: Sequence[Cached]) -> RequestT:
     """The request with a past that has a shape and takes no memory."""
     return with_tensors(request, past_arrays(module, len(rows), rows[0].tokens))
+
+
+def _is_plain(request: ForwardRequest) -> bool:
+    """True if a request brings nothing but tokens, and asks for their output alone."""
+    stated = request.__pydantic_fields_set__
+    if not _OTHERS.isdisjoint(stated) and any(getattr(request, name) is not None for name in _OTHERS & stated):
+        return False
+    return stated <= _TOKENS_ALONE or _asks_for_output(request)
 
 
 def _asks_for_output(request: ForwardRequest) -> bool:
@@ -202,8 +221,11 @@ class Steps:
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the new tokens to the device, sequence after sequence, and their places if the spec reads them."""
         first = self.bounds[0]
-        sent = [name for name in _TOKENS if name in first.arrays]
-        arrays = {name: np.concatenate([bound.arrays[name] for bound in self.bounds]) for name in sent}
+        arrays = {}
+        for name in _TOKENS:
+            if name in first.arrays:
+                each = [*map(itemgetter(name), map(_ARRAYS, self.bounds))]
+                arrays[name] = each[0] if len(each) == 1 else np.concatenate(each)
         if POSITIONS.of(first.spec.position).reads:
             arrays["positions"] = np.concatenate([_positions(bound) for bound in self.bounds])
         return compute.upload(first.replaced(arrays=arrays, cached=None), device)
@@ -211,21 +233,24 @@ class Steps:
     def launch(self, uploaded: Uploaded) -> Results:
         """Project all tokens, write keys and values into the pages, attend in place, project all contexts out."""
         first, parameters = self.bounds[0], uploaded.parameters
-        rows = [row for bound in self.bounds for row in bound.cached or ()]
-        phase("project", "roles")
+        rows: list[Cached] = []
+        pasts: list[Runs] = []
+        for bound in self.bounds:
+            cached = bound.cached or ()
+            hidden = _padding(bound) if "key_mask" in bound.arrays else None
+            rows += cached
+            pasts += map(Cached.runs, cached, hidden or repeat(0))
         q, k, v = self._roles(uploaded)
         write(rows, k, v)
-        phase("attention", "context", "pairs")
-        hidden = [count for bound in self.bounds for count in _padding(bound) or ()]
-        pasts = [row.runs(count) for row, count in zip(rows, hidden, strict=True)]
-        learned = {name: parameters[name] for name in compute.learned_names(first)}
         if first.queries > 1 and not math.isfinite(sum_of(k, v)):
+            learned = {name: parameters[name] for name in compute.learned_names(first)}
             gathered = [_over_gathered(*each, first.spec, learned) for each in zip(q, pasts, strict=True)]
             context = torch.stack(gathered)
         else:
-            context = attend_in_place(q, pasts, first.spec, learned)
-        phase("project out", "output")
+            context = attend_in_place(q, pasts, first.spec, parameters)
         output = compute.output(first, parameters, context)
+        if self.single:
+            return {"output": compute.in_reply(output, first, "output")}
         parts = output.split_with_sizes([bound.batch for bound in self.bounds])
         return {
             str(index): {"output": compute.in_reply(x, bound, "output")}
@@ -234,32 +259,26 @@ class Steps:
 
     def collect(self, results: Results) -> Fields:
         """Copy the results to the host."""
-        fields = on_host(results)
-        alone: Fields = fields["0"] if self.single else fields
-        return alone
+        return on_host(results)
 
     def _roles(self, uploaded: Uploaded) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all new tokens by head, normed and rotated."""
-        tensors, parameters = uploaded.tensors, uploaded.parameters
-        sequences, tokens, _ = tensors["query"].shape
-        sizes = {"batch": sequences, "queries": tokens, "keys": tokens, "past": 0, "arrays": {}, "cached": None}
-        bound = self.bounds[0].replaced(**sizes)
-        three = self._projected(bound, uploaded)
-        if bound.spec.qk_norm is None and "positions" not in tensors:
-            return three
-        problem = compute.problem(bound, tensors, parameters, three=three)
-        return problem.q, problem.k, problem.v
-
-    def _projected(self, bound: BoundRequest, uploaded: Uploaded) -> tuple[Tensor, Tensor, Tensor]:
-        module, parameters, tensors = bound.module, uploaded.parameters, uploaded.tensors
-        query, key = tensors["query"], tensors.get("key", tensors["query"])
+        bound, tensors, parameters = self.bounds[0], uploaded.tensors, uploaded.parameters
+        module, query, key = bound.module, tensors["query"], tensors.get("key", tensors["query"])
         value = tensors.get("value", key)
         if module is None:
             raise TypeError("a session belongs to a module")
         alone = key is query and value is query
         if alone and module.joint is not None and parameters is module.parameters and bound.head_dim == bound.value_dim:
-            return multihead.project_jointly(module.joint, module.sizes, query)
-        return multihead.project(parameters, module.sizes, query, key, value)
+            three = multihead.project_jointly(module.joint, module.sizes, query)
+        else:
+            three = multihead.project(parameters, module.sizes, query, key, value)
+        if bound.spec.qk_norm is None and "positions" not in tensors:
+            return three
+        sequences, tokens, _ = query.shape
+        sizes = {"batch": sequences, "queries": tokens, "keys": tokens, "past": 0, "arrays": {}, "cached": None}
+        problem = compute.problem(bound.replaced(**sizes), tensors, parameters, three=three)
+        return problem.q, problem.k, problem.v
 
 
 def _over_gathered(q: Tensor, runs: Runs, spec: AttentionSpec, learned: Mapping[str, Tensor]) -> Tensor:

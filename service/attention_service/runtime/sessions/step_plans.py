@@ -1,6 +1,6 @@
 """Plans of steps in place, which copy no past: their time is that of projections and of attention over the cache."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,8 +47,6 @@ class StepPlan:
     sequences: int
     device: Device
     room: int
-    projections: dict[int, Estimate] = field(default_factory=dict)
-    """The time of a pass without a past, by its number of sequences."""
 
     @classmethod
     def of(cls, bound: BoundRequest, device: Device, room: int, fewest: BoundRequest) -> "StepPlan":
@@ -67,13 +65,11 @@ class StepPlan:
         flops = plan.flops - round((self.past - past) * self.token_flops)
         return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.off_loop)
 
-    def joint(self, bound: BoundRequest, batch: int) -> Plan:
-        """The plan of a pass of so many sequences with the new tokens and the keys of one step."""
+    def __call__(self, bound: BoundRequest, batch: int) -> Plan:
+        """Plan a pass of so many sequences with the new tokens and the keys of one step."""
         together, times, one = bound.replaced(batch=batch), batch / self.sequences, self.attention
-        projections = self.projections.get(batch)
-        if projections is None:
-            projections = self.projections[batch] = _projections(together, self.device, self.room)
-        predicted = projections + Estimate(one.median * times, one.low * times, one.high * times)
+        predicted = _projections(together, self.device, self.room)
+        predicted += Estimate(one.median * times, one.low * times, one.high * times)
         return Plan(IN_PLACE, round(self.plan.flops * times), _peak_bytes(together), predicted)
 
 

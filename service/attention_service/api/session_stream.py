@@ -17,11 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled
-from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame, to_frame
+from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame
 from attention_contract.json_reading import measure_text
 from attention_contract.operations import Operation, step_session, step_sessions
 from attention_contract.schemas.sessions import SessionStep, StepProblem, StepsRequest
 from attention_contract.tensors import Encoding
+from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api import problems
 from attention_service.api.access.layer import PROTOCOL
 from attention_service.api.access.quotas import Quotas
@@ -247,9 +248,9 @@ async def _read(frame: str | bytes, memory: Body, settings: Settings) -> Session
 
 
 async def _written(reply: WireModel, encoding: Encoding, *, text: bool) -> str | bytes:
-    write = partial(to_frame, reply, text=text, entry="reply", encoding=encoding)
-    inline = not text or negotiation.tensor_bytes(reply) <= negotiation.INLINE_TENSOR_BYTES
-    return write() if inline else await run_in_threadpool(write)
+    form, size = (JSON, negotiation.tensor_bytes(reply)) if text else (SAFETENSORS, 0)
+    frame = b"".join(await negotiation.pieces_of(reply, form, encoding, size))
+    return frame.decode() if text else frame
 
 
 async def _refuse(error: AttentionError) -> WireModel:

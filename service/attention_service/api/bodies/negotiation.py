@@ -126,12 +126,16 @@ async def render(
     size = 0 if media_type == SAFETENSORS else tensor_bytes(model)
     if size > STREAMED_TENSOR_BYTES:
         return StreamedReply(json_pieces(model, encoding), size + _STREAM_BYTES, media_type, status, headers)
-    if size <= INLINE_TENSOR_BYTES:
-        pieces = to_body(model, media_type, "reply", encoding)
-    else:
-        pieces = await run_in_threadpool(to_body, model, media_type, "reply", encoding)
+    pieces = await pieces_of(model, media_type, encoding, size)
     note("encode", began)
     return Reply(pieces, media_type, status, headers)
+
+
+async def pieces_of(model: BaseModel, media_type: str, encoding: Encoding, size: int) -> Sequence[bytes | memoryview]:
+    """The pieces of a reply's body. A thread writes tensors of a large ``size`` in bytes as JSON."""
+    if size <= INLINE_TENSOR_BYTES or media_type == SAFETENSORS:
+        return to_body(model, media_type, "reply", encoding)
+    return await run_in_threadpool(to_body, model, media_type, "reply", encoding)
 
 
 def tensor_bytes(value: Any) -> int:

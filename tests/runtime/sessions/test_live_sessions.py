@@ -1,9 +1,12 @@
 """Sessions under pressure: memory, time, failures, and modules that change while sessions live."""
 
 import asyncio
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,8 @@ from attention_service.runtime.sessions.decode_session import DecodeSession
 ROPE = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
 PAGE_BYTES = PAGE_TOKENS * 2 * (4 + 4) * 8
 """Of the module ``m``: two key/value heads of width 4 in float64."""
+MOST_OF_A_STEP = 180
+"""Functions of the service that a step of one token passes, at most."""
 
 
 @pytest.fixture
@@ -649,3 +654,22 @@ async def test_a_step_that_breaks_its_pass_fails_alone_and_appends_nothing(engin
             close(reply.output, (await uncached(engine, "m", x[:, :3], 2)).output)
         after = await step(engine, ident, x[:, 3:], at=3)
         close(after.output, (await uncached(engine, "m", x, 3)).output)
+
+
+async def test_a_step_whose_bucket_is_planned_passes_few_functions(engine):
+    for _ in range(2):
+        ident = await opened(engine)
+        for _ in range(3):
+            await step(engine, ident, tokens(1))
+    request, passed = validate(StepRequest, {"query": tokens(1)}), Counter[str]()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/attention_service/" in frame.f_code.co_filename:
+            passed[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(count)
+    try:
+        await engine.sessions.step(ident, request)
+    finally:
+        sys.setprofile(None)
+    assert passed.total() <= MOST_OF_A_STEP, passed.most_common()

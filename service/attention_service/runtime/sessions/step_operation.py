@@ -79,11 +79,12 @@ def prepare(module: Module, request: ForwardRequest, device: Device, room: int, 
     """Bind and plan one step. Raises what a forward pass raises."""
     if not _asks_for_output(request):
         return over_past(forward.prepare, module, request, device, room, rows)
-    if _is_plain(request):
+    job = planned(module, request, device, room, rows)
+    if job is None and _is_plain(request):
         _plan_bucket(module, request, device, room, rows)
         job = planned(module, request, device, room, rows)
-        if job is not None:
-            return job
+    if job is not None:
+        return job
     bound = bind(module, _with_past(module, request, rows)).replaced(cached=rows)
     if not _attends_in_place(bound):
         return over_past(forward.prepare, module, request, device, room, rows)

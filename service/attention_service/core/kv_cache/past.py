@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from attention_service.core.kv_cache.runs import Run, after, first_of, merged
 from attention_service.core.kv_cache.slab import Slab
 
+_TOKENS_OF = attrgetter("tokens")
 _BY_SLICES = 16
 """From this many new tokens of a sequence on, they are copied by slices rather than slot by slot."""
 
@@ -26,7 +28,7 @@ class Cached:
     @property
     def tokens(self) -> int:
         """Number of tokens of the past."""
-        return sum([span.tokens for span in self.past])
+        return sum(map(_TOKENS_OF, self.past))
 
     def part(self, start: int, stop: int) -> "Cached":
         """The new tokens from ``start`` to before ``stop``; those before them are part of the past."""

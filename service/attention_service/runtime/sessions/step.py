@@ -116,8 +116,8 @@ async def step(
     runner: RequestRunner, session: DecodeSession, request: StepRequest, new: int, deadline: float | None
 ) -> StepReply:
     """Compute a step and append its tokens; a step that fails appends nothing."""
-    rows = writable(session.tables, new)
-    if session.keeper is None and session.held and new * (session.held + new) > CUT_PAIRS:
+    rows, held = writable(session.tables, new), session.held
+    if session.keeper is None and held and new * (held + new) > CUT_PAIRS:
         fields, ran = await _in_parts(runner, session, request, new, deadline, rows)
     else:
         fields, ran = await _run_planned(runner, session, request, deadline, rows)
@@ -128,7 +128,7 @@ async def step(
         fields["error"] = await _error(runner, session, request, deadline, whole, fields)
     if session.keeper is not None:
         seen = await _weights(runner, session, request, new, deadline, rows)
-        kept = session.keeper.after_step(seen, session.held, new)
+        kept = session.keeper.after_step(seen, held, new)
     for tables, found in ((session.tables, rows), (session.whole or (), whole)):
         for table, row in zip(tables, found, strict=True):
             table.append(row.new)

@@ -623,7 +623,7 @@ def test_a_typed_sentence_is_recorded_by_the_server_and_edited_to_the_logits(bro
     model, tokenizer = headed(GPT2LMHeadModel, "gpt2"), tiny_models.tokenizer()
     model.save_pretrained(tmp_path / "tiny")
     tokenizer.save_pretrained(tmp_path / "tiny")
-    with live_server(tmp_path) as url:
+    with live_server(tmp_path) as url, httpx.Client(base_url=url, timeout=60) as visited:
         page, faults = browser.new_page(viewport={"width": 1100, "height": 760}), []
         page.on("console", lambda line: line.type in ("error", "warning") and faults.append(line.text))
         page.on("pageerror", lambda error: faults.append(str(error)))
@@ -632,7 +632,7 @@ def test_a_typed_sentence_is_recorded_by_the_server_and_edited_to_the_logits(bro
         page.get_by_role("button", name="Record").click()
         page.wait_for_selector(".multiples li", timeout=60_000)
         assert page.locator(".multiples li").count() == 2 * 4
-        (stored,) = httpx.get(f"{url}/v1/recordings").json()["recordings"]
+        (stored,) = visited.get("/v1/recordings").json()["recordings"]
         assert (stored["model"], stored["text"]) == ("tiny", "the cat sat")
         assert f"source=stored%3A{stored['id']}" in page.url or f"source=stored:{stored['id']}" in page.url
         page.goto(f"{page.url.replace('#/overview', '#/edit')}&layer=1&head=2")
@@ -646,7 +646,8 @@ def test_a_typed_sentence_is_recorded_by_the_server_and_edited_to_the_logits(bro
         assert shown[0] == top.token
         expected = [top.probability, top.edited_probability, top.logit, top.edited_logit - top.logit]
         assert [float(each.replace("−", "-")) for each in shown[1:]] == pytest.approx(expected, rel=2e-3, abs=1e-5)
-        Visit(page, url).picture("logits", page.get_by_role("heading", name="Logits"))
-        assert Visit(page, url).violations() == []
+        seen = Visit(page, url, visited)
+        seen.picture("logits", page.get_by_role("heading", name="Logits"))
+        assert seen.violations() == []
         assert faults == []
         page.close()

@@ -262,16 +262,6 @@ def _extremes(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tu
     return _reduced(x, dims, keepdim), _reduced(x, dims, keepdim)
 
 
-def _padded(x: Tensor, pads: Sequence[int], *args: object) -> Tensor | None:
-    """Add entries before and after, the last dimension first."""
-    if _is_image(x):
-        return None
-    shape = list(x.shape)
-    for at, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
-        shape[-1 - at] += before + after
-    return _contiguous(shape, x.dtype)
-
-
 def _pooled(x: Tensor, window: Sequence[int], step: Sequence[int], *more: object) -> tuple[Tensor, Tensor] | None:
     """The largest of windows beside each other, one at the end cut short if it must be, and their places."""
     if list(window) != list(step) or more != ([0, 0], [1, 1], True):
@@ -322,7 +312,6 @@ _RULES: dict[Any, Rule] = {
     _aten.eye.default: _unit,
     _aten.diag_embed.default: _diagonals,
     _aten.aminmax.default: _extremes,
-    _aten.constant_pad_nd.default: _padded,
     _aten.max_pool2d_with_indices.default: _pooled,
     _aten.linalg_qr.default: _factored,
     _aten.linalg_solve_triangular.default: _solved,

@@ -1,0 +1,422 @@
+"""Whole models: a text, messages, tokens or images in; predictions, weights, gradients and costs out.
+
+Notation as in ``attention``; V is the size of the vocabulary. A request with one text has no batch dimension, and its
+reply has none. A request with several texts is one batch: shorter ones are padded at the left, and the reply has the
+dimension B. A layer is named by its number, or in a model of several stacks by its stack and number: ``3``,
+``"encoder.3"``, ``"decoder.3"``, ``"cross.3"``, ``"vision.3"``.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
+from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Edit, Index, Select, Tap, Taps
+from attention_contract.schemas.gradients import GradientCheck
+from attention_contract.schemas.recordings import RecordingId
+from attention_contract.schemas.weights import ClassName, HeadStatistics, StatisticName, TopKeys, WeightsDifferences
+from attention_contract.tensors import Encoding, FloatArray, FloatName, IntArray
+
+MAX_TEXT: Final = 1_000_000
+"""Characters of one text."""
+MAX_TEXTS: Final = 256
+"""Texts of one request."""
+MAX_TOKENS: Final = 1_048_576
+"""Tokens of one text."""
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
+TokenIds = Annotated[list[Index], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+StackLayer = Annotated[str, Field(pattern=r"^[a-z_]{1,32}\.\d{1,4}$")]
+LayerRef = Index | StackLayer
+"""``3``, or ``"decoder.3"`` in a model of several stacks."""
+LayerKey = Annotated[str, Field(pattern=r"^([a-z_]{1,32}\.)?\d{1,4}$")]
+"""The same as the key of an object: ``"3"`` or ``"decoder.3"``."""
+
+
+class LoadModel(WireModel):
+    """Make a checkpoint of the model repository a resident model."""
+
+    checkpoint: str = Field(min_length=1, max_length=1024)
+    """Its path inside the model repository: a folder with config.json and safetensors files; or ``tiny``, the model
+    that ships with the server."""
+    name: ModelName | None = None
+    """Default: the path with ``--`` in place of ``/``, as in ``openai-community--gpt2``."""
+    dtype: FloatName | None = None
+    """The dtype of the computation; default: the checkpoint's on a GPU, float32 on a CPU."""
+    device_map: Literal["auto", "balanced"] | None = None
+    """Divide the model over all devices as transformers does; needs several devices."""
+
+
+class ModelLayer(WireModel):
+    """One attention of a model."""
+
+    layer: LayerRef
+    heads: int
+    kv_heads: int
+    head_dim: int | None = None
+
+
+class ModelInfo(WireModel):
+    """One model, with the fields of OpenAI's object of that name and more."""
+
+    id: str
+    """The name of the model."""
+    object: Literal["model"] = "model"
+    created: int
+    """The time at which its checkpoint was written, in seconds since 1970."""
+    owned_by: str = "attention-service"
+    checkpoint: str
+    """Its path inside the model repository."""
+    state: Literal["idle", "loading", "resident"]
+    """``idle``: the first request that names it loads it."""
+    progress: float | None = None
+    """The share of a loading model that is loaded, 0 to 1."""
+    architecture: str | None = None
+    """The class of transformers that computes it, as in ``GPT2LMHeadModel``."""
+    model_type: str | None = None
+    takes: list[Literal["text", "messages", "images", "target"]] = Field(default_factory=list)
+    """The inputs that its requests may have, besides ``tokens``."""
+    generates: bool = False
+    """True if it predicts the next token, so that it can generate."""
+    dtype: str | None = None
+    device: str | None = None
+    bytes: int = 0
+    """Bytes of memory that are reserved for it: the estimate while it is idle or loading."""
+    max_length: int | None = None
+    """The most tokens that it has positions for, if there is a limit."""
+    layers: list[ModelLayer] = Field(default_factory=list)
+    """Its attentions in the order in which they run; known once it is resident."""
+    unseen: list[str] = Field(default_factory=list)
+    """Kinds of layers that attend in another way, and that transformers computes unseen, as linear attention."""
+    problem: str | None = None
+    """The reason why it cannot be loaded."""
+
+
+class ModelList(WireModel):
+    """Every model that is resident or can be loaded, in OpenAI's shape."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelInfo]
+
+
+class ImageBytes(WireModel):
+    """One image, as bytes of a PNG, JPEG, WebP or GIF file."""
+
+    base64: str = Field(min_length=1, max_length=2**26)
+
+
+class Message(WireModel):
+    """One message of a conversation, for models with a chat template."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str = Field(max_length=MAX_TEXT)
+
+
+class ModelInput(WireModel):
+    """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images alone for encoders."""
+
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    """One text, or several as one batch."""
+    tokens: TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    """Token ids as they are, nothing added."""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)] | None = None
+    """A conversation, written as the checkpoint's chat template says, ready for the model's answer."""
+    target: Text | None = None
+    """The decoder's text, of a model with an encoder and a decoder; default: its start token alone."""
+    images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
+    """Images, for models that take them. In a text, the model's image token says where each stands."""
+    layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
+    """The layers to answer for, in this order."""
+    edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
+    """Edits by layer, with the vocabulary of modules: ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``."""
+    encoding: Encoding = "list"
+    """The form of tensors in a JSON reply."""
+
+    @model_validator(mode="after")
+    def _one_input(self) -> "ModelInput":
+        given = [name for name in ("text", "tokens", "messages") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise at_fault(given[1], f"expected one of text, tokens and messages; got {' and '.join(given)}")
+        if not given and not self.images:
+            raise at_fault("text", "expected text, tokens, messages or images; got none")
+        return self
+
+
+ModelTap = Tap | Literal["hidden", "logits"]
+
+
+class ModelForwardRequest(ModelInput):
+    """Run a whole model: what it predicts, and any taps of any layers."""
+
+    return_: Listed[ModelTap] = Field(default_factory=list, alias="return", max_length=MAX_TAPS)
+    """Taps of the layers' attentions; ``hidden``, each layer's output; ``logits``, whole rows of them."""
+    select: Select | None = None
+    """The heads and queries of those taps; default: all."""
+    positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """The tokens whose predictions are told, negative ones from the end; default: the last."""
+    top_k: int = Field(default=5, ge=0, le=1024)
+    """Tokens to name of each prediction, the likeliest first; 0 for none."""
+    average_heads: bool = False
+    """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
+    compare: Literal["unedited"] | None = None
+    """``unedited``: run the model without the edits too. Predictions tell both, and ``divergence`` compares them."""
+    keep: bool = False
+    """Keep the run as a recording: weights, the returned taps and hidden states."""
+
+
+class ModelStatisticOptions(WireModel):
+    """Options of the statistics. Token ids are those of the text."""
+
+    window: int = Field(default=8, ge=0, lt=2**31)
+    """Tokens to each side that ``locality`` counts."""
+    sinks: int = Field(default=1, ge=0, lt=2**31)
+    """First keys that ``sink_share`` counts."""
+    token_classes: dict[ClassName, Listed[int]] = Field(default_factory=dict, max_length=64)
+    """Token ids by name: the class has the keys with one of these tokens."""
+
+
+class ModelWeightsRequest(ModelInput):
+    """Ask for the attention weights of every layer of a whole model."""
+
+    top_k: int = Field(default=0, ge=0, le=1024)
+    """The number of most attended keys to name for each query; 0 for none."""
+    select: Select | None = None
+    """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
+    return_weights: bool = True
+    """False leaves the weights themselves out and gives statistics and top keys only."""
+    pool: int | None = Field(default=None, ge=2, lt=2**31)
+    """Return ``pooled``: the largest weight of each square of so many selected queries and keys."""
+    average_heads: bool = False
+    """Return the weights averaged over the (selected) heads, without the head dimension."""
+    statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
+    """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
+    statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
+    compare: Literal["unedited"] | None = None
+    """``unedited``: return ``differences`` too: the results after the layer's own edits minus those without them, for
+    the same inputs of the layer."""
+    keep: bool = False
+    """Keep the run as a recording with the weights of the layers asked for."""
+
+
+class PredictedLogit(WireModel):
+    """The number that a gradient is of: log p(token at a position), less that of another token if one is given."""
+
+    position: int = -1
+    """The token whose prediction it is, negative ones from the end."""
+    token: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """A token id, or a text that is one token. Default: the likeliest."""
+    against: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Differentiate log p(token) − log p(against)."""
+
+
+class GivenUpstream(WireModel):
+    """∂L/∂logits as it is given."""
+
+    upstream: FloatArray
+    """``[B, L, V]``, or ``[L, V]`` for one text; a first dimension of 1 is the last position alone."""
+
+
+ModelGradient = Literal["tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "output"]
+
+
+class ModelGradientsRequest(ModelInput):
+    """Exact gradients of one number that a model predicts."""
+
+    of: PredictedLogit | GivenUpstream = Field(default_factory=PredictedLogit)
+    wrt: Listed[ModelGradient] = Field(default_factory=lambda: ["tokens"], min_length=1, max_length=16)
+    """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
+    layer: ``hidden``, the input of each layer, and the taps of its attention."""
+    select: Select | None = None
+    """The heads and queries of the returned gradients of taps."""
+    by_head: bool = True
+    """Return ``heads``: Σ gradient · context of each head, the first-order effect of removing it."""
+    integrated: int | None = Field(default=None, ge=2, le=512)
+    """Integrate the gradients of ``tokens`` and ``embeddings`` along so many steps from a baseline of zeros.
+    Source: Sundararajan et al. 2017."""
+    check: bool = False
+    """Compare with central differences in float64 along random directions."""
+
+
+class ModelComplexityRequest(WireModel):
+    """Ask what a text or a generation costs, before it is sent."""
+
+    length: int = Field(default=1024, ge=1, lt=2**31)
+    """Tokens of each text."""
+    batch: int = Field(default=1, ge=1, lt=2**31)
+    new_tokens: int = Field(default=0, ge=0, lt=2**31)
+    """Tokens to generate after them."""
+    weights: bool = False
+    """True if the weights of every layer are asked for."""
+
+
+class TokenLabelsReply(WireModel):
+    """The tokens of one input, for reading."""
+
+    tokens: list[str]
+    """Cleaned for reading: no marks of the tokenizer's own, bytes as text where they are whole characters."""
+    ids: list[int]
+    spans: list[tuple[int, int] | None]
+    """First and last + 1 character of each token in the text; null for tokens that stand for none of it."""
+    patches: IfRequested[list[tuple[int, int, int] | None]] = ABSENT
+    """Image, row and column of each token that is a patch of an image."""
+
+
+class ModelRan(WireModel):
+    """The run of a request to a whole model."""
+
+    model: str
+    architecture: str
+    device: str
+    dtype: str
+    kernels: list[str]
+    """The kernels that computed the attention outputs."""
+    compute_ms: float
+    """Milliseconds in the model's process."""
+    queue_ms: float
+    """Milliseconds between admission and execution."""
+    load_ms: float = 0.0
+    """Milliseconds that the request waited for its model to be loaded."""
+    peak_bytes: int
+    """Memory that the request was admitted for, besides the model: an estimate."""
+
+
+class ModelReply(WireModel):
+    """What every reply about an input has."""
+
+    labels: TokenLabelsReply | list[TokenLabelsReply]
+    """The tokens of the input, one entry a text if there are several; of encoder-decoders, the decoder's."""
+    encoder_labels: IfRequested[TokenLabelsReply | list[TokenLabelsReply]] = ABSENT
+    """The tokens of the encoder's text."""
+    recording: IfRequested[RecordingId] = ABSENT
+    """The id of the recording, with ``keep``."""
+    ran: ModelRan
+
+
+class LikelyToken(WireModel):
+    """One token of the vocabulary in a prediction."""
+
+    token: str
+    id: int
+    logit: float
+    probability: float
+    unedited_logit: IfRequested[float] = ABSENT
+    unedited_probability: IfRequested[float] = ABSENT
+    """With ``compare``."""
+
+
+class Prediction(WireModel):
+    """A model's prediction at one token."""
+
+    text: int
+    """The index of the text."""
+    position: int
+    """The index of the token."""
+    top: list[LikelyToken]
+    """The likeliest tokens, the likeliest first; with ``compare``, those of either run."""
+    divergence: IfRequested[float] = ABSENT
+    """With ``compare``: Σ p · ln(p / q) of the unedited prediction p and the edited one q, in nats."""
+
+
+class LayerTaps(Taps):
+    """The taps of one layer."""
+
+    layer: LayerRef
+    hidden: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``: the output of the layer that has this attention."""
+
+
+class ModelForwardReply(ModelReply):
+    """What a whole model predicts, and taps of its layers."""
+
+    predicts: Literal["next", "own"] | None = None
+    """``next``: each token predicts the one that follows. ``own``: each predicts the one in its place, as in BERT. Null
+    for a model without a head that predicts tokens."""
+    predictions: list[Prediction] = Field(default_factory=list)
+    logits: IfRequested[FloatArray] = ABSENT
+    """``[B, positions, V]``: of the positions asked for."""
+    embeddings: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``: the input of the first layer, with ``hidden``."""
+    layers: list[LayerTaps] = Field(default_factory=list)
+    """Where taps are returned, in the order asked."""
+
+
+class LayerWeights(WireModel):
+    """What each head of one layer looks at: the fields of a module's reply."""
+
+    layer: LayerRef
+    statistics: HeadStatistics
+    queries: IntArray
+    """``[B]``: how many real queries the statistics are over."""
+    top: IfRequested[TopKeys] = ABSENT
+    weights: IfRequested[FloatArray] = ABSENT
+    """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
+    pooled: IfRequested[FloatArray] = ABSENT
+    differences: IfRequested[WeightsDifferences] = ABSENT
+
+
+class ModelWeightsReply(ModelReply):
+    """What each head of each layer looks at."""
+
+    layers: list[LayerWeights]
+
+
+class LayerGradients(WireModel):
+    """Gradients of one layer."""
+
+    layer: LayerRef
+    heads: IfRequested[FloatArray] = ABSENT
+    """``[B, H]``: Σ ∂L/∂context · context of each head. Source: Michel et al. 2019, without the absolute value."""
+    gradients: dict[str, FloatArray] = Field(default_factory=dict)
+    """∂L/∂name of ``hidden`` and of taps."""
+
+
+class ModelGradientsReply(ModelReply):
+    """Gradients of one number that a model predicts."""
+
+    value: FloatArray
+    """``[B]``, or one number: L, what was differentiated."""
+    token: IfRequested[list[int]] = ABSENT
+    """The token ids of which L is the log-probability, one a text."""
+    tokens: IfRequested[FloatArray] = ABSENT
+    """``[B, L]``: gradient · embedding of each input token; integrated, they sum to L less L at the baseline."""
+    embeddings: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``"""
+    baseline: IfRequested[FloatArray] = ABSENT
+    """``[B]``: L at the baseline, with ``integrated``."""
+    layers: list[LayerGradients] = Field(default_factory=list)
+    check: IfRequested[dict[str, GradientCheck]] = ABSENT
+
+
+class PassCost(WireModel):
+    """The cost of one pass of a whole model."""
+
+    flops: int
+    bytes: int
+    """Bytes that are read and written at least: the parameters once, and the cache."""
+    peak_bytes: int
+    """Memory besides the model."""
+    predicted_ms: float
+
+
+class ModelComplexityReply(WireModel):
+    """What a text or a generation costs."""
+
+    model: str
+    parameters: int
+    """The number of parameters."""
+    parameter_bytes: int
+    prefill: PassCost
+    """The pass over the given tokens."""
+    per_token: PassCost
+    """One further token, after all others."""
+    total_ms: float
+    cache_bytes_per_token: int
+    cache_bytes: int
+    """Keys and values after the last token."""
+    max_batch: int
+    """Sequences of this length that fit into the free memory."""
+    max_length: int
+    """Tokens that fit, at this batch; at most those that the model has positions for."""
+
+
+EXAMPLE: Final[dict[str, Any]] = {"text": "the cat sat on the mat", "top_k": 2, "return_weights": False}

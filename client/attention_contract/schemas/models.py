@@ -219,11 +219,16 @@ class GivenUpstream(WireModel):
 ModelGradient = Literal["tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "output"]
 
 
+def by_token() -> list[ModelGradient]:
+    """The gradients that a request returns by default."""
+    return ["tokens"]
+
+
 class ModelGradientsRequest(ModelInput):
     """Exact gradients of one number that a model predicts."""
 
     of: PredictedLogit | GivenUpstream = Field(default_factory=PredictedLogit)
-    wrt: Listed[ModelGradient] = Field(default_factory=lambda: ["tokens"], min_length=1, max_length=16)
+    wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
     """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
     layer: ``hidden``, the input of each layer, and the taps of its attention."""
     select: Select | None = None

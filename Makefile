@@ -47,7 +47,7 @@ test-all: $(VENV)/.dev ## Run every test, the long walks too
 check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and compose file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p attention_contract -p attention_pictures -p attention_client -p attention_service
+	$(BIN)/mypy -p attention_contract -p attention_pictures -p attention_transformers -p attention_client -p attention_service
 	$(BIN)/python -m tests.docs.typed_snippets
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports

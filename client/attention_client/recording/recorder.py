@@ -201,7 +201,7 @@ def _local_weights(model: "PreTrainedModel", outputs: Any) -> Named:
 
 
 def _layers_with_attention(model: "PreTrainedModel") -> list[Any]:
-    from attention_client.transformers.model_layers import attention_modules  # noqa: PLC0415 - imports torch
+    from attention_transformers.model_layers import attention_modules  # noqa: PLC0415 - imports torch
 
     return sorted(key for each in attention_modules(model) for key in each.keys)
 

@@ -7,7 +7,7 @@ generation on the server.
 
 from attention_client.transformers.attached import Attached, attach
 from attention_client.transformers.interface import register
-from attention_client.transformers.model_layers import LayerKey, UnsupportedModel
 from attention_client.transformers.session_cache import SessionCache
+from attention_transformers.model_layers import LayerKey, UnsupportedModel
 
 __all__ = ["Attached", "LayerKey", "SessionCache", "UnsupportedModel", "attach", "register"]

@@ -17,18 +17,18 @@ from attention_client.array_likes import as_array, plain
 from attention_client.torch.connection import Connection
 from attention_client.transformers.interface import attend, connect
 from attention_client.transformers.local_attention import AttentionFunction, local_attention
-from attention_client.transformers.model_layers import (
+from attention_client.transformers.session_layer import new_tokens
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit, Tap
+from attention_contract.validation import validate
+from attention_transformers.model_layers import (
     AttentionModule,
     LayerKey,
     UnsupportedModel,
     attention_modules,
     own_attentions,
 )
-from attention_client.transformers.model_masks import MASK_FUNCTION, uncompiled
-from attention_client.transformers.session_layer import new_tokens
-from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import Edit, Tap
-from attention_contract.validation import validate
+from attention_transformers.model_masks import MASK_FUNCTION, uncompiled
 
 Taps = dict[str, NDArray[Any]]
 _numbers: Final = count()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attention_client.transformers.model_layers import UnsupportedModel
-from attention_client.transformers.model_masks import MASK_FUNCTION, additive, causal_mask
+from attention_transformers.model_layers import UnsupportedModel
+from attention_transformers.model_masks import MASK_FUNCTION, additive, causal_mask
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from attention_client.array_likes import as_array
 from attention_client.transformers.attached import attending_by
 from attention_client.transformers.local_attention import local_attention
-from attention_client.transformers.model_layers import LayerKey, attention_modules
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.tensors import Array
+from attention_transformers.model_layers import LayerKey, attention_modules
 
 _BY_QUERY: Final = {"heads": 1, "queries": 2}
 _BY_KEY: Final = {"heads": 1, "keys": 2}

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from attention_client.torch.attention_function import tensor_like
 from attention_client.transformers.identity_modules import RawAttention
-from attention_client.transformers.model_layers import UnsupportedModel
-from attention_client.transformers.model_masks import known_mask
 from attention_client.transformers.session_layer import NewTokens
 from attention_contract.schemas.attention import Edit
+from attention_transformers.model_layers import UnsupportedModel
+from attention_transformers.model_masks import known_mask
 
 _ADVICE: Final = "generate with a DynamicCache, or without a cache"
 

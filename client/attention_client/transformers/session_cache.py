@@ -20,10 +20,10 @@ from attention_client.calls.session_calls import KEEP_BYTES, Sessions
 from attention_client.sessions.step_stream import StepStream
 from attention_client.transformers.identity_modules import IdentityModules, RawAttention
 from attention_client.transformers.interface import connect
-from attention_client.transformers.model_layers import UnsupportedModel
-from attention_client.transformers.model_masks import MASK_FUNCTION
 from attention_client.transformers.session_layer import Past, SessionLayer, padded
 from attention_contract.errors import AttentionError, InvalidRequest
+from attention_transformers.model_layers import UnsupportedModel
+from attention_transformers.model_masks import MASK_FUNCTION
 
 _WINDOWS = {"full_attention": False, "sliding_attention": True, "chunked_attention": True}
 """The types of layers that sessions hold; True for those whose masks are windows."""

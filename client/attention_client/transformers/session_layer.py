@@ -17,9 +17,9 @@ from attention_client.sessions.live_session import Session
 from attention_client.sessions.step_stream import StepStream
 from attention_client.torch.attention_function import tensor_like
 from attention_client.transformers.identity_modules import RawAttention
-from attention_client.transformers.model_layers import UnsupportedModel
 from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.schemas.sessions import StepReply
+from attention_transformers.model_layers import UnsupportedModel
 
 _MARK: Final = "attention_service_new_tokens"
 Past = tuple[Tensor, Tensor]

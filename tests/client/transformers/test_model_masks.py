@@ -15,8 +15,8 @@ from transformers.masking_utils import (
 
 from attention_client import Client
 from attention_client.transformers import attach
-from attention_client.transformers.model_masks import known_mask, service_mask
 from attention_contract.spec import Causal, SlidingWindow
+from attention_transformers.model_masks import known_mask, service_mask
 from tests.client.transformers.families import prompt, tiny
 
 

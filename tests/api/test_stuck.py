@@ -4,16 +4,10 @@ import threading
 import time
 
 import httpx
-import numpy as np
 import pytest
-import torch
 
 from attention_contract.errors import Stuck
-from attention_contract.schemas.attention import RawForwardRequest
 from attention_service.core.cancellation import Cancellation, cancellable, checkpoint
-from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward
 from attention_service.runtime.scheduling import jobs, request_runner
 from attention_service.runtime.scheduling.executor import Executor
@@ -61,26 +55,6 @@ def test_a_stuck_device_is_not_live_until_it_goes_on(url, monkeypatch):
     asking.join(30)
     assert answers[0].status_code == 200
     assert until(url, "/health/live", 200).json()["status"] == "live"
-
-
-async def test_a_lost_device_takes_no_work_and_is_not_live(tmp_path, monkeypatch):
-    def lost(*_):
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
-
-    device = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
-    engine = Engine(tmp_path, device)
-    await engine.start()
-    engine.runner.check_live()
-    request = RawForwardRequest(query=np.ones((1, 1, 1, 2), np.float32))
-    monkeypatch.setattr(jobs, "execute", lost)
-    with pytest.raises(torch.AcceleratorError):
-        await engine.forward(None, request)
-    for ask in (engine.runner.check_live, engine.runner.check_ready):
-        with pytest.raises(Stuck, match="illegal memory access was encountered"):
-            ask()
-    with pytest.raises(Stuck):
-        await engine.forward(None, request)
-    await engine.stop()
 
 
 def test_a_checkpoint_is_progress_and_a_long_prediction_gives_more_time():

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from statistics import median
 import psutil
 import torch
 
+from attention_contract.errors import Stuck
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
 from attention_service.core.problem import Problem
@@ -34,6 +36,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _COMPILED = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
 """Shapes that oneDNN, and PyTorch for each calling thread, keep compiled code for: products in half
 types. Each takes 0.6 MiB, and 1 to 5 ms to compile. The default is 1024 of each, which no memory budget counts."""
+
+_OUT_OF_MEMORY = "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"
 
 
 @dataclass
@@ -105,8 +109,12 @@ class Device:
         if not self.is_cuda:
             return _nobody_counts
         torch.cuda.reset_peak_memory_stats(self.torch)
-        before = torch.cuda.memory_allocated(self.torch)
-        return lambda: torch.cuda.max_memory_allocated(self.torch) - before
+        before = self._allocated("current")
+        return lambda: self._allocated("peak") - before
+
+    def _allocated(self, which: str) -> int:
+        """Bytes that PyTorch's allocator gave out. ``torch.cuda.memory_allocated`` sorts all its counts first."""
+        return int(torch.cuda.memory_stats_as_nested_dict(self.torch)["allocated_bytes"]["all"][which])
 
     def use_own_stream(self, *, first: bool) -> None:
         """Give the current thread a CUDA stream of its own; ``first``: one whose work the GPU prefers."""
@@ -119,15 +127,52 @@ class Device:
         if self.is_cuda:
             torch.cuda.current_stream(self.torch).wait_stream(torch.cuda.default_stream(self.torch))
 
-    def note(self, fault: Exception) -> None:
-        """Remember the fault of a run after which the device computes nothing any more."""
-        if isinstance(fault, torch.AcceleratorError):
-            self.lost = next(iter(str(fault).splitlines()), "")
+    def check(self) -> None:
+        """Raise Stuck if the device computes nothing any more."""
+        if self.lost is not None:
+            raise Stuck(f"the device computes nothing any more ({self.lost}); restart the server")
+
+    def recover(self, fault: Exception) -> None:
+        """Free the tensors of a run that failed, and find out if the device still computes.
+
+        The frames that a fault remembers hold the tensors of the run for as long as somebody holds the fault.
+        """
+        forget_frames(fault)
+        if is_out_of_memory(fault):
+            self.give_back_cached()
+        elif isinstance(fault, RuntimeError):
+            self._examine()
 
     def give_back_cached(self) -> None:
         """Have PyTorch give back the GPU memory that it keeps, which may lie in pieces."""
-        if self.is_cuda:
+        if not self.is_cuda:
+            return
+        try:
             torch.cuda.empty_cache()
+        except RuntimeError:  # of a device that an earlier run broke
+            self._examine()
+
+    def _examine(self) -> None:
+        """Set ``lost`` if the device computes nothing any more.
+
+        After an error from which a GPU does not recover, whichever library reported it, every later call fails with it.
+        After any other error, such as a launch with impossible sizes, the next call succeeds.
+        """
+        if not self.is_cuda or self.lost is not None:
+            return
+        try:
+            self.probe()
+        except RuntimeError as fault:
+            if not is_out_of_memory(fault):
+                self.lost = next(iter(str(fault).splitlines()), "")
+
+    def probe(self) -> None:
+        """Compute a small product on the current stream and wait for it. Raises RuntimeError if that is impossible.
+
+        It does not wait for the whole device, which would break a capture on another thread.
+        """
+        x = torch.ones(16, 16, device=self.torch)
+        (x @ x).sum().item()
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
@@ -137,6 +182,20 @@ class Device:
 
 def _nobody_counts() -> None:
     """The peak memory of a device whose allocator does not count."""
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """True if a run failed for want of memory. Libraries, and the allocator of a CPU, only say so in words."""
+    if isinstance(fault, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(fault, RuntimeError) and any(words in str(fault) for words in _OUT_OF_MEMORY)
+
+
+def forget_frames(fault: BaseException | None) -> None:
+    """Clear the local variables of all frames that a fault, and the faults before it, passed through."""
+    while fault is not None:
+        traceback.clear_frames(fault.__traceback__)
+        fault = fault.__cause__ or fault.__context__
 
 
 def resolve(wanted: str) -> torch.device:

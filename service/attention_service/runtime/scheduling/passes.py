@@ -3,12 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-import torch
 
 from attention_contract.base import valid
 from attention_contract.errors import DeadlineExceeded, Draining, NeverFits
@@ -16,7 +13,7 @@ from attention_contract.schemas.attention import Ran
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.cost import Clock
 from attention_service.runtime.callers import caller as asking
-from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.device.torch_device import Device, is_out_of_memory
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.prediction_accuracy import Run
 from attention_service.runtime.scheduling.batches import Batch
@@ -147,9 +144,10 @@ class Pass:
         """Run the pass; blocks. Jobs that fail together run again, each alone, so that only those at fault fail."""
         with cancellable(self.cancellation):
             if self.batch is not None:
-                with suppress(Exception):  # whoever is at fault hears of it when it runs alone
+                try:
                     return self._together(self.batch, device)
-                device.give_back_cached()  # the pass may have run out of memory
+                except Exception as fault:  # whoever is at fault hears of it when it runs alone
+                    device.recover(fault)
             outcome = PassResult()
             for waiting in self.taken:
                 outcome.answers.append(None if waiting.done.done() else _alone(waiting, device, outcome.runs))
@@ -163,14 +161,18 @@ class Pass:
 
 
 def run_alone(job: Job, clock: Clock, device: Device) -> JobResult:
-    """Run a job by itself; blocks. Raises what the job raises, but NeverFits if memory runs out."""
+    """Run a job by itself; blocks.
+
+    Raises what the job raises, but NeverFits if memory runs out, and Stuck if the device is broken, maybe by this job.
+    """
     try:
         return _timed(job.run, job.prepared, job.prepared.plan, clock, device)
     except Exception as fault:
-        if _out_of_memory(fault):
-            raise _never_fits(job) from fault
-        device.note(fault)
-        raise
+        device.recover(fault)
+        device.check()
+        if not is_out_of_memory(fault):
+            raise
+    raise _never_fits(job)  # here it has no context, which would hold what failed
 
 
 def _timed(
@@ -179,6 +181,7 @@ def _timed(
     """Run a pass, and measure it."""
     peak = None
     if on_gpu := device.is_cuda:
+        device.check()
         device.await_parameters()
         peak = device.peak_meter()
     began, busy = time.monotonic(), time.thread_time()
@@ -203,8 +206,7 @@ def _alone(waiting: Waiting, device: Device, runs: list[PassRun]) -> Any:
     """The answer to one of the waiting. A job that ends well is added to the runs."""
     try:
         if waiting.job is None:
-            device.await_parameters()
-            return waiting.work()
+            return _other_work(waiting.work, device)
         result = run_alone(waiting.job, waiting.clock, device)
     except Abandoned:  # the caller left, or the server stops
         return draining()
@@ -214,10 +216,15 @@ def _alone(waiting: Waiting, device: Device, runs: list[PassRun]) -> Any:
     return result
 
 
-def _out_of_memory(fault: Exception) -> bool:
-    # The CPU allocator has no exception of its own.
-    told = isinstance(fault, RuntimeError) and "can't allocate memory" in str(fault)
-    return told or isinstance(fault, torch.OutOfMemoryError | MemoryError)
+def _other_work(work: Callable[[], Any], device: Device) -> Any:
+    """The result of work without a job."""
+    device.check()
+    try:
+        device.await_parameters()
+        return work()
+    except Exception as fault:
+        device.recover(fault)
+        raise
 
 
 def _never_fits(job: Job) -> NeverFits:

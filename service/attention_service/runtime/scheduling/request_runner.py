@@ -1,14 +1,14 @@
 """The line that every request takes: bound, planned, admitted, run."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from typing import Literal, TypeVar
 
-from attention_contract.errors import Draining, Loading, Stuck, Unavailable
+from attention_contract.errors import Draining, Loading, Unavailable
 from attention_contract.schemas.attention import AttentionInputs
 from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules.resident import Module
@@ -49,8 +49,7 @@ class RequestRunner:
 
     def check_live(self) -> None:
         """Raise Stuck if the device is lost, or if a thread that plans or computes makes no progress."""
-        if self.device.lost is not None:
-            raise Stuck(f"the device computes nothing any more ({self.device.lost}); restart the server")
+        self.device.check()
         self._watchdog.check()
 
     def check_ready(self) -> None:
@@ -84,7 +83,7 @@ class RequestRunner:
         cancellation = Cancellation()
 
         def cancellable_work() -> ResultT:
-            with cancellable(cancellation):
+            with cancellable(cancellation), self._noticed():
                 return work()
 
         try:
@@ -111,7 +110,7 @@ class RequestRunner:
 
         def cancellable_work() -> ResultT:
             watching = nullcontext() if watched is None else self._watchdog.watching(watched, cancellation)
-            with cancellable(cancellation), watching:
+            with cancellable(cancellation), watching, self._noticed():
                 return work()
 
         try:
@@ -119,4 +118,13 @@ class RequestRunner:
             return await asyncio.get_running_loop().run_in_executor(threads or self._files, of_request)
         except asyncio.CancelledError:
             cancellation.cancel()
+            raise
+
+    @contextmanager
+    def _noticed(self) -> Iterator[None]:
+        """Notice a device that breaks outside of the lanes: the threads of the store copy parameters to it."""
+        try:
+            yield
+        except Exception as fault:
+            self.device.recover(fault)
             raise

@@ -39,6 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SSL_CERT_FILE"] = file.name
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` on a machine without one. No other code skips for want of a GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 def eventually(look: Callable[[], FoundT], seconds: float = 60) -> FoundT:
     """The first true result of ``look``. Fails after so many seconds, which a fault takes, or a very busy machine."""
     deadline = time.monotonic() + seconds

@@ -58,7 +58,6 @@ def test_torch_tensors_are_taken_as_they_are(make, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_torch_tensors_come_from_the_device():
     x = torch.randn(3, 4, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     array = call_of("forward", "demo", x).request.query

@@ -5,10 +5,7 @@ import torch
 
 from attention_service.core.tensors import PIECE, to_device, to_host, to_numpy
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPES = [(), (0, 3), (2, 3), (3, PIECE // 8 + 1)]
 
 

@@ -278,7 +278,6 @@ def test_readers_always_see_a_complete_module(library, request_for, reopen):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", sorted(FLOATS))
 def test_a_module_is_the_same_on_a_gpu(library, request_for, root, dtype):
     module, _ = library.create(request_for(dtype=dtype))

@@ -209,8 +209,6 @@ def test_the_device_says_what_it_is():
 
 @pytest.mark.gpu
 async def test_modules_are_resident_on_cuda_and_answer_from_there(tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     engine = Engine(tmp_path, Device.open("auto"))
     await engine.start()
     info = await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=4)))

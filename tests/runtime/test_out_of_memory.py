@@ -16,7 +16,7 @@ LARGE = RawForwardRequest(query=np.zeros((8, 8, 2048, 64), np.float32), return_=
 """Its weights take 1 GiB."""
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 async def test_a_request_beyond_the_gpu_fails_alone(tmp_path):
     device = Device.open("cuda")
     engine = Engine(tmp_path, device, 2**33)  # more than the process may take

@@ -10,8 +10,6 @@ from attention_service.core.attention import attend
 from attention_service.core.kernels.fused import cuda_backends
 from attention_service.core.problem import Problem
 
-on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_known():
@@ -39,7 +37,7 @@ def test_on_a_cpu_nothing_is_asked():
     assert cuda_backends.ranked.cache_info().currsize == 0
 
 
-@on_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [100, 1000])

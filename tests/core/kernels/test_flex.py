@@ -73,7 +73,6 @@ def test_what_it_cannot_do(spec, dtype, needs, reason):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_the_compiled_kernel_and_its_gradient_on_a_gpu(case, make_problem):
     if (problem := case_of(make_problem, case, dtype=torch.float32)) is None:

@@ -165,7 +165,6 @@ def test_a_kernel_refuses_rather_than_leave_a_part_out(make_problem):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kernel", NAMES)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),

@@ -92,7 +92,6 @@ def test_a_slab_by_heads_is_left_to_another_way():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("left", SPECS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_steps_on_a_gpu_give_the_dense_numbers(left, dtype):

@@ -17,8 +17,6 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import cuda_graph_forward, forward
 from attention_service.runtime.scheduling.operation import execute
 
-on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-
 
 def module(seed=0, **more):
     config = complete(ModuleConfig(d_model=32, num_heads=4, **more))
@@ -152,7 +150,7 @@ def test_the_numbers_of_the_pass_without_a_graph(wrong):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@on_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("spec", [{}, {"masks": [{"name": "causal"}]}], ids=["dense", "causal"])
 def test_graphs_on_a_gpu_give_the_numbers_of_each_request(spec):
     device, of = Device.open("cuda"), module(spec=spec).on(torch.device("cuda"))

@@ -208,8 +208,6 @@ def test_a_server_that_does_not_learn_leaves_predictions_as_they_are(tmp_path, d
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_peak_of_memory_is_measured_too(tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
 
     async def story(engine):
         long = np.ones((1, 4, 4096, 64), np.float32)

@@ -109,6 +109,12 @@ def _split(path: str) -> tuple[tuple[str, ...], int | None, tuple[str, ...]]:
     return (tuple(parts), None, ()) if at is None else (tuple(parts[:at]), int(parts[at]), tuple(parts[at + 1 :]))
 
 
+def layer_path(path: str) -> str | None:
+    """Return the path of the layer that the module at this path is part of; None for one outside numbered layers."""
+    prefix, number, _ = _split(path)
+    return None if number is None else ".".join((*prefix, str(number)))
+
+
 def _stack_name(prefix: tuple[str, ...], stacks: set[tuple[str, ...]]) -> str:
     """Return the first part of a stack's path that not all stacks have."""
     shared = set.intersection(*map(set, stacks))

@@ -1,9 +1,10 @@
 """Whole models: a text, messages, tokens or images in; predictions, weights, gradients and costs out.
 
 Notation as in ``attention``; V is the size of the vocabulary. A request with one text has no batch dimension, and its
-reply has none. A request with several texts is one batch: shorter ones are padded at the left, and the reply has the
-dimension B. A layer is named by its number, or in a model of several stacks by its stack and number: ``3``,
-``"encoder.3"``, ``"decoder.3"``, ``"cross.3"``, ``"vision.3"``.
+reply has none. A request with several texts is one batch, and its reply has the dimension B. Shorter texts are padded,
+at the left of a model that generates and at the right of others. All indices count padding too, which has labels of its
+own. A layer is named by its number, or in a model of several stacks by its stack and number: ``3``, ``"encoder.3"``,
+``"decoder.3"``, ``"cross.3"``, ``"vision.3"``.
 """
 
 from typing import Annotated, Any, Final, Literal

@@ -5,7 +5,7 @@ query i is i + offset, and key j has position j.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -35,12 +35,14 @@ class StatisticInputs:
     """``[B, Q]``: the token of each query."""
     classes: Mapping[str, Tensor] = field(default_factory=dict)
     """Bool ``[B, K]`` by name: the keys of a class."""
+    starts: Tensor | None = None
+    """``[B]``: the first key of each sequence that is no padding; None for key 0."""
 
     def queries(self, rows: slice | list[int]) -> "StatisticInputs":
         """The inputs of these queries."""
         if self.query_tokens is None:
             return self
-        return StatisticInputs(self.window, self.sinks, self.tokens, self.query_tokens[:, rows], self.classes)
+        return replace(self, query_tokens=self.query_tokens[:, rows])
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,14 @@ class WeightTile:
             return self.weights.sum(-1)
         places = places.clamp(0, keys - 1).expand(*self.weights.shape[:3], 1)
         return torch.where(inside, self.shares.gather(-1, places), 0).squeeze(-1)
+
+    def share_of_first(self, count: int) -> Tensor:
+        """Sum the shares of the first keys of each sequence."""
+        starts = self.inputs.starts
+        if starts is None:
+            return self.shares[..., :count].sum(-1)
+        place = torch.arange(self.weights.shape[-1], device=starts.device) - starts[:, None]  # [B, K]
+        return self.share_of(((place >= 0) & (place < count))[:, None, None])
 
     def share_of(self, chosen: Tensor) -> Tensor:
         """Sum the shares of the chosen keys, bool broadcastable to ``[B, H, R, K]``."""
@@ -132,13 +142,13 @@ def locality(tile: WeightTile) -> Tensor:
 @_register
 def first_key(tile: WeightTile) -> Tensor:
     """The share of key 0. Source: Xiao et al. 2024."""
-    return tile.shares[..., :1].sum(-1)
+    return tile.share_of_first(1)
 
 
 @_register
 def sink_share(tile: WeightTile) -> Tensor:
     """Σ p [j < sinks]. Source: Xiao et al. 2024."""
-    return tile.shares[..., : tile.inputs.sinks].sum(-1)
+    return tile.share_of_first(tile.inputs.sinks)
 
 
 @_register

@@ -1,7 +1,7 @@
 """Statistics of a request for weights: their options and token ids, checked against the sizes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,6 +33,17 @@ class BoundStatistics:
     """``[B, Q]``"""
     classes: tuple[tuple[str, NDArray[np.bool_]], ...] = ()
     """``[B, K]`` each."""
+    starts: NDArray[np.int64] | None = None
+    """``[B]``: the first key that is no padding; None for key 0."""
+
+    def repeated(self, times: int) -> "BoundStatistics":
+        """Return those of a batch that is so many times this one."""
+        if times == 1:
+            return self
+        tokens, queries = (None if x is None else np.tile(x, (times, 1)) for x in (self.tokens, self.query_tokens))
+        classes = tuple((name, np.tile(x, (times, 1))) for name, x in self.classes)
+        starts = None if self.starts is None else np.tile(self.starts, times)
+        return replace(self, tokens=tokens, query_tokens=queries, classes=classes, starts=starts)
 
     def inputs(self, device: torch.device, positions: torch.Tensor) -> StatisticInputs:
         """Copy them to the device. ``positions [B, Q]`` of the queries name their tokens if the request does not."""
@@ -46,7 +57,8 @@ class BoundStatistics:
             own = tokens.gather(1, positions.clamp(0, max(keys - 1, 0))) if keys else torch.zeros_like(positions)
             # A query without a token of its own gets one that no key has.
             queries = torch.where(inside, own, tokens.amin() - 1 if keys else -1)
-        return StatisticInputs(self.window, self.sinks, tokens, queries, classes)
+        starts = None if self.starts is None else torch.from_numpy(self.starts).to(device)
+        return StatisticInputs(self.window, self.sinks, tokens, queries, classes, starts)
 
 
 def bind_statistics(

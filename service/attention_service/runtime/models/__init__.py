@@ -1,0 +1,1 @@
+"""Whole models, each resident in a process of its own: the process, what is said to it, and the service."""

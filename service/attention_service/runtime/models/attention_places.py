@@ -1,0 +1,142 @@
+"""The attentions of a model: where each stands, which tokens it is over, and its sizes, seen in a short run."""
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_contract.schemas.attention import Edit, Select
+from attention_contract.schemas.models import ModelLayer
+from attention_contract.spec import AttentionSpec
+from attention_service.core.problem import Selection, Widths
+from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.binding.selection import bind_selection, check_edit
+from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention
+from attention_service.runtime.models.module_hooks import after
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
+from attention_transformers.attention_calls import RawAttentionInputs
+from attention_transformers.model_layers import AttentionModule, LayerKey, layer_path
+
+TEXT, TARGET = 5, 3
+"""Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
+_NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
+TokensOf = Literal["text", "target"] | None
+"""The tokens that queries or keys stand for; None for others, as the patches of an image."""
+_OF: Final[dict[int, TokensOf]] = {TEXT: "text", TARGET: "target"}
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlace:
+    """One attention of a model."""
+
+    key: LayerKey
+    module: nn.Module
+    """The module that attends: what it returns is the tap ``output``."""
+    layer: nn.Module
+    """The layer that it belongs to: what that returns are the hidden states."""
+    first_layer: nn.Module
+    """Layer 0 of the same stack."""
+    turn: int
+    """The call of the module that it is, among those of one pass: 0 unless layers share a module."""
+    queries: TokensOf
+    keys: TokensOf
+    widths: Widths
+    spec: AttentionSpec
+    dtype: str
+    output_width: int
+
+    @property
+    def described(self) -> ModelLayer:
+        """The sizes of the attention."""
+        widths = self.widths
+        return ModelLayer(layer=self.key, heads=widths.heads, kv_heads=widths.kv_heads, head_dim=widths.head_dim)
+
+    def bound(self, batch: int, queries: int, keys: int, *, batched: bool = True) -> BoundRequest:
+        """Return the attention of so many tokens as a bound request without numbers."""
+        made = new_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys))
+        return made if batched else made.replaced(layout=Layout(batched=False))
+
+    def selection(self, select: Select | None, bound: BoundRequest) -> Selection:
+        """The selected heads and queries. Raises InvalidRequest for an index that is out of range."""
+        return bind_selection(select, bound)
+
+    def check_edits(self, edits: Sequence[Edit], bound: BoundRequest) -> None:
+        """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit."""
+        whole = bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)
+        for index, edit in enumerate(edits):
+            check_edit(edit, whole if edit.tap == "output" else bound, f"edits.{self.key}.{index}")
+
+
+class _Sizes(AttentionPass):
+    """A pass that notes the sizes of each attention."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.seen: dict[LayerKey, tuple[RawAttentionInputs, Widths]] = {}
+
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
+        _, heads, _, head_dim = raw.query.shape
+        self.seen[layer] = raw, Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])
+
+
+def named_layers(modules: Sequence[AttentionModule]) -> list[tuple[AttentionModule, tuple[LayerKey, ...]]]:
+    """Return each module with the keys of its layers; ``attention.3`` where transformers numbers no layers."""
+    if all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
+        return [(one, one.keys) for one in modules]
+    return [(one, (f"attention.{number}",)) for number, one in enumerate(modules)]
+
+
+def find_places(
+    model: PreTrainedModel,
+    attention: LayerAttention,
+    layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]],
+    run: Callable[[AttentionPass], Any],
+) -> dict[str, AttentionPlace]:
+    """Run the model over ``TEXT`` and ``TARGET`` tokens. Return its attentions in the order in which they ran.
+
+    By the text of their keys. Raises InvalidCheckpoint for a model that does not run.
+    """
+    probe = _Sizes()
+    outputs: dict[LayerKey, int] = {}
+
+    def width_of(keys: tuple[LayerKey, ...]) -> Callable[[Tensor], None]:
+        return lambda state: outputs.update(dict.fromkeys(keys, state.shape[-1]))
+
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            for one, keys in layers:
+                stack.callback(after(one.module, width_of(keys)))
+            run(probe)
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as fault:
+        reason = str(fault).partition("\n")[0]
+        raise InvalidCheckpoint(
+            f"checkpoint: {type(model).__name__} does not run: {reason}", param="checkpoint"
+        ) from fault
+    where = {key: one for one, keys in layers for key in keys}
+    keys_of = {key: keys for _, keys in layers for key in keys}
+    found: dict[str, AttentionPlace] = {}
+    for key, (raw, widths) in probe.seen.items():
+        one = where[key]
+        path = layer_path(one.path)
+        layer = one.module if path is None else model.get_submodule(path)
+        found[str(key)] = AttentionPlace(
+            key,
+            one.module,
+            layer,
+            layer if path is None else model.get_submodule(f"{path.rpartition('.')[0]}.0"),
+            keys_of[key].index(key),
+            _OF.get(raw.query.shape[2]),
+            _OF.get(raw.key.shape[2]),
+            widths,
+            raw.spec,
+            str(raw.query.dtype).removeprefix("torch."),
+            outputs.get(key, 0),
+        )
+    return found

@@ -1,0 +1,331 @@
+"""The attention of every layer of a model, computed by this package's core.
+
+transformers calls ``LayerAttention`` wherever a layer attends. A pass (``AttentionPass``) holds what is asked of the
+layers. Their outputs come from the kernel that the planner would choose, whatever is asked beside them; statistics,
+weights, taps and edits are the operations of modules.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.weights import WeightsRequest
+from attention_service.core.attention import attend, trace
+from attention_service.core.blocks import SCORES_AT_ONCE
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import KERNELS, Kernel, Needs
+from attention_service.core.problem import Problem, Selection, Widths
+from attention_service.core.tensors import torch_dtype_name
+from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.binding.bound_statistics import BoundStatistics
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.forward import tap_results
+from attention_service.runtime.operations.weights import Inspection
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel, least_bytes
+from attention_service.runtime.planning.request_sizes import RequestSizes
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_transformers.attention_calls import RawAttentionInputs, attention_call
+from attention_transformers.model_layers import AttentionModule, LayerKey
+from attention_transformers.model_masks import MASK_FUNCTION
+
+_EVERYTHING: Final = Selection()
+_ROOM: Final = 2**30
+"""Bytes that one attention may hold before a kernel is taken that needs less."""
+_numbers: Final = count()
+
+
+@dataclass(frozen=True, eq=False)
+class LayerQuestion:
+    """What a pass is asked about one attention."""
+
+    batched: bool = True
+    """False if its results have no batch dimension."""
+    edits: Sequence[Edit] = ()
+    selection: Selection = _EVERYTHING
+    taps: Sequence[str] = ()
+    """The taps to return, narrowed by the selection."""
+    average_heads: bool = False
+    whole: Sequence[str] = ()
+    """The taps to return, all heads and queries, under ``whole``."""
+    weights: WeightsRequest | None = None
+    """The inspection to make."""
+    statistics: BoundStatistics = field(default_factory=BoundStatistics)
+    query_mask: Tensor | None = None
+    """``[B, Lq]``, True for a real query; None if all are."""
+    traced: Sequence[str] = ()
+    """The taps to keep with their gradients' graph."""
+
+
+NOTHING: Final = LayerQuestion()
+
+
+class AttentionPass:
+    """One run of a model, or several: what is asked of its layers, and what was found."""
+
+    def __init__(self, questions: Mapping[LayerKey, LayerQuestion]) -> None:
+        self.questions = questions
+        self.kernels: dict[str, None] = {}
+        """The names of the kernels that computed the outputs, in their order."""
+        self.traced: dict[LayerKey, dict[str, Tensor]] = {}
+        """The taps of ``LayerQuestion.traced`` by layer, on the device."""
+        self._found: dict[LayerKey, Fields] = {}
+        self._waiting: dict[Hashable, list[_Inspected]] = {}
+
+    def take(self) -> dict[LayerKey, Fields]:
+        """Return the results of each layer since the last call, on the host."""
+        for alike in self._waiting.values():
+            self._inspect(alike)
+        self._waiting.clear()
+        found, self._found = self._found, {}
+        return found
+
+    def add(self, layer: LayerKey, results: Results) -> None:
+        """Copy results of a layer to the host."""
+        self._found.setdefault(layer, {}).update(on_host(results))
+
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
+        """Note the inputs of a layer; nothing is noted of a pass that asks its questions."""
+
+    def inspect(self, waiting: "_Inspected") -> None:
+        """Inspect the weights of a layer, together with those of others like it if they are few."""
+        group = waiting.group
+        alike = self._waiting.setdefault(group, [])
+        alike.append(waiting)
+        if group is None or sum(each.scores for each in alike) >= SCORES_AT_ONCE:
+            self._inspect(self._waiting.pop(group))
+
+    def _inspect(self, alike: "Sequence[_Inspected]") -> None:
+        first = alike[0]
+        raw, question, batch = first.raw, first.question, first.raw.query.shape[0]
+        if question.weights is None:
+            raise TypeError("a layer that is inspected was asked for its weights")
+        many, statistics = len(alike), question.statistics
+        bound = bound_to(raw, batched=True, layers=many)
+        edits = compute.bind_edits(question.edits, raw.query.device, raw.query.dtype)
+        operation = Inspection(bound, question.weights, question.selection, statistics.repeated(many))
+        tensors = first.tensors(alike)
+        parameters = {} if raw.sinks is None else {"sinks": raw.sinks}
+        fields = operation.collect(operation.launch(Uploaded(tensors, parameters, edits)))
+        for index, each in enumerate(alike):
+            place = slice(index * batch, (index + 1) * batch) if question.batched else index
+            self._found.setdefault(each.layer, {}).update(_at(fields, place))
+
+
+def _at(fields: Fields, place: Any) -> Fields:
+    """Return the part of each array that belongs to one of several stacked layers."""
+    return {
+        name: _at(value, place) if isinstance(value, dict) else np.asarray(value[place])
+        for name, value in fields.items()
+    }
+
+
+@dataclass(eq=False, slots=True)
+class _Inspected:
+    """An attention whose weights are to be inspected."""
+
+    layer: LayerKey
+    raw: RawAttentionInputs
+    question: LayerQuestion
+
+    @property
+    def group(self) -> Hashable:
+        """Equal for attentions that may be inspected as one batch; None for one that is alone."""
+        raw, question = self.raw, self.question
+        if question.edits or raw.sinks is not None:
+            return None
+        shapes = (raw.query.shape, raw.key.shape, raw.value.shape, None if raw.mask is None else raw.mask.shape)
+        told = (id(raw.spec), id(raw.key_mask), raw.offset, id(question.weights), question.selection)
+        return (*shapes, *told, id(question.statistics), id(question.query_mask))
+
+    @property
+    def scores(self) -> int:
+        """Number of its scores."""
+        batch, heads, queries, _ = self.raw.query.shape
+        return batch * heads * queries * self.raw.key.shape[2]
+
+    def tensors(self, alike: "Sequence[_Inspected]") -> dict[str, Tensor]:
+        """The tensors of all of them, one behind the other along the batch."""
+        raws, many = [each.raw for each in alike], len(alike)
+        found = {
+            "query": _stacked([raw.query for raw in raws]),
+            "key": _stacked([raw.key for raw in raws]),
+            "value": _stacked([raw.value for raw in raws]),
+        }
+        if self.raw.mask is not None:
+            batch = self.raw.query.shape[0]
+            found["mask"] = _stacked([_of_batch(raw.mask, batch) for raw in raws if raw.mask is not None])
+        for name, shared in (("key_mask", self.raw.key_mask), ("query_mask", self.question.query_mask)):
+            if shared is not None:
+                found[name] = shared.repeat(many, 1)
+        if self.raw.offset:
+            found["offsets"] = torch.tensor(self.raw.offset)
+        return found
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _of_batch(mask: Tensor, batch: int) -> Tensor:
+    """Return a mask of rank 4 for each sequence of the batch."""
+    mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
+    return mask.expand(batch, *mask.shape[1:])
+
+
+def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> BoundRequest:
+    """Return the attention as a bound request without numbers; of several layers as one batch."""
+    batch, heads, queries, head_dim = raw.query.shape
+    sizes = RequestSizes(layers * batch, queries, raw.key.shape[2])
+    widths = Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])
+    bound = new_request(raw.spec, widths, torch_dtype_name(raw.query.dtype), sizes)
+    if raw.mask is not None:
+        shape = (1,) * (4 - raw.mask.ndim) + tuple(raw.mask.shape)
+        bound.arrays["mask"] = np.broadcast_to(np.zeros((), bool if raw.mask.dtype == torch.bool else float), shape)
+    return bound if batched else bound.replaced(layout=Layout(batched=False))
+
+
+class LayerAttention:
+    """The attention function of one model.
+
+    ``running`` sets the pass that its calls belong to. Without one, calls compute outputs alone.
+    """
+
+    def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]], device: Device) -> None:
+        """``modules``: each with the keys of its layers, in the order in which they run."""
+        self._keys = {id(one.module): keys for one, keys in modules}
+        self._calls: dict[int, int] = {}
+        self._device = device
+        self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
+        self._pass: AttentionPass | None = None
+        self.name = f"attention_service_{next(_numbers)}"
+
+    def install(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
+        """Make this the attention of the model. Raises InvalidCheckpoint for one that keeps another."""
+        AttentionInterface.register(self.name, self)
+        AttentionMaskInterface.register(self.name, MASK_FUNCTION)
+        model.set_attn_implementation(self.name)
+        kept = sorted({type(one.module).__name__ for one in modules if one.implementation != self.name})
+        if kept:
+            raise InvalidCheckpoint(
+                f"checkpoint: {type(model).__name__} does not let the attention of {', '.join(kept)} be changed",
+                param="checkpoint",
+            )
+
+    def remove(self) -> None:
+        """Forget the function; the model cannot run any more."""
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(self.name, None)
+
+    @contextmanager
+    def running(self, asked: AttentionPass) -> Iterator[AttentionPass]:
+        """Let the calls until the block ends belong to a pass."""
+        self._pass = asked
+        self._calls.clear()
+        try:
+            yield asked
+        finally:
+            self._pass = None
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
+        checkpoint()
+        raw = attention_call(module, query, key, value, attention_mask, **options).raw()
+        layer, asked = self._layer(module), self._pass
+        question = NOTHING if asked is None else asked.questions.get(layer, NOTHING)
+        context = self._context(layer, raw, question, asked)
+        return context.transpose(1, 2).contiguous(), None
+
+    def _layer(self, module: nn.Module) -> LayerKey:
+        keys = self._keys[id(module)]
+        if len(keys) == 1:
+            return keys[0]
+        number = self._calls[id(module)] = self._calls.get(id(module), -1) + 1
+        return keys[number % len(keys)]
+
+    def _context(
+        self, layer: LayerKey, raw: RawAttentionInputs, question: LayerQuestion, asked: AttentionPass | None
+    ) -> Tensor:
+        """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
+        edits = self._edits(raw, question) if question.edits else ()
+        name, kernel = self._kernel(raw, edits=bool(edits))
+        problem = Problem(
+            raw.query, raw.key, raw.value, raw.spec, mask=raw.mask, key_mask=raw.key_mask,
+            offsets=torch.tensor(raw.offset) if raw.offset else None,
+            learned={} if raw.sinks is None else {"sinks": raw.sinks},
+        )  # fmt: skip
+        if asked is None:
+            return attend(problem, (), _EVERYTHING, edits, kernel).context
+        asked.kernels[name] = None
+        asked.saw(layer, raw)
+        if question.traced:
+            return _traced(problem, question, edits, kernel, asked.traced.setdefault(layer, {}))
+        if question.whole:
+            found = attend(problem, question.whole, _EVERYTHING, edits, kernel)
+            asked.add(layer, {"whole": {name: x[0] for name, x in found.taps.items()}})
+        if question.taps or not question.whole:
+            found = attend(problem, question.taps, question.selection, edits, kernel)
+        if question.taps:
+            bound = bound_to(raw, batched=question.batched)
+            asked.add(layer, tap_results(bound, found.taps, average_heads=question.average_heads))
+        if question.weights is not None:
+            asked.inspect(_Inspected(layer, raw, question))
+        return found.context
+
+    def _edits(self, raw: RawAttentionInputs, question: LayerQuestion) -> Sequence[BoundEdit]:
+        """The edits on the device. ``output`` is edited behind the attention's projection (``layer_states``)."""
+        inner = [edit for edit in question.edits if edit.tap != "output"]
+        return compute.bind_edits(inner, raw.query.device, raw.query.dtype)
+
+    def _kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:
+        """The kernel that computes the output: the fastest by a roofline that needs little enough memory."""
+        backward = torch.is_grad_enabled() and raw.query.requires_grad
+        batch, heads, queries, width = raw.query.shape
+        keys = raw.key.shape[2]
+        key = (
+            id(raw.spec), raw.mask is None, raw.key_mask is None, edits, backward, raw.query.dtype,
+            batch, heads, raw.key.shape[1], width, queries.bit_length(), keys.bit_length(), queries == keys,
+        )  # fmt: skip
+        known = self._kernels.get(key)
+        if known is None:
+            bound = bound_to(raw, batched=True)
+            able = able_kernels(bound, self._device, None, Needs(edits=edits))
+            clock = self._device.clock
+            name = choose_kernel(bound, able, clock, _ROOM, lambda each: least_bytes(bound, each), backward=backward)
+            if len(self._kernels) >= 4096:
+                self._kernels.clear()
+            known = self._kernels[key] = (raw.spec, name, KERNELS[name].make())  # the spec keeps its id
+        return known[1], known[2]
+
+
+def _traced(
+    problem: Problem, question: LayerQuestion, edits: Sequence[BoundEdit], kernel: Kernel, found: dict[str, Tensor]
+) -> Tensor:
+    """The context, on the graph of its inputs and of the taps that are kept."""
+    q, k, v = problem.q.view_as(problem.q), problem.k.view_as(problem.k), problem.v.view_as(problem.v)
+    problem = replace(problem, q=q, k=k, v=v)
+    if edits or not set(question.traced) <= {"q", "k", "v", "context"}:
+        taps = trace(problem, edits)
+    else:
+        taps = {"q": q, "k": k, "v": v, "context": attend(problem, (), _EVERYTHING, (), kernel).context}
+    found.update({tap: taps[tap] for tap in question.traced})
+    return taps["context"]

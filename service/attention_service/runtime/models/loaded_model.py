@@ -1,0 +1,341 @@
+"""One whole model in a worker's process: transformers computes all but its attention, and this package's core that."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.attention import Edit, Tap
+from attention_contract.schemas.models import (
+    LayerTaps,
+    LayerWeights,
+    ModelForwardReply,
+    ModelForwardRequest,
+    ModelInput,
+    ModelRan,
+    ModelWeightsReply,
+    ModelWeightsRequest,
+)
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.schemas.weights import (
+    HeadStatistics,
+    StatisticOptions,
+    TopKeys,
+    WeightsDifferences,
+    WeightsRequest,
+)
+from attention_service.core.inspection.statistics import TOKEN_STATISTICS
+from attention_service.core.tensors import to_numpy, torch_dtype_name
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
+from attention_service.runtime.binding.selection import bind_selection, check_taps
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.models.attention_places import TARGET, TEXT, AttentionPlace, find_places, named_layers
+from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerAttention, LayerQuestion
+from attention_service.runtime.models.layer_states import LayerStates
+from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack, Tokens
+from attention_service.runtime.models.model_loading import load_checkpoint
+from attention_service.runtime.models.model_recordings import recording_of
+from attention_service.runtime.models.predictions import places_of, predictions, predicts, rows_at
+from attention_service.runtime.planning.blank_requests import unsent
+from attention_service.runtime.scheduling.operation import Fields
+from attention_transformers.model_layers import LayerKey, UnsupportedModel, attention_modules, own_attentions
+
+Ask = Callable[[AttentionPlace, BoundRequest], LayerQuestion]
+"""Makes the question to one layer."""
+_AROUND: Final = frozenset({"hidden", "logits", "output"})
+"""Returned tensors that are not made by the attention function."""
+_ATTENDING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers that attend by a softmax over pairs."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to a model, checked: its input, and the layers that it names."""
+
+    inputs: Inputs
+    places: list[AttentionPlace]
+    """The layers to answer for, in the order asked."""
+    edits: Mapping[str, Sequence[Edit]]
+    """By the text of a layer's key."""
+    started: float = field(default_factory=time.perf_counter)
+
+    def bound(self, place: AttentionPlace) -> BoundRequest:
+        """The attention of a layer over this input, without numbers."""
+        queries, keys = (self.stack(name) for name in (place.queries, place.keys))
+        return place.bound(len(queries.ids), queries.length, keys.length, batched=self.inputs.several)
+
+    def stack(self, name: str | None) -> Stack:
+        """The tokens of queries or of keys."""
+        target = self.inputs.target
+        return target if name == "target" and target is not None else self.inputs.text
+
+
+class LoadedModel:
+    """A model, its tokenizer, and its attention. One request runs at a time."""
+
+    def __init__(
+        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: Device
+    ) -> None:
+        """Make the model attend by this package. Raises InvalidCheckpoint for one that cannot."""
+        if model.main_input_name != "input_ids":
+            raise InvalidCheckpoint(
+                f"checkpoint: {type(model).__name__} reads {model.main_input_name}, and a model here reads tokens",
+                param="checkpoint",
+            )
+        try:
+            modules = attention_modules(model)
+        except UnsupportedModel as fault:
+            raise InvalidCheckpoint(f"checkpoint: {fault.detail}", param="checkpoint") from None
+        self.name = name
+        self.model = model
+        self.device = device
+        self.reader = InputReader(model, tokenizer)
+        self.recording: RecordingFile | None = None
+        """The recording of the last request, if it said ``keep``."""
+        layers = named_layers(modules)
+        self.attention = LayerAttention(layers, device)
+        self.attention.install(model, modules)
+        self.places = find_places(model, self.attention, layers, self._short_run)
+        self.predicts = predicts(model)
+        self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: str | None, device: torch.device, progress: Callable[[float], None]) -> Self:
+        """Load a checkpoint of transformers from a folder. Raises InvalidCheckpoint.
+
+        ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
+        loaded.
+        """
+        model, tokenizer = load_checkpoint(folder, dtype, device, progress)
+        return cls(folder.name, model, tokenizer, Device.open(str(device)))
+
+    def close(self) -> None:
+        """Forget the attention function; the model cannot run any more."""
+        self.attention.remove()
+
+    def info(self) -> dict[str, Any]:
+        """The fields of ``ModelInfo`` that the model itself knows."""
+        kinds = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
+        others = {
+            kind for number, kind in enumerate(kinds) if kind not in _ATTENDING and str(number) not in self.places
+        }
+        return {
+            "architecture": type(self.model).__name__,
+            "model_type": self.model.config.model_type,
+            "takes": self.reader.takes,
+            "generates": bool(self.model.can_generate()),
+            "dtype": torch_dtype_name(self.model.dtype),
+            "device": str(self.device.torch),
+            "bytes": self.bytes,
+            "max_length": self.reader.max_length,
+            "layers": [place.described for place in self.places.values()],
+            "unseen": sorted(others.union(own_attentions(self.model))),
+        }
+
+    @torch.no_grad()
+    def forward(self, request: ModelForwardRequest) -> ModelForwardReply:
+        """What the model predicts, and taps of its layers. Raises InvalidRequest that names the field at fault."""
+        asked, wanted, keep = self.asked(request), set(request.return_), request.keep
+        predicted = places_of(request.positions, asked.inputs.predicted)
+        if self.predicts is None and "logits" in wanted:
+            raise InvalidRequest(
+                f"return: {type(self.model).__name__} has no head that predicts tokens; leave logits out",
+                param="return",
+            )
+        taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
+        asking = AttentionPass(
+            self._questions(asked, request, lambda place, bound: _taps_question(place, request, taps))
+        )
+        before = self._rows(asked, AttentionPass({}), predicted) if request.compare and self.predicts else None
+        states = LayerStates(self.places.values(), asked.edits)
+        with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
+            rows = self._rows(asked, asking, predicted)
+        found, several = asking.take(), asked.inputs.several
+        fields: dict[str, Any] = {"predicts": self.predicts, "predictions": [], "layers": []}
+        if rows is not None and request.top_k:
+            fields["predictions"] = predictions(self.reader, rows, predicted, request.top_k, before)
+        if rows is not None and "logits" in wanted:
+            fields["logits"] = to_numpy(rows if several else rows[0])
+        if "hidden" in wanted:
+            first = next(iter(states.inputs.values()))
+            fields["embeddings"] = first if several else first[0]
+        around = {"output": states.output, "hidden": states.hidden}
+        for place in asked.places if wanted - {"logits"} else ():
+            layer = {name: found[place.key][name] for name in taps}
+            for name, arrays in around.items():
+                if name in wanted:
+                    layer[name] = arrays[place.key] if several else arrays[place.key][0]
+            fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
+        self.recording = self._recorded(request, asked, found, states) if keep else None
+        return valid(ModelForwardReply, fields | self.about(asked, asking))
+
+    @torch.no_grad()
+    def weights(self, request: ModelWeightsRequest) -> ModelWeightsReply:
+        """What each head of each layer looks at. Raises InvalidRequest that names the field at fault."""
+        asked = self.asked(request)
+        inspected = _inspection(request)
+        statistics: dict[tuple[str | None, str | None], BoundStatistics] = {}
+
+        def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
+            over = place.queries, place.keys
+            if over not in statistics:
+                statistics[over] = _statistics(request, asked, place, bound)
+            return LayerQuestion(weights=inspected, statistics=statistics[over])
+
+        asking = AttentionPass(self._questions(asked, request, question))
+        states = LayerStates(self.places.values(), asked.edits)
+        with states.reading(asked.places, output=False, hidden=request.keep):
+            self.run(asked.inputs.arguments, asking, logits=torch.tensor([0]))
+        found = asking.take()
+        layers = [_layer_weights(place.key, found[place.key]) for place in asked.places]
+        self.recording = self._recorded(request, asked, found, states) if request.keep else None
+        return valid(ModelWeightsReply, {"layers": layers} | self.about(asked, asking))
+
+    # ── what other questions share ───────────────────────────────────────────────────────────────────────────────────
+
+    def asked(self, request: ModelInput) -> Asked:
+        """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
+        inputs = self.reader.read(request)
+        if request.layers == "all":
+            places = [*self.places.values()]
+        else:
+            places = [self._place(key, f"layers.{index}") for index, key in enumerate(request.layers)]
+        asked = Asked(inputs, places, request.edits)
+        for key, edits in request.edits.items():
+            place = self._place(key, f"edits.{key}")
+            place.check_edits(edits, asked.bound(place))
+        return asked
+
+    def run(self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, logits: Tensor | None = None) -> Any:
+        """Run the model once; ``logits``: the places of the rows of logits that are needed, if not all are."""
+        options: dict[str, Any] = {"return_dict": True}
+        if "use_cache" in self.reader.names:
+            options["use_cache"] = False
+        if logits is not None and "logits_to_keep" in self.reader.names:
+            options["logits_to_keep"] = logits.to(self.model.device)
+        with self.attention.running(asking):
+            return self.model(**arguments, **options)
+
+    def about(self, asked: Asked, asking: AttentionPass) -> dict[str, Any]:
+        """The fields of a reply that tell of the input and of the run."""
+        inputs = asked.inputs
+        labels = self.reader.labels(inputs.predicted, several=inputs.several)
+        fields: dict[str, Any] = {"labels": labels}
+        if inputs.target is not None:
+            fields["encoder_labels"] = self.reader.labels(inputs.text, several=inputs.several)
+        ran = ModelRan(
+            model=self.name,
+            architecture=type(self.model).__name__,
+            device=str(self.device.torch),
+            dtype=torch_dtype_name(self.model.dtype),
+            kernels=list(asking.kernels),
+            compute_ms=1e3 * (time.perf_counter() - asked.started),
+            queue_ms=0.0,
+            peak_bytes=0,
+        )
+        return fields | {"ran": ran}
+
+    def _place(self, key: LayerKey, param: str) -> AttentionPlace:
+        place = self.places.get(str(key))
+        if place is None:
+            known = list(self.places)
+            told = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
+            raise InvalidRequest(f"{param}: the model has no attention {str(key)!r}; it has {told}", param=param)
+        return place
+
+    def _questions(
+        self, asked: Asked, request: "ModelForwardRequest | ModelWeightsRequest", ask: Ask
+    ) -> dict[LayerKey, LayerQuestion]:
+        """The questions to the layers that are asked, and the edits of all. Raises InvalidRequest."""
+        if request.keep and (asked.inputs.several or request.select is not None or request.average_heads):
+            raise InvalidRequest(
+                "keep: a recording holds every head and query of one text; leave select and average_heads out, and "
+                "send one text",
+                param="keep",
+            )
+        found: dict[LayerKey, LayerQuestion] = {}
+        for place in asked.places:
+            bound = asked.bound(place)
+            selection = bind_selection(request.select, bound)
+            found[place.key] = replace(
+                ask(place, bound),
+                selection=selection,
+                whole=("weights",) if request.keep else (),
+                batched=asked.inputs.several,
+                query_mask=asked.stack(place.queries).mask,
+            )
+        for key, edits in asked.edits.items():
+            place = self.places[key]
+            found[place.key] = replace(found.get(place.key, NOTHING), edits=edits)
+        return found
+
+    def _rows(self, asked: Asked, asking: AttentionPass, places: Sequence[Sequence[int]]) -> Tensor | None:
+        """Run the model. Return its logits at these places of each text, None of a model that predicts no tokens."""
+        alike = all(row == places[0] for row in places) and "logits_to_keep" in self.reader.names
+        output = self.run(asked.inputs.arguments, asking, logits=torch.tensor(places[0]) if alike else None)
+        if self.predicts is None:
+            return None
+        logits: Tensor = output.logits
+        return logits if alike else rows_at(logits, places)
+
+    def _recorded(
+        self, request: ModelInput, asked: Asked, found: Mapping[LayerKey, Fields], states: LayerStates
+    ) -> RecordingFile:
+        return recording_of(self.name, self.reader, request, asked.inputs, found, states)
+
+    def _short_run(self, asking: AttentionPass) -> Any:
+        """Run the model over a few tokens."""
+        text = self.reader.batch([Tokens([*range(1, TEXT + 1)], [None] * TEXT)])
+        arguments = self.reader.arguments(text)
+        if self.reader.pairs:
+            arguments["decoder_input_ids"] = text.ids[:, :TARGET]
+        return self.run(arguments, asking)
+
+
+def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:
+    check_taps(taps, place.spec)
+    return LayerQuestion(taps=taps, average_heads=request.average_heads)
+
+
+def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
+    """The request as it is to each layer, without its edits."""
+    names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare")
+    return unsent(WeightsRequest, edits=[], query_mask=None, **{name: getattr(request, name) for name in names})
+
+
+def _statistics(
+    request: ModelWeightsRequest, asked: Asked, place: AttentionPlace, bound: BoundRequest
+) -> BoundStatistics:
+    options, queries, keys = request.statistic_options, asked.stack(place.queries), asked.stack(place.keys)
+    of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
+    given = StatisticOptions(
+        window=options.window,
+        sinks=options.sinks,
+        token_classes=options.token_classes,
+        tokens=keys.host_ids if of_tokens else None,
+        query_tokens=queries.host_ids if of_tokens else None,
+    )
+    found = bind_statistics(request.statistics, given, batch=bound.batch, queries=bound.queries, keys=bound.keys)
+    return replace(found, starts=keys.starts)
+
+
+def _layer_weights(key: LayerKey, found: Fields) -> LayerWeights:
+    """The results of an inspection as part of the reply."""
+    fields = {name: value for name, value in found.items() if name != "whole"}
+    fields["statistics"] = valid(HeadStatistics, fields["statistics"])
+    if "top" in fields:
+        fields["top"] = valid(TopKeys, fields["top"])
+    if "differences" in fields:
+        changed = dict(fields["differences"])
+        fields["differences"] = valid(
+            WeightsDifferences, changed | {"statistics": valid(HeadStatistics, changed["statistics"])}
+        )
+    return valid(LayerWeights, {"layer": key, **fields})

@@ -1,0 +1,294 @@
+"""The input of a whole model: texts, tokens or messages as ids, padded to one batch, with labels for reading."""
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+from tokenizers.decoders import ByteLevel
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import Message, ModelInput, TokenLabelsReply
+
+_BYTE_LEVEL: Final = ByteLevel()
+"""Decodes the letters that byte-level tokenizers write for bytes."""
+Span = tuple[int, int] | None
+Labels = TokenLabelsReply | list[TokenLabelsReply]
+
+
+class Tokens(NamedTuple):
+    """The tokens of one text."""
+
+    ids: list[int]
+    spans: list[Span]
+    """The characters of each token."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The tokens of one stack: a batch of texts, padded to the same length."""
+
+    ids: Tensor
+    """``[B, L]``"""
+    mask: Tensor | None
+    """Bool ``[B, L]``, True for a token that is no padding; None if none is."""
+    spans: list[list[Span]]
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.ids.shape[1]
+
+    @cached_property
+    def host_ids(self) -> NDArray[np.int64]:
+        """The ids on the host."""
+        found: NDArray[np.int64] = self.ids.cpu().numpy()
+        return found
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Behind the last token of each text that is no padding."""
+        if self.mask is None:
+            return [self.length] * len(self.ids)
+        return [int(row.nonzero()[-1]) + 1 for row in self.mask]
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64] | None:
+        """The first token of each text that is no padding; None if it is token 0 of all."""
+        if self.mask is None or bool(self.mask[:, 0].all()):
+            return None
+        found: NDArray[np.int64] = self.mask.int().argmax(1).cpu().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The input of one request."""
+
+    several: bool
+    """True if the request has a list of texts, so that its reply has a batch dimension."""
+    text: Stack
+    target: Stack | None
+    """The decoder's tokens, of a model with an encoder and a decoder."""
+    arguments: dict[str, Tensor]
+    """The arguments of the model's ``forward``."""
+
+    @property
+    def predicted(self) -> Stack:
+        """The tokens whose predictions the model makes."""
+        return self.target or self.text
+
+
+class InputReader:
+    """Reads the inputs of one model."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        config = model.config
+        self.pairs = bool(config.is_encoder_decoder)
+        """True for a model with an encoder and a decoder."""
+        self.tokenizer = tokenizer
+        self.names = frozenset(inspect.signature(model.forward).parameters)
+        """The names of the model's arguments."""
+        self.max_length = _max_length(model)
+        table: Any = model.get_input_embeddings()
+        self._vocabulary = int(table.num_embeddings)
+        self._device = model.device
+        self._pads_left = bool(model.can_generate()) and not self.pairs
+        pad = getattr(config.get_text_config(), "pad_token_id", None)
+        self._pad = pad if isinstance(pad, int) and pad >= 0 else 0
+        start = getattr(config, "decoder_start_token_id", None)
+        self._start = self._pad if start is None else int(start)
+        self._cleaner = _Cleaner(tokenizer)
+
+    @property
+    def takes(self) -> list[str]:
+        """The inputs that requests may have."""
+        found = [] if self.tokenizer is None else ["text"]
+        found += ["messages"] if self.tokenizer is not None and self.tokenizer.chat_template else []
+        return [*found, "target"] if self.pairs and self.tokenizer is not None else found
+
+    def read(self, request: ModelInput) -> Inputs:
+        """Read the input of a request. Raises InvalidRequest that names the field at fault."""
+        if request.images:
+            raise InvalidRequest("images: this model takes none; send text, tokens or messages", param="images")
+        texts, field, several = self._texts(request)
+        for index, text in enumerate(texts):
+            self._check(text.ids, f"{field}.{index}" if several else field)
+        stack, target = self.batch(texts), None
+        arguments = self.arguments(stack)
+        if self.pairs:
+            target = self._target(request.target, len(texts))
+            arguments["decoder_input_ids"] = target.ids
+        elif request.target is not None:
+            raise InvalidRequest("target: the model has one stack and reads the text alone", param="target")
+        return Inputs(several, stack, target, arguments)
+
+    def batch(self, texts: Sequence[Tokens]) -> Stack:
+        """Pad texts to one batch: at the left for a model that generates, else at the right."""
+        length = max(len(text.ids) for text in texts)
+        ids = torch.full((len(texts), length), self._pad, dtype=torch.int64)
+        mask = torch.zeros(len(texts), length, dtype=torch.bool)
+        spans: list[list[Span]] = []
+        for row, text in enumerate(texts):
+            missing = length - len(text.ids)
+            place = slice(missing, length) if self._pads_left else slice(0, length - missing)
+            ids[row, place], mask[row, place] = torch.tensor(text.ids), True
+            nothing: list[Span] = [None] * missing
+            spans.append(nothing + text.spans if self._pads_left else text.spans + nothing)
+        padded = not bool(mask.all())
+        return Stack(ids.to(self._device), mask.to(self._device) if padded else None, spans)
+
+    def arguments(self, stack: Stack) -> dict[str, Tensor]:
+        """The model's arguments for one batch: positions count from the first token that is no padding."""
+        found = {"input_ids": stack.ids}
+        if stack.mask is not None:
+            found["attention_mask"] = stack.mask.long()
+            if self._pads_left and "position_ids" in self.names:
+                found["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
+        return found
+
+    def labels(self, stack: Stack, *, several: bool) -> Labels:
+        """The labels of every token, those of padding included."""
+        found = [
+            TokenLabelsReply.model_construct(tokens=self._cleaner.tokens(ids), ids=ids, spans=spans)
+            for ids, spans in zip(stack.host_ids.tolist(), stack.spans, strict=True)
+        ]
+        return found if several else found[0]
+
+    def readable(self, ids: Sequence[int]) -> list[str]:
+        """The tokens of these ids, cleaned for reading."""
+        return self._cleaner.tokens(ids)
+
+    def token_id(self, token: int | str, param: str) -> int:
+        """The id of a token, given as such or as a text that is one token. Raises InvalidRequest."""
+        if isinstance(token, int):
+            self._check([token], param)
+            return token
+        if self.tokenizer is None:
+            raise InvalidRequest(f"{param}: the checkpoint has no tokenizer; send a token id", param=param)
+        ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise InvalidRequest(
+                f"{param}: {token!r} is {len(ids)} tokens ({', '.join(self.readable(ids))}); expected one", param=param
+            )
+        return int(ids[0])
+
+    def conversation(self, messages: Sequence[Message]) -> str:
+        """A conversation as the checkpoint's chat template writes it. Raises InvalidRequest."""
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise InvalidRequest(
+                "messages: the checkpoint has no chat template; send the conversation as text", param="messages"
+            )
+        told = [message.model_dump() for message in messages]
+        try:
+            written = self.tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, ValueError, TypeError, KeyError) as fault:
+            raise InvalidRequest(
+                f"messages: the checkpoint's chat template refuses them: {fault}", param="messages"
+            ) from None
+        return str(written)
+
+    def _texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
+        """The texts of a request, the field that they came in, and True if they came as a list."""
+        if request.tokens is not None:
+            several = bool(request.tokens) and isinstance(request.tokens[0], list)
+            lists: Any = request.tokens if several else [request.tokens]
+            return [Tokens(ids, [None] * len(ids)) for ids in lists], "tokens", several
+        if request.messages is not None:
+            return [self.tokens(self.conversation(request.messages), "messages", special=False)], "messages", False
+        if request.text is None:
+            raise InvalidRequest("text: expected text, tokens or messages", param="text")
+        if isinstance(request.text, str):
+            return [self.tokens(request.text, "text")], "text", False
+        return [self.tokens(text, f"text.{index}") for index, text in enumerate(request.text)], "text", True
+
+    def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:
+        """The tokens of a text; ``special``: with those that the tokenizer adds. Raises InvalidRequest."""
+        if self.tokenizer is None:
+            raise InvalidRequest(f"{param}: the checkpoint has no tokenizer; send tokens", param=param)
+        fast = bool(self.tokenizer.is_fast)
+        found = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=fast)
+        ids = list(found["input_ids"])
+        if not ids:
+            raise InvalidRequest(f"{param}: the tokenizer makes no tokens of it; send a longer text", param=param)
+        if not fast:
+            return Tokens(ids, [None] * len(ids))
+        return Tokens(ids, [(a, b) if a < b else None for a, b in found["offset_mapping"]])
+
+    def _target(self, target: str | None, batch: int) -> Stack:
+        ids = [self._start]
+        spans: list[Span] = [None]
+        if target is not None:
+            if self.tokenizer is None:
+                raise InvalidRequest("target: the checkpoint has no tokenizer", param="target")
+            told = self.tokenizer(text_target=target)["input_ids"]
+            offsets = self.tokens(target, "target").spans
+            ids += list(told)
+            spans += offsets if len(offsets) == len(told) else [None] * len(told)
+        self._check(ids, "target")
+        return Stack(torch.tensor([ids] * batch, device=self._device), None, [spans] * batch)
+
+    def _check(self, ids: Sequence[int], param: str) -> None:
+        """Raise InvalidRequest for ids that the model does not know, and for more than it has positions for."""
+        if self.max_length is not None and len(ids) > self.max_length:
+            raise InvalidRequest(
+                f"{param}: {len(ids)} tokens; the model has positions for {self.max_length}",
+                param=param, limit=self.max_length,
+            )  # fmt: skip
+        if (largest := max(ids)) >= self._vocabulary:
+            raise InvalidRequest(
+                f"{param}: token {largest} is out of range; the vocabulary has {self._vocabulary} tokens, numbered "
+                "from 0",
+                param=param, limit=self._vocabulary,
+            )  # fmt: skip
+
+
+class _Cleaner:
+    """Writes tokens for reading: without the marks of the tokenizer, and bytes as the text that they are."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._tokenizer = tokenizer
+        self._special: frozenset[str] = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_tokens)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = "" if backend is None else json.dumps(json.loads(backend.to_str()).get("decoder"))
+        self._by_bytes = "ByteLevel" in decoder
+        self._word_pieces = "WordPiece" in decoder
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens of these ids; the ids themselves without a tokenizer."""
+        if self._tokenizer is None:
+            return [str(each) for each in ids]
+        found = self._tokenizer.convert_ids_to_tokens(list(ids))
+        return [str(each) if token is None else self._clean(str(token)) for each, token in zip(ids, found, strict=True)]
+
+    def _clean(self, token: str) -> str:
+        if token in self._special:
+            return token
+        if self._by_bytes:
+            return str(_BYTE_LEVEL.decode([token]))
+        if self._word_pieces:
+            return token.removeprefix("##")
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a byte of sentencepiece
+            byte = int(token[3:5], 16)
+            return chr(byte) if byte < 0x80 else "\N{REPLACEMENT CHARACTER}"
+        return token.replace("▁", " ")
+
+
+def _max_length(model: PreTrainedModel) -> int | None:
+    """The most tokens that the model has positions for; None if there is no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for path, module in model.named_modules():
+        table = getattr(module, "weight", None)
+        if path.rpartition(".")[2] in {"position_embeddings", "embed_positions"} and isinstance(table, Tensor):
+            padding = getattr(module, "padding_idx", None)
+            if padding is not None:  # positions are counted from behind the padding's
+                return int(table.shape[0]) - int(padding) - 1
+    return limit if isinstance(limit, int) and limit > 0 else None

@@ -1,0 +1,106 @@
+"""A model and its tokenizer from a folder. Nothing is fetched, unpickled, or run that the folder brings."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.tensors import TORCH_DTYPES
+
+_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+"""Ends of the class names of models that predict tokens."""
+_FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
+"""What transformers raises for a folder that it cannot load."""
+_LOGGING: Final[Any] = logging  # its functions have no annotations
+_SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_checkpoint(
+    folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Load the model with its head, if it has one that predicts tokens, and the tokenizer, if there is one.
+
+    ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
+    loaded. Raises InvalidCheckpoint.
+    """
+    with _quietly(progress):
+        try:
+            config = AutoConfig.from_pretrained(folder, **_SAFE)
+            kind = _class_of(config)
+            wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
+            model, loading = kind.from_pretrained(
+                folder, config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
+                attn_implementation="eager", **_SAFE,
+            )  # fmt: skip
+        except _FAULTS as fault:
+            reason = (str(fault).strip() or type(fault).__name__).partition("\n")[0].replace(str(folder), folder.name)
+            raise InvalidCheckpoint(
+                f"checkpoint: {folder.name} cannot be loaded: {reason}", param="checkpoint"
+            ) from fault
+        tokenizer = _tokenizer(folder)
+    lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
+    if lacking:
+        raise InvalidCheckpoint(
+            f"checkpoint: {folder.name} lacks {len(lacking)} tensors of {kind.__name__}, such as {lacking[0]}",
+            param="checkpoint",
+        )
+    return model.to(device).eval().requires_grad_(False), tokenizer
+
+
+def _class_of(config: Any) -> Any:
+    """The class that the config names, if it predicts tokens; else the one without a head."""
+    name = next(iter(config.architectures or []), "")
+    named = getattr(transformers, name, None) if name.endswith(_HEADS) else None
+    return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **_SAFE)
+    except _FAULTS:
+        return None
+    return found
+
+
+@contextmanager
+def _quietly(progress: Callable[[float], None]) -> Iterator[None]:
+    """Tell ``progress`` what transformers would draw as a bar, and keep its reports out of the log."""
+    level = _LOGGING.get_verbosity()
+    _LOGGING.set_verbosity_error()
+    former = _LOGGING.set_tqdm_hook(lambda _, args, options: _Counted(progress, *args, **options))
+    try:
+        yield
+    finally:
+        _LOGGING.set_tqdm_hook(former)
+        _LOGGING.set_verbosity(level)
+
+
+class _Counted:
+    """Takes the place of a progress bar over things that are loaded."""
+
+    def __init__(self, progress: Callable[[float], None], items: Iterable[Any] = (), **_: Any) -> None:
+        self._progress = progress
+        self._items = list(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self._items):
+            checkpoint()
+            yield item
+            self._progress((number + 1) / len(self._items))
+
+    def __enter__(self) -> "_Counted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None

@@ -1,0 +1,218 @@
+"""A whole model in the worker gives the numbers of its eager self, and its edits and statistics those of modules."""
+
+import numpy as np
+import pytest
+import torch
+from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, eager, loaded
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import ModelForwardRequest, ModelWeightsRequest
+from attention_service.core.inspection.statistics import HEAD_STATISTICS
+
+NOT_TOLD = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
+
+
+def reference(family, ids, **options):
+    """The outputs of the eager model, with the weights of each attention by the key of its layer."""
+    model, start = eager(family), loaded(family).reader
+    given = {"input_ids": torch.tensor([ids])}
+    if family in PAIRS:
+        given["decoder_input_ids"] = torch.tensor([[start._start, *options.pop("target", ())]])
+    with torch.no_grad():
+        outputs = model(**given, output_attentions=True, output_hidden_states=True)
+    if family not in PAIRS:
+        return outputs, dict(zip(loaded(family).places, outputs.attentions or (), strict=False))
+    stacks = {
+        "encoder": outputs.encoder_attentions, "decoder": outputs.decoder_attentions, "cross": outputs.cross_attentions,
+    }  # fmt: skip
+    return outputs, {f"{stack}.{n}": x for stack, several in stacks.items() for n, x in enumerate(several)}
+
+
+def near(found, expected, tolerance=1e-5):
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_weights_are_those_of_the_eager_model(family):
+    model = loaded(family)
+    returns = ["weights", "hidden", *(["logits"] if model.predicts else [])]
+    count = 1 if family in PAIRS else len(IDS)
+    reply = model.forward(ModelForwardRequest(tokens=IDS, return_=returns, positions=[*range(count)], top_k=3))
+    outputs, weights = reference(family, IDS)
+    if model.predicts:
+        near(reply.logits, outputs.logits[0])
+        best = outputs.logits[0].double().softmax(-1).topk(3)
+        for each in reply.predictions:
+            assert [token.id for token in each.top] == best.indices[each.position].tolist()
+            near([token.probability for token in each.top], best.values[each.position])
+    if family in PAIRS:
+        near(next(x for x in reply.layers if x.layer == "decoder.0").hidden, outputs.decoder_hidden_states[1][0])
+    else:
+        near(reply.embeddings, outputs.hidden_states[0][0])
+    assert [str(each.layer) for each in reply.layers] == [*model.places]
+    for each in reply.layers:
+        if str(each.layer) in weights:
+            near(each.weights, weights[str(each.layer)][0])
+    assert bool(weights) or family in ENCODERS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_times_values_are_the_context_and_rows_sum_to_one(family):
+    reply = loaded(family).forward(ModelForwardRequest(tokens=IDS, return_=["weights", "v", "context"]))
+    for each in reply.layers:
+        groups = each.weights.shape[0] // each.v.shape[0]
+        near(each.weights @ each.v.repeat(groups, axis=0), each.context)
+        sums = each.weights.sum(-1)
+        assert (sums < 1).all() if family == "gpt_oss" else np.allclose(sums, 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_statistics_are_those_of_the_eager_weights(family):
+    names = [name for name in HEAD_STATISTICS if name not in {"induction", "duplicate_token"}]
+    model = loaded(family)
+    reply = model.weights(ModelWeightsRequest(tokens=IDS, statistics=names, top_k=2))
+    whole = model.forward(ModelForwardRequest(tokens=IDS, return_=["weights"]))
+    for each, taps in zip(reply.layers, whole.layers, strict=True):
+        near(each.weights, taps.weights)
+        shares = taps.weights.astype(np.float64) / taps.weights.sum(-1, keepdims=True, dtype=np.float64)
+        i, j = np.indices(shares.shape[1:])
+        near(each.statistics.mean_distance, (shares * abs(i - j)).sum(-1).mean(-1))
+        near(each.statistics.entropy, -(shares * np.log(np.where(shares > 0, shares, 1))).sum(-1).mean(-1))
+        near(each.statistics.first_key, shares[..., 0].mean(-1))
+        near(each.top.weights[..., 0], taps.weights.max(-1))
+        assert each.queries == shares.shape[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_and_single_texts_agree(family):
+    model, texts = loaded(family), [IDS, IDS[:4]]
+    returns = ["weights", "context", *(["logits"] if model.predicts else [])]
+    batch = model.forward(ModelForwardRequest(tokens=texts, return_=returns))
+    statistics = model.weights(ModelWeightsRequest(tokens=texts, statistics=[*HEAD_STATISTICS]))
+    for number, ids in enumerate(texts):
+        single = model.forward(ModelForwardRequest(tokens=ids, return_=returns))
+        alone = model.weights(ModelWeightsRequest(tokens=ids, statistics=[*HEAD_STATISTICS]))
+        if model.predicts:
+            near(batch.logits[number], single.logits)
+        pads = len(texts[0]) - len(ids)
+        left = family in DECODERS
+        for ours, theirs in zip(batch.layers, single.layers, strict=True):
+            keys = slice(pads, None) if left else slice(0, theirs.weights.shape[-1])
+            rows = slice(pads, None) if left else slice(0, theirs.weights.shape[-2])
+            near(ours.weights[number][:, rows, keys], theirs.weights)
+            near(ours.context[number][:, rows], theirs.context)
+        for ours, theirs in zip(statistics.layers, alone.layers, strict=True):
+            assert ours.queries[number] == theirs.queries
+            for name in HEAD_STATISTICS:
+                near(getattr(ours.statistics, name)[number], getattr(theirs.statistics, name))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_edits_of_nothing_change_nothing_and_others_do(family):
+    model = loaded(family)
+    layer = str(list(model.places)[-1])
+    nothing = {layer: [{"tap": "weights", "scale": 1.0}, {"tap": "output", "scale": 1.0}]}
+    something = {layer: [{"tap": "context", "heads": [1], "set": 0.0}]}
+    plain = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "context", "output"]))
+    same = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "context", "output"], edits=nothing))
+    changed = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "context"], edits=something))
+    for ours, theirs in zip(same.layers, plain.layers, strict=True):
+        near(ours.hidden, theirs.hidden)
+        near(ours.output, theirs.output)
+    assert not changed.layers[-1].context[1].any()
+    assert changed.layers[-1].context[0].any()
+    assert abs(changed.layers[-1].hidden - plain.layers[-1].hidden).max() > 1e-4
+
+
+def test_an_edit_of_an_output_is_that_of_its_heads():
+    model, everything = loaded("llama"), {"0": [{"tap": "context", "set": 0.0}]}
+    heads = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden"], edits=everything))
+    output = {"0": [{"tap": "output", "set": 0.0}]}
+    whole = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "output"], edits=output))
+    assert not whole.layers[0].output.any()
+    near(whole.layers[1].hidden, heads.layers[1].hidden)
+
+
+def test_predictions_are_compared_with_those_without_the_edits():
+    model = loaded("gpt2")
+    request = {"text": "the cat sat on", "edits": {"1": [{"tap": "context", "set": 0.0}]}, "compare": "unedited"}
+    [told] = model.forward(ModelForwardRequest(**request)).predictions
+    [plain] = model.forward(ModelForwardRequest(text="the cat sat on")).predictions
+    unedited = {each.id: each.probability for each in plain.top}
+    assert told.divergence > 0
+    for each in told.top:
+        if each.id in unedited:
+            assert each.unedited_probability == pytest.approx(unedited[each.id])
+    [same] = model.forward(ModelForwardRequest(text="the cat sat on", compare="unedited")).predictions
+    assert same.divergence == 0
+
+
+def test_a_selection_narrows_the_taps_and_not_the_statistics():
+    model = loaded("llama")
+    whole = model.weights(ModelWeightsRequest(tokens=IDS))
+    some = model.weights(ModelWeightsRequest(tokens=IDS, layers=[1], select={"heads": [2], "queries": [3, 1]}))
+    [layer] = some.layers
+    assert layer.layer == 1
+    near(layer.weights, whole.layers[1].weights[[2]][:, [3, 1]])
+    near(layer.statistics.entropy, whole.layers[1].statistics.entropy)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_what_is_kept_is_a_recording_of_the_run(family):
+    model = loaded(family)
+    reply = model.forward(ModelForwardRequest(text="the cat sat", return_=["weights", "hidden"], keep=True))
+    recording = model.recording
+    stack = recording.encoder if family == "t5" else recording.layers
+    near(stack["0.weights"], reply.layers[0].weights)
+    near(stack["0.hidden"], reply.layers[0].hidden)
+    near(stack["embeddings"], reply.embeddings)
+    assert recording.text == "the cat sat"
+    weights = model.weights(ModelWeightsRequest(text="the cat sat", keep=True, layers=[reply.layers[0].layer]))
+    near(weights.layers[0].weights, reply.layers[0].weights)
+    assert len(model.recording.attentions) == 1
+    model.forward(ModelForwardRequest(text="the cat"))
+    assert model.recording is None
+
+
+def test_labels_tell_tokens_and_their_characters():
+    reply = loaded("llama").forward(ModelForwardRequest(text=["the cat sat", "dog"]))
+    long, short = reply.labels
+    assert long.tokens == ["the", "cat", "sat"]
+    assert long.spans == [(0, 3), (4, 7), (8, 11)]
+    assert short.tokens == ["[PAD]", "[PAD]", "dog"]
+    assert short.spans == [None, None, (0, 3)]
+    assert [(each.text, each.position) for each in reply.predictions] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("tokens", {"tokens": [96]}),
+        ("tokens", {"tokens": [3] * 65}),
+        ("text", {"text": " "}),
+        ("target", {"text": "the", "target": "cat"}),
+        ("messages", {"messages": [{"role": "user", "content": "the cat"}]}),
+        ("images", {"images": [{"base64": "aaaa"}]}),
+        ("layers.0", {"text": "the", "layers": [7]}),
+        ("edits.7", {"text": "the", "edits": {"7": [{"tap": "context", "set": 0.0}]}}),
+        ("edits.0.0.heads", {"text": "the", "edits": {"0": [{"tap": "context", "heads": [4], "set": 0.0}]}}),
+        ("edits.0.0.queries", {"text": "the", "edits": {"0": [{"tap": "output", "queries": [1], "set": 0.0}]}}),
+        ("select.heads", {"text": "the", "return": ["weights"], "select": {"heads": [4]}}),
+        ("positions.0", {"text": "the", "positions": [1]}),
+        ("keep", {"text": ["the", "cat"], "keep": True}),
+    ],
+)
+def test_a_bad_request_names_its_field(field, request_):
+    with pytest.raises(InvalidRequest) as fault:
+        loaded("llama").forward(ModelForwardRequest.model_validate(request_))
+    assert fault.value.param == field
+
+
+def test_a_model_describes_itself():
+    told = loaded("lfm2").info()
+    assert told["unseen"] == ["conv"]
+    [layer] = told["layers"]
+    assert (layer.layer, layer.heads, layer.kv_heads, layer.head_dim) == (1, 4, 2, 8)
+    assert told["generates"]
+    assert loaded("t5").info()["takes"] == ["text", "target"]
+    assert not loaded("bert").info()["generates"]

@@ -68,9 +68,9 @@ def _address(storage: torch.UntypedStorage) -> int:
 def _driver(counts: Counts) -> Iterator[None]:
     """The functions of ``torch.cuda`` that a pass calls, without a driver."""
 
-    def asked(device: object = None) -> int:
+    def asked(device: object = None) -> dict[str, dict[str, dict[str, int]]]:
         counts.statistics += 1
-        return 0
+        return {"allocated_bytes": {"all": {"current": 0, "peak": 0}}}
 
     stream = mock.MagicMock()
     stream.synchronize = lambda: counts.wait("synchronizes its stream")
@@ -81,9 +81,8 @@ def _driver(counts: Counts) -> Iterator[None]:
         "synchronize": lambda device=None: counts.wait("synchronizes the device"),
         "is_current_stream_capturing": lambda: counts.capturing,
         "empty_cache": lambda: None,
-        "reset_peak_memory_stats": asked,
-        "memory_allocated": asked,
-        "max_memory_allocated": asked,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "memory_stats_as_nested_dict": asked,
     }
     with contextlib.ExitStack() as patched:
         for name, function in functions.items():

@@ -47,12 +47,14 @@ def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> Tensor:
     return reduce(_edit, (edit for edit in edits if edit.tap == tap), x) if edits else x
 
 
-def narrowed(edits: Sequence[BoundEdit], selection: Selection, heads: int, kv_heads: int) -> list[BoundEdit]:
+def narrowed(
+    edits: Sequence[BoundEdit], selection: Selection, heads: int, kv_heads: int, keys: Sequence[int] | None = None
+) -> list[BoundEdit]:
     """Return the edits as they apply to taps narrowed to this selection; one that touches none of it is left out.
 
-    Narrowed keys and values have the heads of ``heads_read_by``.
+    Narrowed keys and values have the heads of ``heads_read_by``. ``keys``: those that the taps have; default: all.
     """
-    chosen: dict[str, Sequence[int] | None] = {"heads": selection.heads, "queries": selection.queries}
+    chosen: dict[str, Sequence[int] | None] = {"heads": selection.heads, "queries": selection.queries, "keys": keys}
     found: list[BoundEdit | None] = []
     for edit in edits:
         part: BoundEdit | None = edit

@@ -196,6 +196,15 @@ def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> Boun
     return bound if batched else bound.replaced(layout=Layout(batched=False))
 
 
+def problem_of(raw: RawAttentionInputs) -> Problem:
+    """Return the attention as the problem that the core computes."""
+    return Problem(
+        raw.query, raw.key, raw.value, raw.spec, mask=raw.mask, key_mask=raw.key_mask,
+        offsets=torch.tensor(raw.offset) if raw.offset else None,
+        learned={} if raw.sinks is None else {"sinks": raw.sinks},
+    )  # fmt: skip
+
+
 class LayerAttention:
     """The attention function of one model.
 
@@ -250,12 +259,13 @@ class LayerAttention:
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         checkpoint()
         raw = attention_call(module, query, key, value, attention_mask, **options).raw()
-        layer, asked = self._layer(module), self._pass
+        layer, asked = self.layer_of(module), self._pass
         question = NOTHING if asked is None else asked.questions.get(layer, NOTHING)
         context = self._context(layer, raw, question, asked)
         return context.transpose(1, 2).contiguous(), None
 
-    def _layer(self, module: nn.Module) -> LayerKey:
+    def layer_of(self, module: nn.Module) -> LayerKey:
+        """The layer of a call, which counts as one if several layers share the module."""
         keys = self._keys[id(module)]
         if len(keys) == 1:
             return keys[0]
@@ -267,12 +277,8 @@ class LayerAttention:
     ) -> Tensor:
         """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
         edits = self._edits(raw, question) if question.edits else ()
-        name, kernel = self._kernel(raw, edits=bool(edits))
-        problem = Problem(
-            raw.query, raw.key, raw.value, raw.spec, mask=raw.mask, key_mask=raw.key_mask,
-            offsets=torch.tensor(raw.offset) if raw.offset else None,
-            learned={} if raw.sinks is None else {"sinks": raw.sinks},
-        )  # fmt: skip
+        name, kernel = self.kernel(raw, edits=bool(edits))
+        problem = problem_of(raw)
         if asked is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
         asked.kernels[name] = None
@@ -296,7 +302,7 @@ class LayerAttention:
         inner = [edit for edit in question.edits if edit.tap != "output"]
         return compute.bind_edits(inner, raw.query.device, raw.query.dtype)
 
-    def _kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:
+    def kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:
         """The kernel that computes the output: the fastest by a roofline that needs little enough memory."""
         backward = torch.is_grad_enabled() and raw.query.requires_grad
         batch, heads, queries, width = raw.query.shape

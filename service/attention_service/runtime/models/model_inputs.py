@@ -121,7 +121,7 @@ class InputReader:
             raise InvalidRequest("images: this model takes none; send text, tokens or messages", param="images")
         texts, field, several = self._texts(request)
         for index, text in enumerate(texts):
-            self._check(text.ids, f"{field}.{index}" if several else field)
+            self.check(text.ids, f"{field}.{index}" if several else field)
         stack, target = self.batch(texts), None
         arguments = self.arguments(stack)
         if self.pairs:
@@ -170,7 +170,7 @@ class InputReader:
     def token_id(self, token: int | str, param: str) -> int:
         """The id of a token, given as such or as a text that is one token. Raises InvalidRequest."""
         if isinstance(token, int):
-            self._check([token], param)
+            self.check([token], param)
             return token
         if self.tokenizer is None:
             raise InvalidRequest(f"{param}: the checkpoint has no tokenizer; send a token id", param=param)
@@ -233,10 +233,10 @@ class InputReader:
             offsets = self.tokens(target, "target").spans
             ids += list(told)
             spans += offsets if len(offsets) == len(told) else [None] * len(told)
-        self._check(ids, "target")
+        self.check(ids, "target")
         return Stack(torch.tensor([ids] * batch, device=self._device), None, [spans] * batch)
 
-    def _check(self, ids: Sequence[int], param: str) -> None:
+    def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest for ids that the model does not know, and for more than it has positions for."""
         if self.max_length is not None and len(ids) > self.max_length:
             raise InvalidRequest(

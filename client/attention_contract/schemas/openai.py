@@ -1,0 +1,378 @@
+"""Requests and replies of OpenAI's API, as its ``openai`` package writes and reads them.
+
+One field is more: ``attention``. Source: the types of ``openai`` 3.57. Fields that change nothing here are accepted. A
+field that would change the answer and cannot is refused, unless it has the value that changes nothing.
+"""
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
+from attention_contract.schemas.attention import MAX_INDICES, Edit, Index
+from attention_contract.schemas.models import (
+    MAX_TEXT,
+    MAX_TEXTS,
+    LayerKey,
+    LayerRef,
+    ModelStatisticOptions,
+    Text,
+    TokenIds,
+)
+from attention_contract.schemas.recordings import RecordingId
+from attention_contract.schemas.weights import HeadStatistics, StatisticName, TopKeys
+from attention_contract.tensors import FloatArray
+
+MAX_NEW_TOKENS: Final = 1_048_576
+MAX_CHOICES: Final = 128
+MAX_STOPS: Final = 16
+Ignored = Any
+"""A field that is accepted and changes nothing."""
+Refused = Any
+"""A field that is accepted with its neutral values alone (``neutral``)."""
+FinishReason = Literal["stop", "length"]
+"""``stop``: the model ended, or a stop text came. ``length``: as many tokens as asked for."""
+
+
+class AttentionOfTokens(WireModel):
+    """The attention that each generated token arrives with, and edits that hold for the whole generation."""
+
+    layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
+    """The layers to tell of, in this order."""
+    heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """The heads of each of these layers; default: all."""
+    statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
+    """The statistics of each head. Default: entropy, max_weight, mean_distance, first_key and own_position."""
+    statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
+    top_k: int = Field(default=0, ge=0, le=1024)
+    """The number of most attended keys to name for each head; 0 for none."""
+    weights: bool = False
+    """Return the weights themselves: a number for each head and key."""
+    edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
+    """Edits by layer, with the vocabulary of modules. ``queries`` and ``keys`` are positions of tokens."""
+    keep: bool = False
+    """Keep the whole run as a recording. Needs one choice of one prompt."""
+
+
+class StreamOptions(WireModel):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    """Send ``usage`` in a last chunk without choices."""
+    include_obfuscation: Ignored = None
+
+
+class OpenAIRequest(WireModel):
+    """The fields of every request."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """The values, besides null, of fields that are refused with any other."""
+
+    model: str = Field(min_length=1, max_length=1024)
+    """The name of a model: ``GET /v1/models`` lists them."""
+    user: Ignored = None
+
+    @model_validator(mode="after")
+    def _only_neutral(self) -> "OpenAIRequest":
+        for name, values in self.neutral.items():
+            if (given := getattr(self, name)) is not None and given not in values:
+                raise at_fault(name, "it would change the answer, and cannot here; leave it out")
+        return self
+
+
+class GenerationOptions(OpenAIRequest):
+    """The fields of both requests for generated text."""
+
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
+    """The most tokens to generate for each choice. Default: 16 of a completion; of a chat what the model has positions
+    for, at most 4,096."""
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    """The choices for each prompt; default: 1."""
+    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    """Divides the logits before a token is drawn; 0 takes the likeliest. Default: the checkpoint's, else 1."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Draw from the likeliest tokens that have this probability together. Default: the checkpoint's, else 1."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """The seed of torch's generator, before the first token; default: another one each time."""
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
+    """Texts before which a choice ends."""
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Taken off the logit of each token that was generated before."""
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    """Taken off the logit of each token once for each time that it was generated before."""
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], float] | None = Field(default=None, max_length=1024)
+    """Added to the logits of these token ids."""
+    stream: bool | None = None
+    """Send each token as a server-sent event as it comes."""
+    stream_options: StreamOptions | None = None
+    attention: AttentionOfTokens | None = None
+    """Tell of each token's attention, and edit it."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GenerationOptions":
+        if self.stream_options is not None and not self.stream:
+            raise at_fault("stream_options", "it applies to streams only; set stream")
+        return self
+
+
+class TextPart(WireModel):
+    """A part of a message that is text."""
+
+    type: Literal["text"]
+    text: str = Field(max_length=MAX_TEXT)
+
+
+class ChatMessage(WireModel):
+    """One message of a conversation. A message that a client got may be sent back as it is."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[TextPart], Field(max_length=1024)]
+    name: Ignored = None
+    refusal: None = None
+    annotations: Ignored = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @property
+    def text(self) -> str:
+        """Its content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatCompletionRequest(GenerationOptions):
+    """Answer a conversation."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "audio": (), "function_call": ("none", "auto"), "functions": ([],), "modalities": (["text"],),
+        "moderation": (), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"), "tools": ([],), "verbosity": ("medium",), "web_search_options": (),
+    }  # fmt: skip
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
+    """The conversation, which is written as the checkpoint's chat template says."""
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
+    """The newer name of ``max_tokens``."""
+    logprobs: bool | None = None
+    """Return the log-probability of each token, before temperature, penalties and biases."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """The likeliest tokens to name in each place, with ``logprobs``."""
+    audio: Refused = None
+    function_call: Refused = None
+    functions: Refused = None
+    metadata: Ignored = None
+    modalities: Refused = None
+    moderation: Refused = None
+    parallel_tool_calls: Ignored = None
+    prediction: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    reasoning_effort: Refused = None
+    response_format: Refused = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    tool_choice: Refused = None
+    tools: Refused = None
+    verbosity: Refused = None
+    web_search_options: Refused = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise at_fault("top_logprobs", "it needs logprobs: true")
+        if self.max_tokens is not None and self.max_completion_tokens not in {None, self.max_tokens}:
+            raise at_fault("max_tokens", "it differs from max_completion_tokens; send one of them")
+        return self
+
+
+class CompletionRequest(GenerationOptions):
+    """Continue a text."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)]
+    )
+    """One text or its token ids, or several as one batch, padded at the left."""
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Return the log-probability of each token, and so many of the likeliest tokens in each place."""
+    best_of: Refused = None
+    echo: Refused = None
+    suffix: Refused = None
+
+
+class EmbeddingRequest(OpenAIRequest):
+    """Ask for one vector a text."""
+
+    input: (
+        Text
+        | TokenIds
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)]
+    )
+    """One text or its token ids, or several as one batch."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """``base64``: little-endian float32."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Keep the first numbers of each vector, scaled to length 1: for models that were trained for it."""
+
+
+class TokensAttention(WireModel):
+    """The attention of one layer from which a token was chosen."""
+
+    layer: LayerRef
+    statistics: IfRequested[HeadStatistics] = ABSENT
+    """``[H]`` each."""
+    top_keys: IfRequested[TopKeys] = ABSENT
+    """``[H, k]``: positions of tokens and their weights."""
+    weights: IfRequested[FloatArray] = ABSENT
+    """``[H, position]``: of each token before this one."""
+
+
+class GeneratedToken(WireModel):
+    """One generated token with its attention: that of the token before it, whose output chose it."""
+
+    position: int
+    """Its place among the tokens of prompt and answer, without padding. The query is at the position before."""
+    token: str
+    id: int
+    layers: list[TokensAttention]
+
+
+class TokenLogprob(WireModel):
+    """One token and its log-probability."""
+
+    token: str
+    bytes: list[int] | None = None
+    logprob: float
+
+
+class ChosenLogprob(TokenLogprob):
+    """The log-probability of a token that was chosen, and the likeliest in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(WireModel):
+    """Log-probabilities of a choice, token by token."""
+
+    content: list[ChosenLogprob] | None = None
+    refusal: None = None
+
+
+class CompletionLogprobs(WireModel):
+    """Log-probabilities of a choice, in the form of completions."""
+
+    text_offset: list[int]
+    """The first character of each token in the text of the choice."""
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None = None
+
+
+class AssistantMessage(WireModel):
+    """The answer, or a piece of it in a stream."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class _Choice(WireModel):
+    index: int
+    finish_reason: FinishReason | None = None
+    """Null in all pieces of a stream but the last."""
+    attention: IfRequested[list[GeneratedToken]] = ABSENT
+
+
+class ChatChoice(_Choice):
+    """One answer."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that was generated."""
+        return self.message.content or ""
+
+
+class ChatPiece(_Choice):
+    """A piece of one answer."""
+
+    delta: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that was generated."""
+        return self.delta.content or ""
+
+
+class CompletionChoice(_Choice):
+    """One continuation, or a piece of it in a stream."""
+
+    text: str
+    logprobs: CompletionLogprobs | None = None
+
+
+class Usage(WireModel):
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+
+
+class _Generated(WireModel):
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+    usage: Usage | None = None
+    recording: IfRequested[RecordingId] = ABSENT
+    """With ``keep``; in the last chunk of a stream."""
+
+
+class ChatCompletion(_Generated):
+    """The answers to a conversation."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class ChatCompletionChunk(_Generated):
+    """A piece of a streamed answer."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatPiece]
+
+
+class Completion(_Generated):
+    """The continuations of prompts, or a piece of them in a stream."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+
+
+class Embedding(WireModel):
+    """One vector."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Numbers, or their float32 as base64."""
+
+
+class Embeddings(WireModel):
+    """A vector for each text."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage

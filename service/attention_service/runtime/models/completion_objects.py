@@ -1,0 +1,117 @@
+"""Generated tokens in the forms of OpenAI's objects: a chunk for each token of a stream, or one object of all."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
+
+Json = dict[str, Any]
+_USAGE_KEYS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+@dataclass(eq=False, slots=True)
+class Token:
+    """One generated token."""
+
+    choice: int
+    text: str
+    """The characters that became certain with it."""
+    at: int
+    """The first of these in the text of the choice."""
+    finish: str | None
+    logprob: Json | None
+    """The fields of the schema ``ChosenLogprob``."""
+    attention: Json | None
+    """The fields of the schema ``GeneratedToken``."""
+
+
+@dataclass(eq=False)
+class CompletionObjects:
+    """Writes the objects of one request."""
+
+    request: ChatCompletionRequest | CompletionRequest
+    prompt_tokens: int
+    choices: int
+    generated: int = 0
+    """The number of tokens so far."""
+    _collected: list[list[Token]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chat = isinstance(self.request, ChatCompletionRequest)
+        self.streams = bool(self.request.stream)
+        self._head = {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": ("chat.completion.chunk" if self.streams else "chat.completion")
+            if self.chat
+            else "text_completion",
+            "created": int(time.time()),
+            "model": self.request.model,
+        }
+        self._collected = [[] for _ in range(self.choices)]
+
+    def begin(self) -> list[Json]:
+        """The chunks before the first token."""
+        if not (self.streams and self.chat):
+            return []
+        delta = {"role": "assistant", "content": ""}
+        return [
+            self._chunk({"index": at, "delta": delta, "finish_reason": None, "logprobs": None})
+            for at in range(self.choices)
+        ]
+
+    def add(self, tokens: list[Token]) -> list[Json]:
+        """The chunks of a step."""
+        self.generated += len(tokens)
+        if not self.streams:
+            for token in tokens:
+                self._collected[token.choice].append(token)
+            return []
+        told = (each for each in tokens if each.text or each.finish or each.logprob or each.attention)
+        return [self._chunk(self._choice(token.choice, [token])) for token in told]
+
+    def end(self, *, keeps: bool = False) -> list[Json]:
+        """The last chunk of a stream, if it has one, or the whole object; with a place for the id of a recording."""
+        more: Json = {"recording": None} if keeps else {}
+        if not self.streams:
+            choices = [self._choice(at, tokens) for at, tokens in enumerate(self._collected)]
+            return [self._head | {"choices": choices, "usage": self._usage()} | more]
+        options = self.request.stream_options
+        if options is not None and options.include_usage:
+            more["usage"] = self._usage()
+        return [self._head | {"choices": []} | more] if more else []
+
+    def _chunk(self, choice: Json) -> Json:
+        return self._head | {"choices": [choice]}
+
+    def _usage(self) -> Json:
+        counts = (self.prompt_tokens, self.generated, self.prompt_tokens + self.generated)
+        return dict(zip(_USAGE_KEYS, counts, strict=True))
+
+    def _choice(self, index: int, tokens: list[Token]) -> Json:
+        text = "".join(token.text for token in tokens)
+        found: Json = {"index": index}
+        if not self.chat:
+            found["text"] = text
+        elif self.streams:
+            found["delta"] = {"content": text}
+        else:
+            found["message"] = {"role": "assistant", "content": text, "refusal": None}
+        found |= {"finish_reason": tokens[-1].finish, "logprobs": self._logprobs(tokens)}
+        attention = [token.attention for token in tokens if token.attention is not None]
+        return found | ({"attention": attention} if attention else {})
+
+    def _logprobs(self, tokens: list[Token]) -> Json | None:
+        told = [(token.at, token.logprob) for token in tokens if token.logprob is not None]
+        if not told:
+            return None
+        if self.chat:
+            return {"content": [each for _, each in told], "refusal": None}
+        tops = [{other["token"]: other["logprob"] for other in each["top_logprobs"]} for _, each in told]
+        return {
+            "text_offset": [at for at, _ in told],
+            "tokens": [each["token"] for _, each in told],
+            "token_logprobs": [each["logprob"] for _, each in told],
+            "top_logprobs": tops if any(tops) else None,
+        }

@@ -1,0 +1,162 @@
+"""Generation: transformers' own ``generate``, whose tokens are given out one by one as they come.
+
+Greedy and drawn tokens are those of ``generate`` with the same settings after the same ``torch.manual_seed``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from attention_contract.schemas.models import ModelForwardRequest
+from attention_service.core.cancellation import checkpoint
+from attention_service.runtime.models.completion_objects import CompletionObjects, Json, Token
+from attention_service.runtime.models.generated_text import GeneratedText
+from attention_service.runtime.models.generation_attention import GenerationAttention, TokenAttention
+from attention_service.runtime.models.generation_plan import GenerationPlan, GenerationRequest
+from attention_service.runtime.models.loaded_model import LoadedModel
+
+Emit = Callable[[list[Json]], None]
+"""Takes the objects of a step, in the order in which they are sent."""
+_UNLIKELY: Final = -9999.0
+"""The log-probability by which OpenAI's API tells of a token that is very unlikely."""
+
+
+def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> list[Json]:
+    """Generate. ``emit`` gets the objects of a stream as they come; those that end it, or the whole, are returned.
+
+    With ``keep``, ``LoadedModel.recording`` then holds the run. Raises Abandoned between two tokens if nobody waits any
+    more.
+    """
+    model, sampling, tokenizer = loaded.model, plan.sampling, loaded.reader.tokenizer
+    ids, mask, pads = _batch(plan, model.device, left=not loaded.reader.pairs)
+    objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
+    prompts = [row for row in plan.rows for _ in range(sampling.choices)]
+    look = None
+    if plan.look is not None:
+        look = TokenAttention(plan.look, [place.key for place in plan.places], pads, [*map(len, prompts)])
+    attention = GenerationAttention(loaded, look, plan.edits)
+    emit(objects.begin())
+    with attention.installed(), _logits(model, sampling.logprobs) as logits:
+        before = [[] if loaded.reader.pairs else prompt for prompt in prompts]
+        texts = [GeneratedText(tokenizer, prompt, sampling.stops) for prompt in before]
+        events = TokenEvents(texts, pads, loaded, plan, lambda each: emit(objects.add(each)), logits, attention)
+        if sampling.seed is None:
+            torch.seed()
+        else:
+            torch.manual_seed(sampling.seed)
+        run: Any = model.generate
+        with torch.inference_mode():
+            found = run(
+                ids, attention_mask=mask, pad_token_id=plan.padding, eos_token_id=sorted(plan.ends) or None,
+                logits_processor=LogitsProcessorList([] if sampling.changes is None else [sampling.changes]),
+                stopping_criteria=StoppingCriteriaList([events]), **sampling.options(model.generation_config),
+            )  # fmt: skip
+    if plan.keeps:
+        edits = {} if request.attention is None else request.attention.edits
+        loaded.forward(ModelForwardRequest(tokens=found[0].tolist(), edits=edits, top_k=0, keep=True))
+    return objects.end(keeps=plan.keeps)
+
+
+def _batch(plan: GenerationPlan, device: torch.device, *, left: bool) -> tuple[Tensor, Tensor, list[int]]:
+    """The prompts as one batch with its mask, and the padding before each choice, of which prompt i has n."""
+    missing = [plan.longest - len(row) for row in plan.rows]
+    rows = [(row, [plan.padding] * pad, [1] * len(row), [0] * pad) for row, pad in zip(plan.rows, missing, strict=True)]
+    ids = [pad + row if left else row + pad for row, pad, _, _ in rows]
+    mask = [pad + real if left else real + pad for _, _, real, pad in rows]
+    pads = [pad if left else 0 for pad in missing for _ in range(plan.sampling.choices)]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), pads
+
+
+@dataclass(eq=False)
+class TokenEvents(StoppingCriteria):
+    """Sees each step of ``generate``: gives its tokens out, and ends a choice at a stop text."""
+
+    texts: Sequence[GeneratedText]
+    pads: Sequence[int]
+    """The padding before the prompt of each choice."""
+    loaded: LoadedModel
+    plan: GenerationPlan
+    give: Callable[[list[Token]], None]
+    logits: "Logits | None"
+    attention: GenerationAttention
+
+    def __post_init__(self) -> None:
+        self._finished = [False] * len(self.texts)
+        self._steps = 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """Return which choices have ended, bool ``[B]``. ``input_ids [B, T]``: all tokens, the new ones last."""
+        checkpoint()
+        self._steps += 1
+        length = self.attention.seen = input_ids.shape[1] - 1
+        tokens = input_ids[:, -1].tolist()
+        logprobs = None if self.logits is None else self.logits.of(tokens, self.loaded.reader.tokenizer)
+        look = self.attention.look
+        layers = None if look is None else look.of(input_ids[:, :-1])
+        names = [] if look is None else self.loaded.reader.readable(tokens)
+        last = self._steps >= self.plan.sampling.new_tokens
+        given = []
+        for choice, (token, text) in enumerate(zip(tokens, self.texts, strict=True)):
+            if self._finished[choice]:
+                continue
+            at, piece = text.given, text.add(token)
+            finish = "stop" if token in self.plan.ends or text.stopped else "length" if last else None
+            if finish is not None:
+                self._finished[choice], piece = True, piece + text.rest()
+            attention = None
+            if layers is not None:
+                place = length - self.pads[choice]
+                attention = {"position": place, "token": names[choice], "id": token, "layers": layers[choice]}
+            given.append(Token(choice, piece, at, finish, None if logprobs is None else logprobs[choice], attention))
+        self.give(given)
+        return torch.tensor(self._finished, device=input_ids.device)
+
+
+class Logits:
+    """Log-probabilities by the logits of the last pass, before anything changes them."""
+
+    def __init__(self, count: int) -> None:
+        """``count``: the likeliest tokens to name in each place."""
+        self._count = count
+        self._logits = torch.empty(0)
+
+    def keep(self, _module: Any, _inputs: Any, output: Any) -> None:
+        """Keep the logits of the last token; a hook of the model."""
+        self._logits = output.logits[:, -1]
+
+    def of(self, tokens: list[int], tokenizer: Any) -> list[Json]:
+        """The log-probability of each choice's token, and the likeliest tokens in its place."""
+        found = torch.log_softmax(self._logits.float(), -1)
+        chosen = found.gather(1, torch.tensor(tokens, device=found.device)[:, None])[:, 0].tolist()
+        top = found.topk(self._count, -1)
+        rows = zip(tokens, chosen, top.indices.tolist(), top.values.tolist(), strict=True)
+        return [
+            _told(tokenizer, token, logprob)
+            | {"top_logprobs": [_told(tokenizer, *each) for each in zip(ids, values, strict=True)]}
+            for token, logprob, ids, values in rows
+        ]
+
+
+@contextmanager
+def _logits(model: Any, count: int | None) -> Iterator[Logits | None]:
+    """See the logits of each pass until the block ends; None if nobody asked."""
+    if count is None:
+        yield None
+        return
+    logits = Logits(count)
+    hook = model.register_forward_hook(logits.keep)
+    try:
+        yield logits
+    finally:
+        hook.remove()
+
+
+def _told(tokenizer: Any, token: int, logprob: float) -> Json:
+    text = tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token) or token)
+    whole = "\N{REPLACEMENT CHARACTER}" not in text
+    return {"token": text, "bytes": list(text.encode()) if whole else None, "logprob": max(logprob, _UNLIKELY)}

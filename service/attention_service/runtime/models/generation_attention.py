@@ -1,0 +1,224 @@
+"""The attention of a generation: what chose each token, and edits that hold for all of it.
+
+Notation as in ``core.problem``. A token is chosen by the last query of the pass before it, so of each attention the
+weights of this query are computed again, by the stages, beside whatever computed the output.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.openai import AttentionOfTokens
+from attention_service.core.attention import attend
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.edits import BoundEdit, apply, narrowed
+from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, StatisticInputs
+from attention_service.core.inspection.weights import Totals, weights_of
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.tensors import to_numpy
+from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.layer_attention import AttentionPass, problem_of
+from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.module_hooks import after
+from attention_service.runtime.operations.compute import bind_edits
+from attention_transformers.attention_calls import attention_call
+from attention_transformers.model_layers import LayerKey
+
+_BY_QUERY: Final = ("position_bias", "indices")
+"""Arguments of an attention function that have a dimension of queries, the last but one."""
+_numbers: Final = count()
+_UNKNOWN: Final = ("softcap", "s_aux", "indices", "block_indices", "sinks")
+"""Arguments of an attention function that PyTorch's own does not know."""
+
+
+class TokenAttention:
+    """Keeps the weights of the last query of each attention, pass by pass, and tells of them token by token."""
+
+    def __init__(
+        self, wanted: AttentionOfTokens, layers: Sequence[LayerKey], pads: Sequence[int], prompts: Sequence[int]
+    ) -> None:
+        """``layers``: those to tell of. ``pads``, ``prompts``: the padding before each choice; its prompt's length."""
+        self._wanted = wanted
+        self._layers = layers
+        self._told = frozenset(layers)
+        self._heads = None if wanted.heads is None else tuple(wanted.heads)
+        self._names = DEFAULT_STATISTICS if wanted.statistics is None else tuple(dict.fromkeys(wanted.statistics))
+        self._rows: dict[LayerKey, Tensor] = {}
+        """``[B, heads, 1, K]`` by layer, of the last pass."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for choice, sizes in enumerate(zip(pads, prompts, strict=True)):
+            groups.setdefault(sizes, []).append(choice)
+        self._groups = groups
+
+    def wants(self, layer: LayerKey) -> bool:
+        """True if a layer is told of."""
+        return layer in self._told
+
+    def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit]) -> None:
+        """Compute the weights of the last query of a layer, whose problem has this query alone."""
+        self._rows[layer] = weights_of(last, Selection(heads=self._heads), edits)
+
+    def of(self, tokens: Tensor) -> list[list[dict[str, Any]]]:
+        """The fields of the schema ``TokensAttention`` of each layer, choice by choice.
+
+        ``tokens [B, T]``: all that the pass has seen, with the padding.
+        """
+        found: list[list[dict[str, Any]]] = [[] for _ in range(len(tokens))]
+        for (pad, prompt), choices in self._groups.items():
+            rows = {layer: self._placed(layer, choices, slice(pad, tokens.shape[1]), prompt) for layer in self._layers}
+            by_shape: dict[tuple[torch.Size, bool], list[LayerKey]] = {}
+            for layer, weights in rows.items():
+                by_shape.setdefault((weights.shape, is_cross(layer)), []).append(layer)
+            told: dict[LayerKey, list[dict[str, Any]]] = {}
+            for alike in by_shape.values():
+                stacked = torch.cat([rows[layer] for layer in alike])
+                each = self._told_of(stacked, tokens[choices, pad:].repeat(len(alike), 1), cross=is_cross(alike[0]))
+                for at, layer in enumerate(alike):
+                    told[layer] = each[at * len(choices) : (at + 1) * len(choices)]
+            for at, choice in enumerate(choices):
+                found[choice] = [{"layer": layer} | told[layer][at] for layer in self._layers]
+        return found
+
+    def _placed(self, layer: LayerKey, choices: list[int], place: slice, prompt: int) -> Tensor:
+        """The weights of some choices, by the position of the key. A sliding cache has only the last of them."""
+        weights = self._rows[layer][choices]
+        if is_cross(layer):
+            return weights[..., :prompt]
+        return nn.functional.pad(weights, (place.stop - weights.shape[-1], 0))[..., place]
+
+    def _told_of(self, weights: Tensor, tokens: Tensor, *, cross: bool) -> list[dict[str, Any]]:
+        """``weights [N, H, 1, K]``, of several layers and choices; ``tokens [N, T]``, which no key of others has."""
+        count, heads, _, keys = weights.shape
+        found: list[dict[str, Any]] = [{} for _ in range(count)]
+        if self._names:
+            position = torch.full((count, 1), tokens.shape[1] - 1, device=weights.device)
+            of_keys = tokens.new_full((count, keys), -1) if cross else tokens
+            totals = Totals((count, heads, 1), weights.device, self._names, self._inputs(of_keys, tokens[:, -1:]))
+            totals.add(weights.double(), torch.ones_like(position, dtype=torch.bool), position)
+            means = {name: _arrays(mean) for name, mean in totals.means().items()}
+            for at, told in enumerate(found):
+                told["statistics"] = {name: _row(mean, at) for name, mean in means.items()}
+        if self._wanted.top_k:
+            top = weights[:, :, 0].float().topk(min(self._wanted.top_k, keys), -1)
+            names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), to_numpy(top.values)
+            for at, told in enumerate(found):
+                told["top_keys"] = {"keys": names[at], "weights": values[at]}
+        if self._wanted.weights:
+            whole = to_numpy(weights[:, :, 0].float())
+            for at, told in enumerate(found):
+                told["weights"] = whole[at]
+        return found
+
+    def _inputs(self, tokens: Tensor, query_tokens: Tensor) -> StatisticInputs:
+        options = self._wanted.statistic_options
+        classes = {
+            name: torch.isin(tokens, torch.tensor(ids, device=tokens.device, dtype=tokens.dtype))
+            for name, ids in options.token_classes.items()
+        }
+        return StatisticInputs(options.window, options.sinks, tokens, query_tokens, classes)
+
+
+class GenerationAttention:
+    """The attention function of one generation: PyTorch's own, as ``generate`` has it, unless more is asked of it."""
+
+    def __init__(
+        self, loaded: LoadedModel, look: TokenAttention | None, edits: Mapping[LayerKey, Sequence[Edit]]
+    ) -> None:
+        self.look = look
+        self.seen = 0
+        """The tokens of the passes before."""
+        self._model, self._core, self._places = loaded.model, loaded.attention, loaded.places
+        device, dtype = loaded.model.device, loaded.model.dtype
+        self._edits = {layer: bind_edits(stated, device, dtype) for layer, stated in edits.items()}
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
+        look, edits = self.look, list[BoundEdit]()
+        if look is not None or self._edits:
+            checkpoint()
+            layer = self._core.layer_of(module)
+            edits = self._in_time(layer, query, key)
+            if look is not None and look.wants(layer):
+                last = last_query(module, query, key, value, attention_mask, options)
+                look.see(layer, last, narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1))
+        if edits or any(options.get(name) is not None for name in _UNKNOWN):
+            raw = attention_call(module, query, key, value, attention_mask, **options).raw()
+            kernel = self._core.kernel(raw, edits=bool(edits))[1]
+            return attend(problem_of(raw), (), edits=edits, kernel=kernel).context.transpose(1, 2).contiguous(), None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Make this the attention of the model until the block ends."""
+        former, name = self._model.config._attn_implementation, f"attention_service_generation_{next(_numbers)}"
+        AttentionInterface.register(name, self)
+        AttentionMaskInterface.register(name, sdpa_mask)
+        try:
+            self._model.set_attn_implementation(name)
+            with ExitStack() as undo:
+                undo.enter_context(self._core.running(AttentionPass({})))  # counts the calls of shared modules anew
+                for layer, edits in self._edits.items():
+                    if any(edit.tap == "output" for edit in edits):
+                        place = self._places[str(layer)]
+                        undo.callback(after(place.module, self._edited(place)))
+                yield
+        finally:
+            self._model.set_attn_implementation(former)
+            for interface in (AttentionInterface, AttentionMaskInterface):
+                interface._global_mapping.pop(name, None)
+
+    def _edited(self, place: AttentionPlace) -> Callable[[Tensor], Tensor]:
+        """The tap ``output`` after its edits, ``[B, L, d_model]``."""
+
+        def change(state: Tensor) -> Tensor:
+            rows = Selection(queries=range(self.seen, self.seen + state.shape[1]))
+            edits = [edit for edit in self._edits[place.key] if edit.tap == "output"]
+            return apply(narrowed(edits, rows, 1, 1), "output", state)
+
+        return change
+
+    def _in_time(self, layer: LayerKey, query: Tensor, key: Tensor) -> list[BoundEdit]:
+        """The edits of a layer as they apply to one call, whose first query stands somewhere among all tokens."""
+        edits = [edit for edit in self._edits.get(layer, ()) if edit.tap != "output"]
+        if not edits:
+            return []
+        _, heads, queries, _ = query.shape
+        _, kv_heads, keys, _ = key.shape
+        rows = range(self.seen, self.seen + queries)
+        first = 0 if is_cross(layer) else max(rows.stop - keys, 0)  # a sliding cache has only the last keys
+        return narrowed(edits, Selection(queries=rows), heads, kv_heads, keys=range(first, first + keys))
+
+
+def is_cross(layer: LayerKey) -> bool:
+    """True if the keys of a layer are those of an encoder."""
+    return isinstance(layer, str) and layer.startswith("cross.")
+
+
+def last_query(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Mapping[str, Any]
+) -> Problem:
+    """The problem of the last query alone."""
+    if mask is not None and mask.shape[-2] > 1:
+        mask = mask[..., -1:, :]
+    cut = {name: given[..., -1:, :] for name in _BY_QUERY if (given := options.get(name)) is not None}
+    return problem_of(attention_call(module, query[:, :, -1:], key, value, mask, **{**options, **cut}).raw())
+
+
+def _arrays(mean: Any) -> Any:
+    """Statistics as float32 arrays, with the same nesting."""
+    return {name: _arrays(each) for name, each in mean.items()} if isinstance(mean, dict) else to_numpy(mean.float())
+
+
+def _row(mean: Any, at: int) -> Any:
+    return {name: each[at] for name, each in mean.items()} if isinstance(mean, dict) else mean[at]

@@ -1,0 +1,262 @@
+"""The plan of a generation: its prompts, settings, layers and edits, checked, with the memory that it takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.models import Message
+from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
+from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
+from attention_service.runtime.binding.selection import check_indices
+from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_transformers.model_layers import LayerKey
+
+_COMPLETION_TOKENS: Final = 16
+_CHAT_TOKENS: Final = 4096
+"""Tokens that are generated at most if the request names no number."""
+_STATES: Final = 24
+"""Tensors as wide as the hidden states, of every token of the prompts, that a layer has at once."""
+_LOGITS: Final = 8
+"""Tensors as wide as the vocabulary, of each choice, that the drawing of a token has at once."""
+_TOLD: Final = 64
+"""Bytes of each number that is told of a token: as float64 while it is computed, and as text."""
+GenerationRequest = ChatCompletionRequest | CompletionRequest
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """A request to generate, checked."""
+
+    rows: list[list[int]]
+    """The tokens of each prompt."""
+    padding: int
+    ends: frozenset[int]
+    """The tokens that end a choice."""
+    sampling: "Sampling"
+    look: AttentionOfTokens | None
+    """The request to tell of each token; None for nothing to tell."""
+    places: Sequence[AttentionPlace]
+    """The layers to tell of."""
+    edits: Mapping[LayerKey, Sequence[Edit]]
+
+    keeps: bool = False
+    """True if the run is kept as a recording."""
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt."""
+        return max(map(len, self.rows))
+
+    @property
+    def choices(self) -> int:
+        """The number of sequences that are generated."""
+        return len(self.rows) * self.sampling.choices
+
+    def needed_bytes(self, loaded: LoadedModel) -> int:
+        """Estimate the memory that it takes besides the model."""
+        config = loaded.model.config.get_text_config()
+        width = loaded.model.dtype.itemsize
+        length = self.longest + self.sampling.new_tokens
+        cached = sum(
+            each.widths.kv_heads * (each.widths.head_dim + each.widths.value_dim) for each in loaded.places.values()
+        )
+        largest = max(each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values())
+        cache = self.choices * length * width * (cached + 4 * largest)  # a longer copy of one layer's is made
+        states = self.choices * self.longest * config.hidden_size * _STATES * width
+        logits = self.choices * config.vocab_size * 4 * _LOGITS
+        return int(cache + states + logits + _TOLD * self.told_numbers())
+
+    def told_numbers(self) -> int:
+        """The numbers that are told of all tokens."""
+        if (look := self.look) is None:
+            return 0
+        heads = sum(each.widths.heads if look.heads is None else len(look.heads) for each in self.places)
+        tokens, length = self.sampling.new_tokens, self.longest + self.sampling.new_tokens
+        names = len(DEFAULT_STATISTICS if look.statistics is None else look.statistics)
+        names += len(look.statistic_options.token_classes)
+        numbers = names + 2 * min(look.top_k, length) + (length if look.weights else 0)
+        return self.choices * tokens * heads * numbers
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The settings of one generation."""
+
+    new_tokens: int
+    choices: int
+    """For each prompt."""
+    temperature: float | None
+    """0 takes the likeliest token."""
+    top_p: float | None
+    seed: int | None
+    stops: tuple[str, ...]
+    logprobs: int | None
+    """The likeliest tokens to name beside each one; None for no log-probabilities."""
+    changes: "LogitChanges | None"
+
+    @classmethod
+    def of(cls, request: GenerationRequest, room: int) -> "Sampling":
+        """Read the settings of a request. ``room``: tokens that the model has positions for behind the prompts."""
+        logprobs = request.logprobs if isinstance(request, CompletionRequest) else None
+        wanted, default = request.max_tokens, _COMPLETION_TOKENS
+        if isinstance(request, ChatCompletionRequest):
+            wanted, default = request.max_completion_tokens or wanted, _CHAT_TOKENS
+            logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+        presence, frequency = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
+        return cls(
+            new_tokens=wanted or min(room, default),
+            choices=request.n or 1,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            stops=tuple(stops),
+            logprobs=logprobs,
+            changes=LogitChanges(presence, frequency, bias) if presence or frequency or bias else None,
+        )
+
+    def options(self, checkpoints: Any) -> dict[str, Any]:
+        """The arguments of ``generate``. ``checkpoints``: the GenerationConfig that the checkpoint brings."""
+        found: dict[str, Any] = {
+            "num_beams": 1,
+            "num_return_sequences": self.choices,
+            "max_new_tokens": self.new_tokens,
+        }
+        if self.temperature == 0:
+            return found | {"do_sample": False}
+        # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.
+        temperature = self.temperature or (checkpoints.temperature if checkpoints.do_sample else None) or 1.0
+        top_p = self.top_p or (checkpoints.top_p if checkpoints.do_sample else None) or 1.0
+        top_k = (checkpoints.top_k if checkpoints.do_sample else None) or 0
+        return found | {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+
+
+def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> GenerationPlan:
+    """Check a request. Raises InvalidRequest that names the field at fault."""
+    model, reader = loaded.model, loaded.reader
+    if not model.can_generate():
+        raise InvalidRequest(
+            f"model: {type(model).__name__} does not generate; take a causal language model", param="model"
+        )
+    rows = _prompts(loaded, request)
+    longest = 1 if reader.pairs else max(map(len, rows))
+    room = _CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
+    limit = "" if reader.max_length is None else f"the model's maximum context length is {reader.max_length} tokens"
+    sampling = Sampling.of(request, room)
+    if room < 1 or (limit and sampling.new_tokens > room):
+        field = "max_tokens" if room > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
+        raise InvalidRequest(
+            f"{field}: {limit}; the prompt has {longest}, and {sampling.new_tokens} are to follow",
+            param=field, limit=reader.max_length,
+        )  # fmt: skip
+    vocabulary = model.config.get_text_config().vocab_size
+    if sampling.changes is not None and (beyond := [each for each in sampling.changes.bias if each >= vocabulary]):
+        raise InvalidRequest(
+            f"logit_bias: token {beyond[0]} is out of range; there are {vocabulary}", param="logit_bias"
+        )
+    settings = model.generation_config
+    told: Any = settings.eos_token_id
+    if told is None and reader.tokenizer is not None:
+        told = reader.tokenizer.eos_token_id
+    ends = frozenset() if told is None else frozenset([told] if isinstance(told, int) else told)
+    padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if isinstance(each, int) and each >= 0), 0)
+    wanted = request.attention
+    if wanted is None:
+        return GenerationPlan(rows, padding, ends, sampling, None, (), {})
+    places = _places(loaded, wanted)
+    edits = _edits(loaded, wanted, rows, sampling)
+    if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
+        raise InvalidRequest("attention.keep: a recording is of one choice of one prompt", param="attention.keep")
+    look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
+    return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep)
+
+
+def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]:
+    reader = loaded.reader
+    if reader.tokenizer is None:
+        raise InvalidRequest("model: the checkpoint has no tokenizer, so its tokens have no text", param="model")
+    if isinstance(request, ChatCompletionRequest):
+        messages = [Message(role=each.role, content=each.text) for each in request.messages]
+        return [reader.tokens(reader.conversation(messages), "messages", special=False).ids]
+    return prompt_tokens(loaded, request.prompt, "prompt")
+
+
+def prompt_tokens(loaded: LoadedModel, given: Any, field: str) -> list[list[int]]:
+    """The token ids of a text, of several, or of what came as ids. Raises InvalidRequest."""
+    reader = loaded.reader
+    several = isinstance(given, list) and not isinstance(given[0], int)
+    found = []
+    for index, each in enumerate(given if several else [given]):
+        place = f"{field}.{index}" if several else field
+        ids = reader.tokens(each, place).ids if isinstance(each, str) else list(each)
+        reader.check(ids, place)
+        found.append(ids)
+    return found
+
+
+def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPlace]:
+    """The layers to tell of: those that attend from generated tokens."""
+    queries = "target" if loaded.reader.pairs else "text"
+    able = {key: place for key, place in loaded.places.items() if place.queries == queries}
+    names = list(able) if wanted.layers == "all" else [str(layer) for layer in wanted.layers]
+    for name in names:
+        if name not in able:
+            raise InvalidRequest(
+                f"attention.layers: expected layers among {', '.join(able)}; got {name}", param="attention.layers"
+            )
+        check_indices("attention.heads", wanted.heads, able[name].widths.heads, "heads")
+    if CLASS_SHARES in (wanted.statistics or ()) and not wanted.statistic_options.token_classes:
+        raise InvalidRequest(
+            "attention.statistic_options.token_classes: the statistic classes has no class; name some",
+            param="attention.statistic_options.token_classes",
+        )
+    return [able[name] for name in dict.fromkeys(names)]
+
+
+def _edits(
+    loaded: LoadedModel, wanted: AttentionOfTokens, rows: Sequence[Sequence[int]], sampling: "Sampling"
+) -> dict[LayerKey, Sequence[Edit]]:
+    length = max(map(len, rows)) + sampling.new_tokens
+    found: dict[LayerKey, Sequence[Edit]] = {}
+    for name, edits in wanted.edits.items():
+        if (place := loaded.places.get(name)) is None:
+            known = ", ".join(loaded.places)
+            raise InvalidRequest(f"attention.edits: expected layers among {known}; got {name}", param="attention.edits")
+        place.check_edits(edits, place.bound(1, length, length))
+        placed = any(edit.queries or edit.keys or edit.value is not None for edit in edits)
+        if placed and len({len(row) for row in rows}) > 1:
+            raise InvalidRequest(
+                "attention.edits: edits of some queries or keys, or with a value, need prompts of one length",
+                param="attention.edits",
+            )
+        found[place.key] = edits
+    return found
+
+
+class LogitChanges(LogitsProcessor):
+    """Penalties for tokens that were generated before, and biases."""
+
+    def __init__(self, presence: float, frequency: float, bias: dict[int, float]) -> None:
+        self._presence, self._frequency, self.bias = presence, frequency, bias
+        self._start: int | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the logits ``[B, V]`` of the next token, changed. ``input_ids [B, T]`` are those before."""
+        if self._start is None:
+            self._start = input_ids.shape[1]
+        counts = torch.zeros_like(scores)
+        generated = input_ids[:, self._start :]
+        counts.scatter_add_(1, generated, torch.ones_like(generated, dtype=scores.dtype))
+        scores = scores - self._presence * (counts > 0) - self._frequency * counts
+        if self.bias:
+            tokens = torch.tensor([*self.bias], device=scores.device)
+            scores[:, tokens] += torch.tensor([*self.bias.values()], dtype=scores.dtype, device=scores.device)
+        return scores

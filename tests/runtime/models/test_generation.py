@@ -1,0 +1,304 @@
+"""Generation: the tokens of transformers' own ``generate``, what chose them, and edits that hold for all of it."""
+
+from functools import cache
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from tests.runtime.models.small_models import DECODERS, PAIRS, eager, loaded
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.openai import Completion, CompletionRequest
+from attention_contract.validation import validate
+from attention_contract.wire import to_json
+from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
+from attention_service.runtime.models.generation import generate
+from attention_service.runtime.models.generation_plan import plan_generation
+
+PROMPTS = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
+"""Token ids of three prompts of different lengths."""
+NEW = 8
+
+
+def asked(family, **fields):
+    """Return the objects that a request gives out, and those that end it."""
+    request = validate(CompletionRequest, {"model": family, "prompt": PROMPTS, "max_tokens": NEW, **fields})
+    given = []
+    model = loaded(family)
+    ended = generate(model, request, plan_generation(model, request), given.extend)
+    return given, ended
+
+
+def completion(family, **fields):
+    (whole,) = asked(family, **fields)[1]
+    return on_wire(Completion, whole)
+
+
+def on_wire(kind, told):
+    """Return an object as a client reads it."""
+    return validate(kind, orjson.loads(to_json(told)))
+
+
+def ids(choice):
+    return [token.id for token in choice.attention]
+
+
+@cache
+def own(family, temperature=0.0, top_p=1.0, seed=0, n=1):
+    """Return the tokens that transformers itself generates for the padded batch."""
+    model = eager(family)
+    implementation = model.config._attn_implementation
+    if model._supports_sdpa and getattr(model.config, "attn_logit_softcapping", None) is None:
+        model.set_attn_implementation("sdpa")
+    width = max(map(len, PROMPTS))
+    left = family in DECODERS
+    rows = [[0] * (width - len(row)) + row if left else row + [0] * (width - len(row)) for row in PROMPTS]
+    mask = [
+        [0] * (width - len(row)) + [1] * len(row) if left else [1] * len(row) + [0] * (width - len(row))
+        for row in PROMPTS
+    ]
+    options = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature else {}
+    torch.manual_seed(seed)
+    found = model.generate(
+        torch.tensor(rows), attention_mask=torch.tensor(mask), max_new_tokens=NEW, pad_token_id=0, num_beams=1,
+        num_return_sequences=n, **({"do_sample": False} | options),
+    )  # fmt: skip
+    model.set_attn_implementation(implementation)
+    end = model.generation_config.eos_token_id
+    rows = found[:, width if left else 1 :].tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
+def test_the_likeliest_tokens_are_those_of_transformers(family):
+    found = completion(family, temperature=0, attention={"statistics": ["entropy"]})
+    assert [ids(choice) for choice in found.choices] == own(family)
+    assert found.usage.completion_tokens == sum(map(len, own(family)))
+    plain = completion(family, temperature=0)
+    assert [choice.text for choice in plain.choices] == [choice.text for choice in found.choices]
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
+def test_drawn_tokens_are_those_of_transformers_after_the_same_seed(family):
+    settings = {"temperature": 0.7, "top_p": 0.9, "seed": 5, "n": 2}
+    found = completion(family, attention={"statistics": [], "top_k": 1}, **settings)
+    assert [ids(choice) for choice in found.choices] == own(family, **settings)
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
+def test_each_token_arrives_with_the_weights_of_the_query_that_chose_it(family):
+    names = ["entropy", "first_key", "own_position", "mean_distance", "duplicate_token", "classes"]
+    attention = {
+        "statistics": names, "statistic_options": {"token_classes": {"nouns": [4, 8]}}, "top_k": 2, "weights": True,
+    }  # fmt: skip
+    found = completion(family, temperature=0, attention=attention)
+    for prompt, choice in zip(PROMPTS, found.choices, strict=True):
+        pair = family in PAIRS
+        settings = eager(family).generation_config
+        first = settings.bos_token_id if settings.decoder_start_token_id is None else settings.decoder_start_token_id
+        start = [first] if pair else prompt
+        tokens = [*start, *ids(choice)]
+        for number, token in enumerate(choice.attention):
+            assert token.position == len(start) + number
+            seen = tokens[: token.position]
+            given = {"tokens": prompt, "target_ids": seen} if pair else {"tokens": seen}
+            expected = rows_of(family, **given)
+            assert [layer.layer for layer in token.layers] == list(expected)
+            for layer in token.layers:
+                weights = expected[layer.layer]
+                np.testing.assert_allclose(layer.weights, weights, atol=2e-5)
+                order = np.sort(weights, -1)[:, ::-1][:, :2]
+                np.testing.assert_allclose(layer.top_keys.weights[:, : order.shape[1]], order, atol=2e-5)
+                named = np.take_along_axis(weights, np.maximum(layer.top_keys.keys, 0), -1)
+                np.testing.assert_allclose(
+                    named[layer.top_keys.keys >= 0], layer.top_keys.weights[layer.top_keys.keys >= 0], atol=2e-5
+                )
+                shares = weights / weights.sum(-1, keepdims=True)
+                told = layer.statistics
+                np.testing.assert_allclose(
+                    told.entropy, -(shares * np.log(np.maximum(shares, 1e-30))).sum(-1), atol=2e-4
+                )
+                np.testing.assert_allclose(told.first_key, shares[:, 0], atol=2e-5)
+                keys = np.arange(shares.shape[1])
+                np.testing.assert_allclose(told.mean_distance, shares @ np.abs(keys - len(seen) + 1), atol=2e-3)
+                if not str(layer.layer).startswith("cross"):
+                    np.testing.assert_allclose(told.own_position, shares[:, -1], atol=2e-5)
+                    before = np.array([other == seen[-1] for other in seen[:-1]] + [False])
+                    np.testing.assert_allclose(told.duplicate_token, shares @ before, atol=2e-5)
+                    nouns = np.array([other in {4, 8} for other in seen])
+                    np.testing.assert_allclose(told.classes["nouns"], shares @ nouns, atol=2e-5)
+
+
+def rows_of(family, tokens, target_ids=None):
+    """Return the weights of the last query of each layer, by one pass of the model's eager self: ``[H, K]``."""
+    model = eager(family)
+    arguments = {"input_ids": torch.tensor([tokens])}
+    if target_ids is not None:
+        arguments["decoder_input_ids"] = torch.tensor([target_ids])
+    with torch.no_grad():
+        output = model(**arguments, output_attentions=True, use_cache=False)
+    if target_ids is None:
+        found = [each for each in output.attentions if each is not None]
+        keys = [key for key, place in ((place.key, place) for place in loaded(family).places.values())]
+        return {key: each[0, :, -1].numpy() for key, each in zip(keys, found, strict=True)}
+    own, cross = output.decoder_attentions, output.cross_attentions
+    rows = {f"decoder.{at}": each for at, each in enumerate(own)} | {
+        f"cross.{at}": each for at, each in enumerate(cross)
+    }
+    keys = [place.key for place in loaded(family).places.values() if place.queries == "target"]
+    return {key: rows[key][0, :, -1].numpy() for key in keys}
+
+
+EDITS = [
+    {"tap": "context", "heads": [0], "set": 0},
+    {"tap": "weights", "keys": [1], "set": 0, "renormalize": True},
+    {"tap": "v", "keys": [0, 4], "scale": 0.5},
+    {"tap": "q", "queries": [2, 3], "scale": 3.0},
+    {"tap": "output", "queries": [3], "set": 0.1},
+]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit["tap"])
+def test_edits_hold_for_the_whole_generation(family, edit):
+    model = loaded(family)
+    last = str([*model.places][-1])
+    edits = {"attention": {"edits": {last: [edit]}, "weights": True}}
+    found = completion(family, prompt=PROMPTS[1], temperature=0, logprobs=5, **edits)
+    (choice,) = found.choices
+    tokens = list(PROMPTS[1])
+    for token, logprob in zip(choice.attention, choice.logprobs.token_logprobs, strict=True):
+        longer = [*tokens, *[3] * (8 - len(tokens))]  # so that every token exists that an edit names
+        request = {"tokens": longer, "edits": {last: [edit]}, "top_k": 12, "positions": [len(tokens) - 1]}
+        expected = model.forward(validate(ModelForwardRequest, request)).predictions[0]
+        assert expected.top[0].id == token.id
+        assert logprob == pytest.approx(np.log(expected.top[0].probability), abs=1e-4)
+        rows = {"tokens": longer, "edits": {last: [edit]}, "select": {"queries": [len(tokens) - 1]}}
+        weights = model.weights(validate(ModelWeightsRequest, rows)).layers
+        for mine, theirs in zip(token.layers, weights, strict=True):
+            np.testing.assert_allclose(mine.weights, theirs.weights[:, 0, : len(tokens)], atol=2e-5)
+        tokens.append(token.id)
+
+
+def test_a_stream_has_the_same_tokens_piece_by_piece():
+    settings = {"temperature": 0.9, "seed": 3, "n": 2, "logprobs": 2, "attention": {"top_k": 1}}
+    whole = completion("llama", **settings)
+    given, ended = asked("llama", stream=True, stream_options={"include_usage": True}, **settings)
+    pieces = [on_wire(Completion, told) for told in given]
+    assert len({piece.id for piece in pieces}) == 1
+    for choice in whole.choices:
+        own = [piece.choices[0] for piece in pieces if piece.choices[0].index == choice.index]
+        assert "".join(piece.text for piece in own) == choice.text
+        assert [token.id for piece in own for token in piece.attention] == ids(choice)
+        assert [piece.finish_reason for piece in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+        assert [logprob for piece in own for logprob in piece.logprobs.token_logprobs] == choice.logprobs.token_logprobs
+    (last,) = ended
+    assert on_wire(Completion, last).usage == whole.usage
+
+
+def test_a_stop_text_ends_a_choice_before_it():
+    whole = completion("llama", prompt=PROMPTS[0], temperature=0, max_tokens=20).choices[0].text
+    words = whole.split()
+    stop = f"{words[2]} {words[3]}"
+    at = whole.index(stop)
+    found = completion("llama", prompt=PROMPTS[0], temperature=0, max_tokens=20, stop=["nothing like it", stop])
+    assert found.choices[0].text == whole[:at]
+    assert found.choices[0].finish_reason == "stop"
+    assert found.usage.completion_tokens < 20
+    given, _ = asked("llama", prompt=PROMPTS[0], temperature=0, max_tokens=20, stop=stop, stream=True)
+    assert "".join(told["choices"][0]["text"] for told in given) == whole[:at]
+
+
+def test_log_probabilities_are_those_of_the_model_whatever_changes_the_draw():
+    found = completion(
+        "gpt2", prompt=PROMPTS[1], temperature=0.5, seed=1, logprobs=3, frequency_penalty=1.0, attention={}
+    )
+    (choice,) = found.choices
+    with torch.no_grad():
+        logits = eager("gpt2")(torch.tensor([[*PROMPTS[1], *ids(choice)]])).logits[0, len(PROMPTS[1]) - 1 : -1]
+    expected = torch.log_softmax(logits, -1)
+    chosen = expected.gather(1, torch.tensor(ids(choice))[:, None])[:, 0]
+    np.testing.assert_allclose(choice.logprobs.token_logprobs, chosen.numpy(), atol=1e-4)
+    for told, row in zip(choice.logprobs.top_logprobs, expected, strict=True):
+        np.testing.assert_allclose(sorted(told.values(), reverse=True), row.topk(3).values.numpy(), atol=1e-4)
+
+
+def test_penalties_and_biases_change_the_logits_as_openai_says():
+    favoured = completion("llama", prompt=PROMPTS[0], temperature=0, logit_bias={"7": 100}, attention={})
+    assert ids(favoured.choices[0]) == [7] * NEW
+    both = {"logit_bias": {"7": 50, "8": 49.5}, "temperature": 0, "prompt": PROMPTS[0]}
+    turns = ids(completion("llama", presence_penalty=2, attention={}, **both).choices[0])
+    assert {7, 8} <= set(turns)
+    counts = ids(completion("llama", frequency_penalty=2, attention={}, **both).choices[0])
+    assert abs(counts.count(7) - counts.count(8)) <= 2
+
+
+def test_nobody_waits_longer_than_a_token_for_a_generation_that_is_given_up():
+    cancellation, seen = Cancellation(), []
+
+    def leave(objects):
+        seen.append(objects)
+        cancellation.cancel()
+
+    request = validate(CompletionRequest, {"model": "llama", "prompt": PROMPTS[0], "max_tokens": 20, "stream": True})
+    model = loaded("llama")
+    implementation = model.model.config._attn_implementation
+    with pytest.raises(Abandoned), cancellable(cancellation):
+        generate(model, request, plan_generation(model, request), leave)
+    assert len(seen) == 1
+    assert model.model.config._attn_implementation == implementation
+    assert own("llama") == [ids(choice) for choice in completion("llama", temperature=0, attention={}).choices]
+
+
+def test_a_kept_run_is_a_recording_of_prompt_and_answer():
+    found = completion("llama", prompt=PROMPTS[1], temperature=0, attention={"keep": True})
+    recording, loaded("llama").recording = loaded("llama").recording, None
+    (choice,) = found.choices
+    names = loaded("llama").reader.readable([*PROMPTS[1], *ids(choice)])
+    assert recording.tokens["layers"] == names
+    rows = completion("llama", prompt=PROMPTS[1], temperature=0, attention={"weights": True}).choices[0].attention
+    for token in rows:
+        for layer in token.layers:
+            whole = recording.layers[f"{layer.layer}.weights"][:, token.position - 1, : token.position]
+            np.testing.assert_allclose(layer.weights, whole, atol=2e-5)
+
+
+REFUSED = {
+    "max_tokens": {"max_tokens": 100_000},
+    "prompt": {"prompt": [3] * 10_000},
+    "prompt.1": {"prompt": [[3], [99]]},
+    "logit_bias": {"logit_bias": {"99": 1}},
+    "attention.layers": {"attention": {"layers": [7]}},
+    "attention.heads": {"attention": {"heads": [4]}},
+    "attention.edits": {"attention": {"edits": {"9": []}}},
+    "edits.0.0.heads": {"attention": {"edits": {"0": [{"tap": "q", "heads": [4], "set": 0}]}}},
+    "edits.0.0.queries": {"attention": {"edits": {"0": [{"tap": "q", "queries": [40], "set": 0}]}}},
+    "attention.keep": {"attention": {"keep": True}},
+    "attention.statistic_options.token_classes": {"attention": {"statistics": ["classes"]}},
+    "model": {"family": "bert"},
+}
+
+
+@pytest.mark.parametrize("param", REFUSED)
+def test_what_cannot_be_generated_is_refused_by_its_field(param):
+    with pytest.raises(InvalidRequest) as refusal:
+        asked(**{"family": "llama"} | REFUSED[param])
+    assert refusal.value.param == param
+
+
+def test_edits_of_places_need_prompts_of_one_length():
+    edits = {"0": [{"tap": "q", "queries": [1], "set": 0}]}
+    with pytest.raises(InvalidRequest, match="one length"):
+        asked("llama", attention={"edits": edits})
+    assert asked("llama", prompt=[[3, 4], [5, 6]], attention={"edits": edits})
+
+
+def test_the_estimate_grows_with_what_is_told():
+    def need(**fields):
+        request = validate(CompletionRequest, {"model": "llama", "prompt": PROMPTS, "max_tokens": NEW} | fields)
+        return plan_generation(loaded("llama"), request).needed_bytes(loaded("llama"))
+
+    assert need() < need(attention={}) < need(attention={"weights": True})
+    assert need() < need(n=4)

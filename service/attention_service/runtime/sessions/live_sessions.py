@@ -299,8 +299,12 @@ class Sessions:
             return fields | {"ran": ran}
 
     async def _written(self, session: DecodeSession, past: tuple[Tensor, Tensor]) -> None:
-        """Let an empty session hold a past. If the caller leaves, wait for the thread that writes to its pages."""
-        work = asyncio.ensure_future(self._runner.in_thread(partial(step.begin_with, session, *past)))
+        """Let an empty session hold a past. If the caller leaves, wait for the thread that writes to its pages.
+
+        For a GPU that is the thread of its long jobs, which has a stream of its own.
+        """
+        run = self._runner.executor.call if self._runner.device.is_cuda else self._runner.in_thread
+        work = asyncio.ensure_future(run(partial(step.begin_with, session, *past)))
         try:
             await asyncio.shield(work)
         finally:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from attention_contract.base import valid
@@ -12,10 +13,11 @@ from attention_contract.errors import InvalidRequest, LengthMismatch, ShapeMisma
 from attention_contract.schemas.attention import ApproximationError, AttentionInputs, Ran, Select
 from attention_contract.schemas.sessions import StepReply, StepRequest
 from attention_contract.tensors import Array
-from attention_service.core.kv_cache.past import Cached, Span, gathered
+from attention_service.core.kv_cache.past import Cached, gathered
+from attention_service.core.kv_cache.runs import cut
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.frequencies import outgrown_length
-from attention_service.core.tensors import to_numpy, to_torch
+from attention_service.core.tensors import TORCH_DTYPES, to_device, to_numpy, to_torch
 from attention_service.modules.resident import Module
 from attention_service.runtime.scheduling.jobs import Job, JobEnd
 from attention_service.runtime.scheduling.operation import Fields
@@ -28,6 +30,8 @@ CUT_PAIRS = 2**25
 """Pairs of a new token and a key from which on a step over a past is cut: its mask alone would take 32 MiB."""
 LEAST_PART = 64
 """The fewest tokens of a part."""
+_COPIED_AT_ONCE = 1024
+"""Tokens of a given past that are copied to the device at a time: what is on its way is in no budget."""
 
 
 def check_at(length: int, at: int | None) -> None:
@@ -272,7 +276,7 @@ def past_of(session: DecodeSession) -> dict[str, Array]:
 
 
 def bind_past(module: Module, sequences: int | None, key: Array, value: Array) -> tuple[Tensor, Tensor]:
-    """The keys ``[B, Hkv, P, D]`` and values of a past that a request brings, in the module's dtype.
+    """The keys ``[B, Hkv, P, D]`` and values of a past that a request brings, on the host and as they came.
 
     Raises ShapeMismatch unless they fit the module and the number of sequences.
     """
@@ -294,16 +298,22 @@ def bind_past(module: Module, sequences: int | None, key: Array, value: Array) -
                 param=name, expected=list(found[0].shape[:3]), actual=list(array.shape),
             )  # fmt: skip
         found.append(full)
-    weight = module.parameters["q_proj.weight"]
-    keys, values = (to_torch(each).to(weight.device, weight.dtype) for each in found)
+    keys, values = map(to_torch, found)
     return keys, values
 
 
 def begin_with(session: DecodeSession, keys: Tensor, values: Tensor) -> None:
-    """Let an empty session hold a past, for which it has pages."""
+    """Let an empty session hold a past of the host, for which it has pages. Wait until all of it is there."""
+    device, dtype = session.module.device, TORCH_DTYPES[session.module.config.dtype or "float32"]
     for tables in (session.tables, session.whole or ()):
-        for table, key, value in zip(tables, keys, values, strict=False):
-            spans: tuple[Span, ...] = table.writable(keys.shape[2])
-            Cached((), spans).write(key, value)
+        for table, *past in zip(tables, keys, values, strict=False):
+            spans = table.writable(keys.shape[2])
+            start = 0
+            for part in cut(spans, _COPIED_AT_ONCE):
+                stop = start + part.tokens
+                Cached((), (part,)).write(*(to_device(x[:, start:stop], device, dtype) for x in past))
+                start = stop
             table.append(spans)
+    if device.type == "cuda":  # the next step may run on another stream
+        torch.cuda.current_stream(device).synchronize()
     session.length = keys.shape[2]

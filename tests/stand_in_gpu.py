@@ -23,6 +23,7 @@ class StandInGpu(Device):
         self.graphs = Graphs(room=0)
         self.poisoned: Exception | None = None
         self.given_back = 0
+        self.unused_pinned = 0
 
     def poison(self, fault: Exception | None = None) -> None:
         """Fail from now on, in whatever is asked of the device."""
@@ -52,6 +53,13 @@ class StandInGpu(Device):
         self.fail_if_poisoned()
         super().probe()
 
+    def _unused_pinned(self) -> int:
+        return self.unused_pinned
+
+    def empty_host_cache(self) -> None:
+        self.fail_if_poisoned()
+        self.unused_pinned = 0
+
     def empty_cache(self) -> None:
         self.fail_if_poisoned()
         self.given_back += 1
@@ -62,4 +70,5 @@ def stand_in_gpu(monkeypatch, memory: int = 2**34):
     """The device, with PyTorch's functions that have no device to ask."""
     device = StandInGpu(memory)
     monkeypatch.setattr("torch.cuda.empty_cache", device.empty_cache)
+    monkeypatch.setattr("torch.accelerator.empty_host_cache", device.empty_host_cache)
     yield device

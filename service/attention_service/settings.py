@@ -84,6 +84,10 @@ class Settings(BaseSettings):
     memory_budget: ByteSize | None = Field(default=None, gt=0)
     """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of free memory."""
 
+    host_memory_budget: ByteSize | None = Field(default=None, gt=0)
+    """Bytes of the host that bodies, results, replies and recordings may hold beside a GPU; default: 80 % of its free
+    memory. On a CPU memory_budget counts everything."""
+
     max_body_bytes: ByteSize = Field(default=ByteSize(2**30), ge=1024)
     """The largest request body, as in 64MiB."""
 

@@ -15,7 +15,8 @@ def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
     monkeypatch.setattr(residency, "_LITTLE", 0)
     monkeypatch.setattr(residency, "resident_bytes", lambda: held.pop(0))
     monkeypatch.setattr(residency, "give_back_freed_memory", lambda: given.append(len(held)))
-    engine = SimpleNamespace(library=SimpleNamespace(resident_bytes=100), budget=Budget(700, 2**40, lambda: 100, 4))
+    budget = Budget(700, 2**40, lambda: 100, 4)
+    engine = SimpleNamespace(library=SimpleNamespace(resident_bytes=100), budget=budget, host=budget)
 
     async def play():
         watching = asyncio.create_task(keep_within_budget(engine))
@@ -38,6 +39,7 @@ def test_far_beyond_the_budget_no_work_begins_until_the_memory_is_back(monkeypat
     engine = SimpleNamespace(
         library=SimpleNamespace(resident_bytes=0),
         budget=budget,
+        host=budget,
         passes=SimpleNamespace(clear=lambda: cleared.append(1)),
     )
 

@@ -37,6 +37,8 @@ class Limits(WireModel):
     """Bytes of one JSON body."""
     memory_budget_bytes: int
     """Bytes that resident modules and running requests may hold together."""
+    host_budget_bytes: int
+    """Bytes of the host for bodies, results, replies and recordings beside a GPU; on a CPU the same budget."""
     max_queue: int
     """Requests that may wait."""
     max_json_values: int

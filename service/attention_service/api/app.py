@@ -59,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
             settings.models_dir,
             device,
             memory_budget=settings.memory_budget,
+            host_memory_budget=settings.host_memory_budget,
             max_queue=settings.max_queue,
             recordings_limit=settings.recordings_limit,
             session_ttl_s=settings.session_ttl_s,

@@ -104,7 +104,7 @@ class OperationRoute(APIRoute):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp
-        memory = Body(scope["app"].state.engine.budget)
+        memory = Body(scope["app"].state.engine.host)
         try:
             try:
                 answer = await self._answer(scope, receive, memory)
@@ -137,7 +137,7 @@ class OperationRoute(APIRoute):
         if drawn:
             if (size := tensor_bytes(reply)) > UNCOUNTED:
                 memory.become_reply(size)
-            drawing = pictures.draw(reply, body, options, media_type, facts, call.engine.budget)
+            drawing = pictures.draw(reply, body, options, media_type, facts, call.engine.host)
             picture = await unless_gone(receive, drawing, call.deadline)
             return Response(picture.data, media_type=media_type, headers={"Vary": "Accept"})
         encoding: Encoding = getattr(body, "encoding", "list")

@@ -21,6 +21,8 @@ _TOLERATED: Final = 0.25
 """Share of the budget by which the process may exceed it. Estimates cover tensors, not what allocators keep beside."""
 _TOLERATED_BYTES: Final = 2**28
 """Bytes by which it may exceed it at least."""
+_PINNED_KEPT: Final = 2**28
+"""Bytes of pinned memory that are kept for the next copies to and from a GPU."""
 log = structlog.get_logger(__name__)
 
 
@@ -35,18 +37,21 @@ async def keep_within_budget(engine: Engine) -> None:
     """Watch resident memory until cancelled, from a moment at which no request runs.
 
     The C library keeps freed memory for the next tensors. It gives that back when the process exceeds its own memory
-    and the budget together. If the process exceeds them by far even then, kept passes are given up, and the budget
-    admits no work until the memory is back.
+    and the budget together, which beside a GPU is the host's. If the process exceeds them by far even then, kept passes
+    are given up, and the budget admits no work until the memory is back. Unused pinned memory goes back before that.
     """
-    budget, own = engine.budget, resident_bytes() - engine.library.resident_bytes
+    budget, shared = engine.host, engine.host is engine.budget
+    own = resident_bytes() - (engine.library.resident_bytes if shared else 0)
     tolerated = max(int(_TOLERATED * budget.total), _TOLERATED_BYTES)
     while True:
         await asyncio.sleep(_LOOK_S)
+        if not shared:
+            await asyncio.to_thread(engine.device.look_at_pinned, _PINNED_KEPT)
         before = resident_bytes()
         if before <= own + budget.total:
             _note(budget, 0)
             continue
-        if before > own + budget.total + tolerated:
+        if shared and before > own + budget.total + tolerated:
             engine.passes.clear()
         await asyncio.to_thread(give_back_freed_memory)
         after = resident_bytes()

@@ -32,6 +32,7 @@ async def server_info(call: Call, _: None) -> ServerInfo:
             max_body_bytes=settings.max_body_bytes,
             max_json_bytes=settings.max_json_bytes,
             memory_budget_bytes=engine.budget.total,
+            host_budget_bytes=engine.host.total,
             max_queue=settings.max_queue,
             max_json_values=settings.max_json_values,
             max_json_lists=MAX_LISTS,
@@ -63,8 +64,8 @@ async def server_info(call: Call, _: None) -> ServerInfo:
         memory=Memory(
             resident_bytes=engine.library.resident_bytes,
             in_flight_bytes=engine.budget.in_flight,
-            body_bytes=engine.budget.bodies,
-            reply_bytes=engine.budget.replies,
+            body_bytes=engine.host.bodies,
+            reply_bytes=engine.host.replies,
             free_bytes=engine.budget.available,
         ),
         modules=len(engine.library.list()),

@@ -126,7 +126,7 @@ class Connection:
     async def _begin(self, message: Message) -> None:
         """Read a message and begin its task. Messages are read one at a time, so that steps keep their order."""
         started, began = time.perf_counter(), time.monotonic()
-        text, memory = message.get("text"), Body(self.call.engine.budget)
+        text, memory = message.get("text"), Body(self.call.engine.host)
         request: SessionStep | StepsRequest | None = None
         entered = False
         try:

@@ -4,7 +4,8 @@ numpy has no bfloat16 of its own: on its side it is that of ml_dtypes, and cross
 
 From memory that is not pinned the CUDA driver copies to a buffer of its own and waits for each piece. Copies go through
 pinned memory here, piece by piece, so that the host's copy and the bus's overlap. PyTorch keeps pinned memory for
-reuse, and gives none of it out before the copies that read it have ended (``torch.cuda.CachingHostAllocator``).
+reuse, and gives none of it out before the copies that read it have ended (``torch.cuda.CachingHostAllocator``). It
+pins powers of two, so one copy pins at most ``MOST_PINNED`` bytes.
 
 Grouped heads: query head h reads key/value head h // (H / Hkv) (Ainslie et al. 2023, section 2.2).
 """
@@ -31,6 +32,8 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
 
 PIECE = 2**22
 """Bytes of a piece: long enough for the bus to be at its full rate, short beside a body that is worth the trouble."""
+MOST_PINNED = 2**26
+"""Bytes that one copy pins."""
 _NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
@@ -103,15 +106,17 @@ def to_device(host: Tensor, device: torch.device, dtype: torch.dtype | None = No
     placed = torch.empty(host.shape, dtype=dtype, device=device)
     numbers = max(1, PIECE // dtype.itemsize)
     pieces = zip(torch.split(host.reshape(-1), numbers), torch.split(placed.view(-1), numbers), strict=True)
-    for source, target in pieces:
+    for index, (source, target) in enumerate(pieces, 1):
         pinned = torch.empty(source.shape, dtype=dtype, pin_memory=True)
         target.copy_(pinned.copy_(source), non_blocking=True)
+        if not index % (MOST_PINNED // PIECE):  # the next pieces take the same memory
+            torch.cuda.current_stream(device).synchronize()
     return placed
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The tensor on the host, all of it there; in pinned memory, to which the device wrote by itself."""
-    if tensor.device.type != "cuda" or not tensor.numel():
+    """The tensor on the host, all of it there. Unless it is large, the device wrote it to pinned memory by itself."""
+    if tensor.device.type != "cuda" or not 0 < tensor.nbytes <= MOST_PINNED:
         return tensor.cpu()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     pinned.copy_(tensor, non_blocking=True)

@@ -7,13 +7,14 @@ told beside them.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attention_service.core.blocks import REPEATED
 from attention_service.core.cancellation import rehearsed_on
@@ -41,6 +42,8 @@ class Seen:
     """The most that is held at a time in each phase, by the names of the tensors."""
     sections: Mapping[Section, Traffic]
     """The operations while tensors of a name were made, by phase and name."""
+    results: int = 0
+    """Bytes of the results, which are copied to the host."""
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -59,7 +62,7 @@ class Seen:
         """With so many times the operations of each of these phases."""
         if not times:
             return self
-        return Seen(self.phases, {at: x.times(times.get(at[0], 1)) for at, x in self.sections.items()})
+        return replace(self, sections={at: x.times(times.get(at[0], 1)) for at, x in self.sections.items()})
 
 
 def rehearse(
@@ -82,11 +85,12 @@ def rehearse(
             account.begin(first)
             account.call("inputs")
             results = run()
+            size = sum(x.nbytes for x in tree_leaves(results) if isinstance(x, Tensor))
             del results  # all of them stay to the end
     finally:
         REPEATED.reset(repeated)
     phases = {phase: {name: size for name, size in held.items() if size} for phase, held in account.most.items()}
-    return Seen(phases, account.counter.counted)
+    return Seen(phases, account.counter.counted, size)
 
 
 class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,14 @@ from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
 from attention_service.runtime.analysis_service import AnalysisService
-from attention_service.runtime.device.torch_device import BUDGET_SHARE, Device, give_back_freed_memory, warm_up
+from attention_service.runtime.device.torch_device import (
+    BUDGET_SHARE,
+    Device,
+    free_host_bytes,
+    give_back_freed_memory,
+    host_bytes,
+    warm_up,
+)
 from attention_service.runtime.kept_passes import KeptPasses
 from attention_service.runtime.module_service import ModuleService
 from attention_service.runtime.operations import (
@@ -42,7 +50,7 @@ from attention_service.runtime.operations import (
 from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.recording_service import RecordingService
-from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.scheduling.budget import OF_HOST, Budget
 from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.prediction_watch import Predictions
@@ -74,6 +82,7 @@ class Engine:
         max_predicted_s: float | None = None,
         max_sessions: int = 4096,
         stuck_s: float = PATIENCE_S,
+        host_memory_budget: int | None = None,
         *,
         learns_times: bool = True,
     ) -> None:
@@ -82,6 +91,11 @@ class Engine:
         budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
         self.library.limit = budget
         self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
+        self.host = self.budget
+        """The budget of the host's memory: one of its own beside a GPU."""
+        if device.is_cuda:
+            room = host_memory_budget or int(BUDGET_SHARE * free_host_bytes())
+            self.host = Budget(room, host_bytes(), self._host_bytes, max_queue, OF_HOST)
         self.entrance = Entrance(self.budget)
         """Before it requests wait with their bodies unread."""
         self.passes = KeptPasses(self.budget)
@@ -89,8 +103,10 @@ class Engine:
         watchdog = Watchdog(stuck_s)
         files = ThreadPoolExecutor(2, thread_name_prefix="attention-store")
         self.predictions = Predictions(device, root, files, learns=learns_times)
-        self.executor = Executor(device, self.budget, self.predictions.see, watchdog, max_predicted_s)
-        self.runner = RequestRunner(self.executor, self.budget, watchdog, files)
+        self.executor = Executor(
+            device, self.budget, self.predictions.see, watchdog, max_predicted_s, self.host if device.is_cuda else None
+        )
+        self.runner = RequestRunner(self.executor, self.budget, watchdog, files, self.host)
         self.modules = ModuleService(self.library, self.runner, self.passes, max_modules)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(root, self._recordings, self.runner)
@@ -148,14 +164,25 @@ class Engine:
         library = self.library
         return Health(status=status, modules=len(library.list()), modules_left_out=library.left_out)
 
+    @property
+    def refused(self) -> Counter[str]:
+        """Requests that a budget refused, by the error's code."""
+        return self.budget.refused + self.host.refused if self.host is not self.budget else self.budget.refused
+
     def _resident_bytes(self) -> int:
         """Bytes of modules, of sessions and the modules that only they keep, and of captured graphs."""
         sessions, library = self.sessions, self.library
-        held = library.resident_bytes + sessions.pool.held + sessions.registry.reply_bytes + self.device.graphs.bytes
+        held = library.resident_bytes + sessions.pool.held + self.device.graphs.bytes
+        if self.host is self.budget:
+            held += sessions.registry.reply_bytes
         for module in sessions.registry.modules:
             if not library.holds(module):
                 held += module.bytes
         return held
+
+    def _host_bytes(self) -> int:
+        """Bytes of the host beside a GPU: kept replies of steps, and pinned memory that no copy uses."""
+        return self.sessions.registry.reply_bytes + self.device.pinned_bytes
 
     # ── the four questions ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -68,8 +68,7 @@ class ModuleService:
         asks.check("modules", made + 1, f"{made} resident modules are yours; delete one first")
         need = await self._runner.in_thread(partial(self._library.estimate, request))
         self._budget.check(need, "making the module needs {need} bytes", "Make a smaller one: its config sets its size")
-        await self._budget.acquire(need)
-        module, is_new = await self._runner.holding(need, add)
+        module, is_new = await self._runner.holding(need, add, on_device=True)
         if is_new:
             self._makers[module.name] = asks.name
         return module.info()
@@ -107,8 +106,7 @@ class ModuleService:
         """Replace all parameters of a module, or none."""
         need = making_bytes(self.get(name).config)  # its pin is checked with the write
         replace = partial(self._library.replace, name, request.parameters, request.version)
-        await self._budget.acquire(need)
-        info = (await self._runner.holding(need, replace)).info()
+        info = (await self._runner.holding(need, replace, on_device=True)).info()
         self._passes.drop_of(name)
         return info
 

@@ -30,8 +30,8 @@ class RecordingService:
         self._root = root
         self._store = store
         self._runner = runner
-        self._budget = runner.budget
-        self._recorder = TextRecorder(root, runner.budget.holding)
+        self._budget = runner.host
+        self._recorder = TextRecorder(root, runner.host.holding)
 
     async def add(self, recording: RecordingFile) -> RecordingInfo:
         """Store a recording durably. The same content is stored once."""
@@ -62,7 +62,6 @@ class RecordingService:
         owner = _owner()
         need = await self._runner.in_thread(partial(self._store.part_bytes, recording, query, owner))
         self._budget.check(need, "reading this part takes {need} bytes", "Read fewer heads, queries or keys at a time")
-        await self._budget.acquire(need)
         return await self._runner.holding(need, partial(self._store.get, recording, query, owner))
 
     async def statistics(self, recording: str, request: RecordingStatisticsRequest) -> RecordingStatistics:
@@ -71,7 +70,6 @@ class RecordingService:
         info = await self._runner.in_thread(partial(self._store.get, recording, RecordingQuery(), owner))
         need = recorded_statistics.held_bytes(info, request)
         self._budget.check(need, "these statistics take {need} bytes", "Ask for layers with fewer keys")
-        await self._budget.acquire(need)
         return await self._runner.holding(
             need, partial(recorded_statistics.statistics_of, self._store, recording, request, owner)
         )

@@ -128,7 +128,7 @@ class GuardedStream(GuardedConnection, WebSocketsSansIOProtocol):
         if size <= max(self._counted, UNCOUNTED):
             return
         if self._memory is None:
-            self._memory = Body(self.config.app.state.engine.budget)  # type: ignore[union-attr]
+            self._memory = Body(self.config.app.state.engine.host)  # type: ignore[union-attr]
         try:
             self._memory.hold(size - self._counted)
         except AttentionError as error:

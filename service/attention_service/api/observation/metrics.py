@@ -106,12 +106,20 @@ class Metrics:
                 lambda: engine.budget.in_flight,
             ),
             "attention_kept_pass_bytes": ("Bytes of passes kept for gradients, at most", lambda: engine.passes.bytes),
-            "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.budget.bodies),
-            "attention_reply_bytes": ("Bytes of replies that are being sent", lambda: engine.budget.replies),
+            "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.host.bodies),
+            "attention_reply_bytes": ("Bytes of replies that are being sent", lambda: engine.host.replies),
             "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
+            "attention_host_budget_bytes": (
+                "The budget of the host's memory beside a GPU in bytes; on a CPU that of all memory",
+                lambda: engine.host.total,
+            ),
+            "attention_host_in_flight_bytes": (
+                "Bytes of the host that admitted requests hold beside bodies and replies; on a CPU those of all memory",
+                lambda: engine.host.in_flight,
+            ),
             "attention_exceeded_bytes": (
                 "Bytes that the process holds beyond the budget; no work begins until they are given back",
-                lambda: engine.budget.exceeded,
+                lambda: engine.host.exceeded,
             ),
             "attention_waiting_requests": (
                 "Requests that wait for memory or for the device",
@@ -199,7 +207,7 @@ class _Counted(Collector):
             "Requests not admitted to memory or queue, by the code of the problem",
             labels=["code"],
         )
-        for code, count in self._engine.budget.refused.items():
+        for code, count in self._engine.refused.items():
             refusals.add_metric([code], count)
         yield refusals
         factors = self._engine.predictions.factors

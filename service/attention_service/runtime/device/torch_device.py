@@ -53,6 +53,8 @@ class Device:
     """The plans made with that clock."""
     graphs: Graphs = field(default_factory=Graphs, init=False, repr=False, compare=False)
     """CUDA graphs of small passes."""
+    pinned_bytes: int = field(default=0, init=False, compare=False)
+    """Bytes of the host that PyTorch kept pinned for the next copies to or from a GPU, at the last look."""
     lost: str | None = field(default=None, init=False, compare=False)
     """The error after which the device computes nothing any more; None while it works."""
 
@@ -103,6 +105,22 @@ class Device:
         if self.is_cuda:
             return int(torch.cuda.mem_get_info(self.torch)[0])
         return min(psutil.virtual_memory().available, self.total_bytes)
+
+    def look_at_pinned(self, most: int = 0) -> None:
+        """Set ``pinned_bytes``, and have PyTorch give them back if they are more than ``most``. The driver may wait."""
+        if not self.is_cuda:
+            return
+        self.pinned_bytes = self._unused_pinned()
+        if self.pinned_bytes > most:
+            try:
+                torch.accelerator.empty_host_cache()
+            except RuntimeError:  # of a device that an earlier run broke
+                self._examine()
+            self.pinned_bytes = self._unused_pinned()
+
+    def _unused_pinned(self) -> int:
+        counts = torch.cuda.host_memory_stats_as_nested_dict()
+        return int(counts["allocated_bytes"]["current"] - counts["active_bytes"]["current"])
 
     def peak_meter(self) -> Callable[[], int | None]:
         """Start to measure peak memory. The result returns the bytes allocated since, or None on a CPU."""
@@ -182,6 +200,11 @@ class Device:
 
 def _nobody_counts() -> None:
     """The peak memory of a device whose allocator does not count."""
+
+
+def free_host_bytes() -> int:
+    """Bytes of the host's memory that could be allocated now, within the limit of a container."""
+    return min(psutil.virtual_memory().available, host_bytes())
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
@@ -265,6 +288,11 @@ def _processor() -> str:
 def _total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
+    return host_bytes()
+
+
+def host_bytes() -> int:
+    """Bytes of the host's memory, within the limit of a container."""
     total = psutil.virtual_memory().total
     for limit in _CGROUP_LIMITS:  # a container sees the whole machine's memory, but is killed at its own limit
         if limit.exists() and (text := limit.read_text().strip()).isdecimal():

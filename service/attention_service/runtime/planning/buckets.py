@@ -61,7 +61,7 @@ class Bucket(Generic[SizesT]):
     def __init__(self, costs: Costs[SizesT], low: SizesT, high: SizesT, room: int) -> None:
         self.kernel = costs.kernel(high, room)
         self._flops, self._plans, self._off_loop = costs.flops, dict[SizesT, Plan](), costs.off_loop
-        peak, time = costs.cost(high, self.kernel, room)
+        peak, time, self._result_bytes = costs.cost(high, self.kernel, room)
         self._ends = [(self._flops(high, self.kernel), time)] * 2
         self.peak_bytes = peak
         """The bound on the memory of every request in the bucket.
@@ -70,7 +70,7 @@ class Bucket(Generic[SizesT]):
         before; until then its memory grows no faster than the sizes.
         """
         if low != high and peak <= room:
-            less, sooner = costs.cost(low, self.kernel, room)
+            less, sooner, _ = costs.cost(low, self.kernel, room)
             self._ends[0] = self._flops(low, self.kernel), sooner
             self.peak_bytes = max(peak, round(less * high.growth(low)))
 
@@ -79,7 +79,7 @@ class Bucket(Generic[SizesT]):
         plan = self._plans.get(sizes)
         if plan is None:
             flops = self._flops(sizes, self.kernel)
-            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._off_loop)
+            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._off_loop, self._result_bytes)
             if len(self._plans) >= _MOST:
                 self._plans.clear()
             self._plans[sizes] = plan

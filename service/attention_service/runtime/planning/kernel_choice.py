@@ -30,6 +30,8 @@ class Cost(NamedTuple):
 
     peak_bytes: int
     time: Estimate
+    result_bytes: int | None = None
+    """Bytes of the results; None if they are not counted."""
 
 
 def able_kernels(bound: BoundRequest, device: Device, wanted: str | None, needs: Needs = PLAIN) -> list[str]:
@@ -100,10 +102,10 @@ def cost_of(bound: BoundRequest, kernel: str, device: Device, room: int, computa
     which kernels are ranked.
     """
     if (least := least_bytes(bound, kernel)) > FAR * min(room, LARGEST):
-        return Cost(least, _rank(bound, kernel, device.clock, backward=computation == "gradients"))
+        return Cost(least, _rank(bound, kernel, device.clock, backward=computation == "gradients"), 0)
     found = run(bound, kernel)
     kind = kind_of(computation, kernel, bound.dtype)
-    return Cost(found.peak_bytes, device.clock.predict(found.total(), bound.itemsize, kind))
+    return Cost(found.peak_bytes, device.clock.predict(found.total(), bound.itemsize, kind), found.results)
 
 
 def least_bytes(bound: BoundRequest, kernel: str) -> int:

@@ -18,3 +18,10 @@ class Plan:
     off_loop: bool = False
     """True if the sizes do not determine the time: masks of many small operations, or files that are read. It runs
     beside the event loop, among the long."""
+    result_bytes: int | None = None
+    """An upper bound of the results that are copied from a GPU to the host; None if ``peak_bytes`` bounds them."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that the request is admitted for beside a GPU."""
+        return self.peak_bytes if self.result_bytes is None else self.result_bytes

@@ -85,7 +85,8 @@ def _in_pieces(bound: BoundRequest, once: Callable[[BoundRequest], Seen], *, twi
         return once(bound)
     few, fewer = (once(_shorter(bound, each * unit)) for each in (more, more + 1))
     sections = {at: x + (x - fewer.sections[at]).times(more) for at, x in few.sections.items() if at in fewer.sections}
-    return Seen({phase: _longer(held, fewer.phases[phase], more) for phase, held in few.phases.items()}, sections)
+    phases = {phase: _longer(held, fewer.phases[phase], more) for phase, held in few.phases.items()}
+    return Seen(phases, sections, few.results + more * (few.results - fewer.results))
 
 
 def _longer(few: Bytes, fewer: Bytes, more: int) -> Bytes:
@@ -124,7 +125,7 @@ def _grown(bound: BoundRequest, dimension: str, size: int, at: Callable[[BoundRe
         )
         for section, counts in high.sections.items()
     }
-    return Seen(phases, sections)
+    return Seen(phases, sections, far(low.results, middle.results, high.results))
 
 
 def _resized(bound: BoundRequest, dimension: str, size: int) -> BoundRequest:

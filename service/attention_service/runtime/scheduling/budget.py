@@ -1,4 +1,7 @@
-"""The memory budget: the bytes that resident modules and running requests may hold together.
+"""A memory budget: the bytes that resident modules and running requests may hold together.
+
+A GPU has memory of its own. Beside one there are two budgets: the device's, of modules, sessions and running requests,
+and the host's, of bodies, results, replies, pictures and recordings. On a CPU one budget holds everything.
 
 Used from the event loop only, so its counts need no lock.
 """
@@ -15,6 +18,23 @@ from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.fair_queue import FairQueue
 
 RefusalT = TypeVar("RefusalT", bound=AttentionError)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a budget's refusals."""
+
+    place: str = "the device"
+    """Whose memory it is."""
+    setting: str = "memory_budget"
+    beside: str = "the resident modules"
+    """What takes a part of it for as long as it stays."""
+    remedy: str = "Ask for less at a time, delete modules, or raise the memory budget"
+
+
+OF_HOST: Final = Words(
+    "the host", "host_memory_budget", "pinned memory", "Ask for less at a time, or raise host_memory_budget"
+)
 REQUEST: Final = "the request needs an estimated {need} bytes at its peak"
 FEWER: Final = "Ask for fewer queries, heads or taps at a time"
 
@@ -31,8 +51,17 @@ class _Turn:
 class Budget:
     """Admits work that fits, queues work that could fit later, and refuses work that never fits."""
 
-    def __init__(self, total: int, device_bytes: int, resident_bytes: Callable[[], int], max_waiting: int) -> None:
+    def __init__(
+        self,
+        total: int,
+        device_bytes: int,
+        resident_bytes: Callable[[], int],
+        max_waiting: int,
+        words: Words = Words(),
+    ) -> None:
+        """``total``: the bytes that may be held; ``device_bytes``: those that there are, on the device or the host."""
         self.total = total
+        self._words = words
         self.device_bytes = device_bytes
         self.in_flight = 0
         self.bodies = 0
@@ -91,7 +120,7 @@ class Budget:
         if need > self.device_bytes:
             raise self._refusal(
                 NeverFits(
-                    f"{what.format(need=need)}; the device has {self.device_bytes} in all. {advice}",
+                    f"{what.format(need=need)}; {self._words.place} has {self.device_bytes} in all. {advice}",
                     needed_bytes=need,
                     limit_bytes=self.device_bytes,
                 )
@@ -101,8 +130,7 @@ class Budget:
             raise self._refusal(
                 OverBudget(
                     f"{what.format(need=need)}; the budget of {self.total} leaves "
-                    f"{max(limit, 0)} beside the resident modules. Ask for less at a time, delete modules, or raise "
-                    "the memory budget",
+                    f"{max(limit, 0)} beside {self._words.beside}. {self._words.remedy}",
                     needed_bytes=need,
                     limit_bytes=max(limit, 0),
                 )
@@ -143,8 +171,8 @@ class Budget:
         if self.exceeded:
             return self._refusal(
                 NoRoom(
-                    f"the server holds {self.exceeded} bytes more than memory_budget allows, and begins no work until "
-                    "it has given them back; try again in a moment",
+                    f"the server holds {self.exceeded} bytes more than {self._words.setting} allows, and begins no "
+                    "work until it has given them back; try again in a moment",
                     actual=self.exceeded,
                     limit_bytes=self.total,
                 )
@@ -204,8 +232,8 @@ class Budget:
             raise self._refusal(
                 Overloaded(
                     f"bodies and replies of {self.bodies + self.replies - held} bytes are being read or sent, and this "
-                    f"body has at least {held + more}; together they may have {limit}, half of what memory_budget "
-                    "leaves beside the resident modules; try again in a moment",
+                    f"body has at least {held + more}; together they may have {limit}, half of what "
+                    f"{self._words.setting} leaves beside {self._words.beside}; try again in a moment",
                     limit_bytes=limit,
                 )
             )
@@ -221,8 +249,8 @@ class Budget:
             raise self._refusal(
                 NoRoom(
                     f"replies of {self.replies} bytes wait for their readers, and this one has {size}; together they "
-                    f"may have {limit}, half of what memory_budget leaves beside the resident modules. Try again in a "
-                    "moment, or ask for less at a time",
+                    f"may have {limit}, half of what {self._words.setting} leaves beside {self._words.beside}. Try "
+                    "again in a moment, or ask for less at a time",
                     limit_bytes=limit,
                     needed_bytes=self.replies + size,
                 )

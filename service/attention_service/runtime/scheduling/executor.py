@@ -71,14 +71,19 @@ class Executor:
         watch: Callable[[PassRun], None],
         watchdog: Watchdog,
         max_predicted_s: float | None = None,
+        host: Budget | None = None,
     ) -> None:
-        """``watch`` receives every run that ended well. ``max_predicted_s``: the longest that is admitted."""
+        """``watch`` receives every run that ended well. ``max_predicted_s``: the longest that is admitted.
+
+        host: the budget of the host's memory beside a GPU; None if the device's is the host's.
+        """
         self.hold_s = 0.0
         """Jobs that might take longer go to a thread. Set by ``measure``."""
         self.expects_mates = False
         """True if most jobs of the last turn came beside one that can run in the same pass."""
         self.device = device
         self._budget = budget
+        self._host = host
         self._watch = watch
         self._max_predicted_s = max_predicted_s
         self._short, self._long = Lane(device, watchdog, long=False), Lane(device, watchdog, long=True)
@@ -124,7 +129,7 @@ class Executor:
         if self._max_predicted_s is not None:
             self._check_length(plan)
         # Admit: its memory is taken at once, or it waits for it.
-        if not self._budget.take(plan.peak_bytes):
+        if self._host is not None or not self._budget.take(plan.peak_bytes):
             await self._admit(job, deadline)
         # Its turn: at once if nobody waits or runs before it and none of its kind comes beside it.
         lane = self._short if job.prepared.is_short else self._long
@@ -158,11 +163,17 @@ class Executor:
             )
 
     async def _admit(self, job: Job, deadline: float | None) -> None:
-        """Wait for the memory of a job."""
+        """Wait for the memory of a job; the host's comes first, so that nobody waits with the device's in hand."""
+        host, plan = None, job.prepared.plan
         try:
             async with asyncio.timeout_at(deadline):  # the loop's clock is the monotonic one
-                await self._budget.acquire(job.prepared.plan.peak_bytes)
+                if self._host is not None:
+                    await self._host.acquire(plan.host_bytes)
+                    host = self._host
+                await self._budget.acquire(plan.peak_bytes)
         except BaseException as fault:
+            if host is not None:
+                host.release(plan.host_bytes)
             if job.ending is not None:
                 job.ending.now()
             if isinstance(fault, TimeoutError):
@@ -327,6 +338,8 @@ class Executor:
     def _release(self, job: Job) -> None:
         """Give back the memory of a job that ended, or that will not begin."""
         self._budget.release(job.prepared.plan.peak_bytes)
+        if self._host is not None:
+            self._host.release(job.prepared.plan.host_bytes)
         if job.ending is not None:
             job.ending.now()
 

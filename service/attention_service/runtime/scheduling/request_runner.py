@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from typing import Literal, TypeVar
@@ -35,10 +35,12 @@ class RequestRunner:
         budget: Budget,
         watchdog: Watchdog,
         files: ThreadPoolExecutor,
+        host: Budget,
     ) -> None:
-        """``files``: the threads for work on the store."""
+        """``files``: the threads for work on the store. ``host``: the budget of the host's memory; on a CPU the same."""
         self.device = executor.device
         self.budget = budget
+        self.host = host
         self.executor = executor
         self.state: State = "loading"
         self.failure: str | None = None
@@ -75,24 +77,30 @@ class RequestRunner:
         for threads in (self._files, self._planning):
             await asyncio.to_thread(partial(threads.shutdown, cancel_futures=True))
 
-    async def holding(self, need: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run work on the store, and give back the bytes that it was admitted for when it ends.
+    async def holding(self, need: int, work: Callable[[], ResultT], *, on_device: bool = False) -> ResultT:
+        """Run work on the store with so many bytes of the host, and as many of the device; wait for them before.
 
         Work whose caller went away may be running already. It stops at its next checkpoint and frees its memory then.
         """
-        cancellation = Cancellation()
+        cancellation, held = Cancellation(), ExitStack()
+        budgets = [self.host, self.budget] if on_device and self.host is not self.budget else [self.host]
 
         def cancellable_work() -> ResultT:
             with cancellable(cancellation), self._noticed():
                 return work()
 
         try:
+            for budget in budgets:
+                await budget.acquire(need)
+                held.callback(budget.release, need)
             future = self._files.submit(cancellable_work)
-        except RuntimeError:
-            self.budget.release(need)
-            raise Draining("the server is stopping; try another, or this one once it is back") from None
+        except BaseException as fault:
+            held.close()
+            if isinstance(fault, RuntimeError):  # the threads were stopped
+                raise Draining("the server is stopping; try another, or this one once it is back") from None
+            raise
         loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.budget.release, need))
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(held.close))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:

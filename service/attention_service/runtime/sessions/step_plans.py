@@ -63,7 +63,7 @@ class StepPlan:
         """The plan of a step with this past. Where a window fills up, its operations are an estimate."""
         plan = self.plan
         flops = plan.flops - round((self.past - past) * self.token_flops)
-        return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.off_loop)
+        return Plan(plan.kernel, flops, plan.peak_bytes, plan.predicted, plan.off_loop, plan.result_bytes)
 
     def __call__(self, bound: BoundRequest, batch: int) -> Plan:
         """Plan a pass of so many sequences with the new tokens and the keys of one step."""

@@ -25,10 +25,10 @@ class Words:
     """The words of a budget's refusals."""
 
     place: str = "the device"
-    """Whose memory it is."""
+    """The owner of the memory."""
     setting: str = "memory_budget"
     beside: str = "the resident modules"
-    """What takes a part of it for as long as it stays."""
+    """The name of all that takes a part of it for as long as it stays."""
     remedy: str = "Ask for less at a time, delete modules, or raise the memory budget"
 
 

@@ -10,6 +10,14 @@ from attention_contract.schemas.attribution import Readout
 from attention_contract.schemas.complexity import Alternative, Shape, Sweep
 from attention_contract.schemas.effects import SweptEdit
 from attention_contract.schemas.hopfield import Projections
+from attention_contract.schemas.models import (
+    GivenUpstream,
+    ImageBytes,
+    LayerRef,
+    Message,
+    ModelStatisticOptions,
+    PredictedLogit,
+)
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.session_costs import SessionShape
 from attention_contract.schemas.sessions import Policy, SessionSource, SessionStep
@@ -35,6 +43,40 @@ SourceLike = SessionSource | Mapping[str, Any]
 StatisticOptionsLike = StatisticOptions | Mapping[str, Any]
 ReadoutLike = Readout | Mapping[str, TensorLike]
 StepLike = SessionStep | Mapping[str, Any]
+PredictedLike = PredictedLogit | GivenUpstream | Mapping[str, Any]
+
+
+class ModelFields(CallOptions, total=False):
+    """The inputs of a whole model beside one text, and the settings of the call; see ``client.models.forward``."""
+
+    tokens: Sequence[int] | Sequence[Sequence[int]] | None
+    messages: Sequence[Message | Mapping[str, str]] | None
+    target: str | None
+    images: Sequence[ImageBytes | Mapping[str, str]] | None
+    layers: Literal["all"] | Sequence[LayerRef] | None
+    edits: Mapping[str, Sequence[EditLike]] | None
+
+
+class SelectedFields(ModelFields, total=False):
+    """The same, with a selection of heads and queries."""
+
+    select: SelectLike | None
+
+
+class ModelForwardFields(SelectedFields, total=False):
+    """The fields of a model's forward request that are None by default."""
+
+    positions: Sequence[int] | None
+    compare: Literal["unedited"] | None
+
+
+class ModelWeightsFields(SelectedFields, total=False):
+    """The fields of a request for a model's weights that are None by default."""
+
+    pool: int | None
+    statistics: Sequence[StatisticName] | None
+    statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
+    compare: Literal["unedited"] | None
 
 
 class InputFields(CallOptions, total=False):

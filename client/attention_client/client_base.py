@@ -15,6 +15,7 @@ from attention_client.calls.base import Call, CallOptions, MediaType, Message, R
 from attention_client.calls.checkpoint_calls import Checkpoints
 from attention_client.calls.hopfield_calls import Hopfield
 from attention_client.calls.method import Sender, WayT
+from attention_client.calls.model_calls import Models
 from attention_client.calls.module_calls import Modules
 from attention_client.calls.pass_calls import Passes
 from attention_client.calls.question_calls import Questions
@@ -127,6 +128,7 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT]
         self.attention: Attention[WayT] = Attention(self)
         self.checkpoints: Checkpoints[WayT] = Checkpoints(self)
         self.hopfield: Hopfield[WayT] = Hopfield(self)
+        self.models: Models[WayT] = Models(self)
         self.modules: Modules[WayT] = Modules(self)
         self.passes: Passes[WayT] = Passes(self)
         self.recordings: Recordings[WayT] = Recordings(self)

@@ -9,6 +9,7 @@ client.
     ├── Forbidden                     403
     ├── NotFound                      404  no such path
     │   ├── ModuleNotFound
+    │   ├── ModelNotFound
     │   ├── ParameterNotFound
     │   ├── CheckpointNotFound
     │   ├── RecordingNotFound
@@ -19,6 +20,7 @@ client.
     ├── TooSlow                       408
     ├── Conflict                      409
     │   ├── ModuleExists
+    │   ├── ModelExists
     │   ├── VersionMismatch
     │   └── LengthMismatch
     ├── SessionGone                   410
@@ -45,6 +47,7 @@ client.
     │   ├── ConnectionsExhausted
     │   ├── NoRoom                         for the reply
     │   ├── Stuck
+    │   ├── ModelEnded
     │   └── DeadlineExceeded
     ├── NeverFits                     507
     ├── StoreFull                     507
@@ -59,11 +62,11 @@ __all__ = [
     "AttentionError", "BodyTooLarge", "CallerLimit", "Cancelled", "CheckpointNotFound", "Conflict",
     "ConnectionsExhausted", "DeadlineExceeded", "Draining", "Forbidden", "HeadTooLarge", "InternalError",
     "InvalidCheckpoint", "InvalidRequest", "InvalidTensor", "KernelUnsuitable", "LengthMismatch", "Loading",
-    "MethodNotAllowed", "Misdirected", "ModuleExists", "ModuleNotFound", "NeverFits", "NoRoom", "NotAcceptable",
-    "NotFound", "OverBudget", "Overloaded", "ParameterNotFound", "PassNotFound", "RecordingNotFound", "SessionGone",
-    "SessionNotFound", "ShapeMismatch", "StoreFull", "StoreReadOnly", "Stuck", "TooLarge", "TooLong",
-    "TooManyConnections", "TooSlow", "Unauthorized", "Unavailable", "Unreadable", "UnsupportedMediaType",
-    "VersionMismatch",
+    "MethodNotAllowed", "Misdirected", "ModelEnded", "ModelExists", "ModelNotFound", "ModuleExists", "ModuleNotFound",
+    "NeverFits", "NoRoom", "NotAcceptable", "NotFound", "OverBudget", "Overloaded", "ParameterNotFound", "PassNotFound",
+    "RecordingNotFound", "SessionGone", "SessionNotFound", "ShapeMismatch", "StoreFull", "StoreReadOnly", "Stuck",
+    "TooLarge", "TooLong", "TooManyConnections", "TooSlow", "Unauthorized", "Unavailable", "Unreadable",
+    "UnsupportedMediaType", "VersionMismatch",
 ]  # fmt: skip
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 1000
@@ -141,6 +144,10 @@ class ModuleNotFound(NotFound, title="No such module"):
     """No module of this name is resident."""
 
 
+class ModelNotFound(NotFound, title="No such model"):
+    """No whole model has this name, and no checkpoint that could become one."""
+
+
 class ParameterNotFound(NotFound, title="No such parameter"):
     """The module has no parameter of this name."""
 
@@ -183,6 +190,10 @@ class Conflict(AttentionError, status=409, title="Conflict with the present stat
 
 class ModuleExists(Conflict, title="The name is taken"):
     """A different module already has this name."""
+
+
+class ModelExists(Conflict, title="The name is taken"):
+    """A model of another checkpoint, or of another dtype, already has this name."""
 
 
 class VersionMismatch(Conflict, title="The module has another version"):
@@ -283,6 +294,10 @@ class NoRoom(Unavailable, title="No memory for the reply"):
 
 class Stuck(Unavailable, title="The server is stuck"):
     """The device, or a thread of the server, makes no progress."""
+
+
+class ModelEnded(Unavailable, title="The model's process ended"):
+    """The process of the model ended while it answered. The same request starts it again."""
 
 
 class DeadlineExceeded(Unavailable, title="The deadline has passed"):

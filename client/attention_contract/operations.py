@@ -17,6 +17,7 @@ from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
+from attention_contract.schemas import models as n
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import rollout as o
@@ -44,6 +45,8 @@ OF_MODULE: Final = (e.ModuleNotFound, e.VersionMismatch)
 READS_MODULE: Final = (*ANY_TIME, *OF_MODULE, e.InvalidRequest)
 """The last: an If-Match that is no version."""
 WRITES: Final = (e.StoreFull, e.StoreReadOnly)
+OF_MODEL: Final = (e.ModelNotFound, e.InvalidCheckpoint)
+"""The last: the first request loads the model."""
 OF_SESSION: Final = (e.SessionNotFound, e.SessionGone, e.LengthMismatch, e.VersionMismatch)
 _QUERY = {"query": [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]]}
 
@@ -243,6 +246,47 @@ rollout = Operation(
     "rollout", "POST", "/v1/attention/rollout", o.RolloutRequest, o.RolloutReply,
     "Rollout or flow of attention over layers: the inputs that the state of each token comes from",
     READS_BODY, tensors=True, pictures=("rollout", "lines"), example=o.EXAMPLE,
+)  # fmt: skip
+list_models = Operation(
+    "list_models", "GET", "/v1/models", None, n.ModelList,
+    "Every whole model that is resident, or that a checkpoint of the repository can become",
+)  # fmt: skip
+load_model = Operation(
+    "load_model", "POST", "/v1/models", n.LoadModel, n.ModelInfo,
+    "Make a checkpoint of the model repository a resident model",
+    (*READS_BODY, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModelExists), status=201,
+    example={"checkpoint": "tiny"},
+)  # fmt: skip
+get_model = Operation(
+    "get_model", "GET", "/v1/models/{model}", None, n.ModelInfo, "State, layers and memory of a whole model",
+    (*ANY_TIME, *OF_MODEL),
+)  # fmt: skip
+unload_model: Operation[None] = Operation(
+    "unload_model", "DELETE", "/v1/models/{model}", None, None, "End a whole model once its requests are answered",
+    (*ANY_TIME, e.ModelNotFound), status=204, safe_to_repeat=False,
+)  # fmt: skip
+model_forward = Operation(
+    "model_forward", "POST", "/v1/models/{model}/forward", n.ModelForwardRequest, n.ModelForwardReply,
+    "What a whole model predicts, and any taps of any of its layers",
+    (*READS_BODY, *OF_MODEL, *WRITES), tensors=True,
+    example=n.EXAMPLE_TEXT | {"top_k": 3, "return": ["logits"]},
+)  # fmt: skip
+model_weights = Operation(
+    "model_weights", "POST", "/v1/models/{model}/weights", n.ModelWeightsRequest, n.ModelWeightsReply,
+    "The tokens that each head of each layer of a whole model attends to",
+    (*READS_BODY, *OF_MODEL, *WRITES), tensors=True,
+    example=n.EXAMPLE_TEXT | {"top_k": 2, "return_weights": False},
+)  # fmt: skip
+model_gradients = Operation(
+    "model_gradients", "POST", "/v1/models/{model}/gradients", n.ModelGradientsRequest, n.ModelGradientsReply,
+    "Exact gradients of one number that a whole model predicts",
+    (*READS_BODY, *OF_MODEL), tensors=True,
+    example=n.EXAMPLE_TEXT | {"of": {"position": -1}, "wrt": ["tokens"]},
+)  # fmt: skip
+model_complexity = Operation(
+    "model_complexity", "POST", "/v1/models/{model}/complexity", n.ModelComplexityRequest, n.ModelComplexityReply,
+    "The cost of a text or a generation by a whole model",
+    (*READS_BODY, *OF_MODEL), example={"length": 512, "new_tokens": 64},
 )  # fmt: skip
 list_recordings = Operation(
     "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording",

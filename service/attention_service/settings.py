@@ -171,6 +171,9 @@ class Settings(BaseSettings):
     max_predicted_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds that one request may be predicted to compute; more are refused with 422. Default: any time."""
 
+    model_idle_seconds: float = Field(default=600, gt=0, allow_inf_nan=False)
+    """Seconds without a request after which a whole model gives its memory back; the next request loads it again."""
+
     session_ttl_s: float = Field(default=600, gt=0, allow_inf_nan=False)
     """Seconds without a request after which a session expires, at most; a request may ask for less."""
 

@@ -425,4 +425,4 @@ class ModelComplexityReply(WireModel):
     """Tokens that fit, at this batch; at most those that the model has positions for."""
 
 
-EXAMPLE: Final[dict[str, Any]] = {"text": "the cat sat on the mat", "top_k": 2, "return_weights": False}
+EXAMPLE_TEXT: Final[dict[str, Any]] = {"text": "the cat sat on the mat"}

@@ -69,6 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
             max_sessions=settings.max_sessions,
             max_predicted_s=settings.max_predicted_s,
             stuck_s=settings.stuck_seconds,
+            model_idle_s=settings.model_idle_seconds,
             learns_times=settings.calibrate,
         )
         app.state.engine = engine

@@ -42,6 +42,7 @@ _TAGS = {
     "/v1/modules/{name}/sessions": "sessions",
     "/v1/sessions": "sessions",
     "/v1/modules": "modules",
+    "/v1/models": "models",
     "/v1/attention": "raw attention",
     "/v1/hopfield": "hopfield",
     "/v1/recordings": "recordings",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from fastapi.routing import APIRoute
 from starlette._utils import get_route_path
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.operations import Operation
+from attention_contract.schemas.models import ModelInfo
 from attention_contract.schemas.modules import ModuleInfo
 from attention_contract.schemas.recordings import RecordingInfo
 from attention_contract.schemas.sessions import SessionInfo
@@ -52,6 +54,11 @@ class Call:
     def name(self) -> str:
         """The module that the path names."""
         return self.path["name"]
+
+    @property
+    def model(self) -> str:
+        """The whole model that the path names."""
+        return self.path["model"]
 
     @property
     def id(self) -> str:
@@ -183,6 +190,8 @@ async def _reply(
             return Response(status_code=304, headers=headers)
     if operation.status == 201 and isinstance(reply, ModuleInfo):
         headers["Location"] = f"/v1/modules/{reply.name}"
+    if operation.status == 201 and isinstance(reply, ModelInfo):
+        headers["Location"] = f"/v1/models/{quote(reply.id, safe='')}"
     if operation.status == 201 and isinstance(reply, RecordingInfo):
         headers["Location"] = f"/v1/recordings/{reply.id}"
     if operation.status == 201 and isinstance(reply, SessionInfo):

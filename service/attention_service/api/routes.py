@@ -13,6 +13,12 @@ from attention_contract.errors import Forbidden, InvalidRequest
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.models import (
+    ModelComplexityReply,
+    ModelForwardReply,
+    ModelGradientsReply,
+    ModelWeightsReply,
+)
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
 from attention_contract.wire import SAFETENSORS
@@ -125,6 +131,15 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "list_parameters": lambda call, _: call.engine.modules.parameters(call.name, call.pin),
     "replace_parameters": lambda call, body: call.engine.modules.replace(call.name, body),
     "get_parameter": lambda call, body: call.engine.modules.parameter(call.name, call.path["parameter"], body),
+    # whole models
+    "list_models": lambda call, _: call.engine.models.list(),
+    "load_model": lambda call, body: call.engine.models.load(body),
+    "get_model": lambda call, _: call.engine.models.get(call.model),
+    "unload_model": lambda call, _: call.engine.models.unload(call.model),
+    "model_forward": lambda call, body: call.engine.models.ask(call.model, "forward", body, ModelForwardReply),
+    "model_weights": lambda call, body: call.engine.models.ask(call.model, "weights", body, ModelWeightsReply),
+    "model_gradients": lambda call, body: call.engine.models.ask(call.model, "gradients", body, ModelGradientsReply),
+    "model_complexity": lambda call, body: call.engine.models.ask(call.model, "complexity", body, ModelComplexityReply),
     # recordings
     "list_recordings": lambda call, _: call.engine.recordings.list(),
     "create_recording": lambda call, body: call.engine.recordings.add(body),

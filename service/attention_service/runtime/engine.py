@@ -38,6 +38,7 @@ from attention_service.runtime.device.torch_device import (
     warm_up,
 )
 from attention_service.runtime.kept_passes import KeptPasses
+from attention_service.runtime.models.model_service import ModelService
 from attention_service.runtime.module_service import ModuleService
 from attention_service.runtime.operations import (
     attribution,
@@ -83,6 +84,7 @@ class Engine:
         max_sessions: int = 4096,
         stuck_s: float = PATIENCE_S,
         host_memory_budget: int | None = None,
+        model_idle_s: float = 600.0,
         *,
         learns_times: bool = True,
     ) -> None:
@@ -110,6 +112,8 @@ class Engine:
         self.modules = ModuleService(self.library, self.runner, self.passes, max_modules)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(root, self._recordings, self.runner)
+        self.models = ModelService(root, self.runner, self.recordings, model_idle_s)
+        """Whole models, each in a process of its own."""
         self.analyses = AnalysisService(self.library, self.runner)
         room = int(session_share * budget)
         self.sessions = Sessions(
@@ -153,6 +157,7 @@ class Engine:
         self.sessions.registry.stop()
         self.passes.clear()
         self._follower.cancel()
+        await self.models.stop()
         await self.executor.stop()
         self.predictions.settle()
         await self.runner.stop()
@@ -170,9 +175,9 @@ class Engine:
         return self.budget.refused + self.host.refused if self.host is not self.budget else self.budget.refused
 
     def _resident_bytes(self) -> int:
-        """Bytes of modules, of sessions and the modules that only they keep, and of captured graphs."""
+        """Bytes of modules, whole models, sessions and the modules that only they keep, and captured graphs."""
         sessions, library = self.sessions, self.library
-        held = library.resident_bytes + sessions.pool.held + self.device.graphs.bytes
+        held = library.resident_bytes + self.models.bytes + sessions.pool.held + self.device.graphs.bytes
         if self.host is self.budget:
             held += sessions.registry.reply_bytes
         for module in sessions.registry.modules:

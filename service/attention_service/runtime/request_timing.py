@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 from attention_contract.schemas.attention import Ran
+from attention_contract.schemas.models import ModelRan
 
 Phase = Literal["read", "decode", "queue", "compute", "encode", "write"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
@@ -18,7 +19,7 @@ class RequestTiming:
     """The phases of one request, in the order of their ends. A request for several runs has some phases repeatedly."""
 
     marks: list[Mark] = field(default_factory=list)
-    runs: list[Ran] = field(default_factory=list)
+    runs: list[Ran | ModelRan] = field(default_factory=list)
     """The run of each phase ``compute``, in their order."""
     bytes: int = 0
     """Bytes of the body as they came."""
@@ -48,7 +49,7 @@ def note_bytes(count: int) -> None:
         current.bytes += count
 
 
-def note_run(came: float, ran: Ran) -> None:
+def note_run(came: float, ran: Ran | ModelRan) -> None:
     """Add a run that ended now, and the time that it waited since it ``came``, for memory and for the device."""
     if (current := timing.get()) is not None:
         ended = time.monotonic()

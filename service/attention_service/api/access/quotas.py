@@ -78,7 +78,7 @@ class Quotas:
         use.running -= 1
         if timing is not None:
             use.bytes.level += timing.bytes
-            use.device.level += sum(run.compute_ms / run.batch for run in timing.runs)
+            use.device.level += sum(run.compute_ms / getattr(run, "batch", 1) for run in timing.runs)
 
 
 def _check(caller: Caller, name: str, rate: float, level: float) -> None:

@@ -38,17 +38,20 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType({
     "session_attribution": _INFER, "session_effects": _INFER,
     "get_session_cache": _INFER, "put_session_cache": _INFER, "session_stream": _INFER,
     "create_recording": _INFER, "record_text": _INFER, "predict_text": _INFER,
+    "model_forward": _INFER, "model_weights": _INFER, "model_gradients": _INFER,
     # seeing and ending what is one's own
     "list_sessions": _OWN, "get_session": _OWN, "delete_session": _OWN, "delete_recording": _OWN,
     # facts
     "complexity": _ASK, "raw_complexity": _ASK, "similarity": _ASK, "rollout": _ASK,
+    "model_complexity": _ASK,
     "list_parameters": _INSPECT, "get_parameter": _INSPECT, "accuracy": _INSPECT, "circuits": _INSPECT,
     "list_modules": _SEE, "get_module": _SEE, "list_checkpoints": _SEE, "get_checkpoint": _SEE,
+    "list_models": _SEE, "get_model": _SEE,
     "list_recordings": _SEE, "get_recording": _SEE, "recording_statistics": _SEE, "recording_similarity": _SEE,
     "recording_rollout": _SEE,
     # changes
     "create_module": _MANAGE, "import_module": _MANAGE, "delete_module": _MANAGE, "replace_parameters": _MANAGE,
-    "fetch_checkpoint": _MANAGE,
+    "fetch_checkpoint": _MANAGE, "load_model": _MANAGE, "unload_model": _MANAGE,
     "metrics": frozenset({"metrics"}),
     # any key
     "server_info": EVERY, "list_variants": EVERY, "list_hardware": EVERY,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
+from typing import get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -19,6 +20,7 @@ from attention_contract.errors import Cancelled
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import Answered
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.models.resident_model import ModelEvent
 from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -100,6 +102,8 @@ class Metrics:
                 "Stored modules that are not served: damaged, or too large",
                 lambda: engine.library.left_out,
             ),
+            "attention_models_resident": ("Resident whole models", lambda: engine.models.resident),
+            "attention_model_bytes": ("Bytes of the memory budget of whole models", lambda: engine.models.bytes),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
             "attention_in_flight_bytes": (
                 "Bytes that admitted requests hold beside their bodies, by the estimate of each",
@@ -224,6 +228,12 @@ class _Counted(Collector):
         for event, count in counts.items():
             events.add_metric([event], count)
         yield events
+        lives = CounterMetricFamily(
+            "attention_model_events", "Whole models loaded, and ended for some reason", labels=["event"]
+        )
+        for event in get_args(ModelEvent):
+            lives.add_metric([event], self._engine.models.host.counts[event])
+        yield lives
         coverage = GaugeMetricFamily(
             "attention_prediction_coverage",
             "Share of the last requests whose time was within the predicted range of nine in ten",

@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanContext, StatusCode
 from starlette.types import Scope
 
 from attention_contract.schemas.attention import Ran
+from attention_contract.schemas.models import ModelRan
 from attention_service import __version__
 from attention_service.api.observation.access_log import Answered
 
@@ -89,8 +90,10 @@ def _add_spans(answered: Answered) -> None:
     whole.end(_nanoseconds(ended + since_1970))
 
 
-def _of_run(ran: Ran) -> dict[str, Any]:
+def _of_run(ran: Ran | ModelRan) -> dict[str, Any]:
     """The attributes of a run. Requests that ran in one pass have its size as ``attention.batch``."""
+    if isinstance(ran, ModelRan):
+        return {f"attention.{name}": getattr(ran, name) for name in ("model", "device", "dtype", "compute_ms")}
     return {
         "attention.kernel": ran.kernel,
         "attention.device": ran.device,

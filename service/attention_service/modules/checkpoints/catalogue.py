@@ -32,7 +32,7 @@ _TOKENIZERS: Final = (
 def listed(root: Path) -> CheckpointList:
     """Describe every checkpoint of the model repository in short, by path."""
     found = []
-    for path in _paths(root):
+    for path in paths(root):
         try:
             found.append(CheckpointInfo(**described(root, path).model_dump(exclude={"attentions"})))
         except AttentionError as fault:
@@ -42,7 +42,7 @@ def listed(root: Path) -> CheckpointList:
     return CheckpointList(checkpoints=found)
 
 
-def _paths(root: Path) -> Iterator[str]:
+def paths(root: Path) -> Iterator[str]:
     """Yield the paths of single safetensors files in the repository, and of folders with tensors or a config.json.
 
     Links to folders are not followed, and hidden folders are left out.

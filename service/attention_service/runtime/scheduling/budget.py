@@ -80,6 +80,10 @@ class Budget:
         """Called when bytes were taken; gives up what is kept only while there is room. None if nothing is kept."""
         self.released: Callable[[], None] | None = None
         """Called when a request no longer waits or computes. None if nobody waits for that."""
+        self.reclaimable: Callable[[], int] = _nothing
+        """Returns the resident bytes that ``reclaim`` can free: those of whole models that nobody uses."""
+        self.reclaim: Callable[[int], None] | None = None
+        """Called with the bytes that a request lacks. It has them freed, and then calls ``wake``."""
         self._resident_bytes = resident_bytes
         self._max_waiting = max_waiting
         self._waiting: FairQueue[_Turn] = FairQueue()
@@ -103,7 +107,7 @@ class Budget:
     @property
     def capacity(self) -> int:
         """Bytes that are free with nothing else in flight."""
-        return min(max(self.total - self._resident_bytes(), 0), self.device_bytes)
+        return min(max(self._limit(), 0), self.device_bytes)
 
     @property
     def available(self) -> int:
@@ -115,6 +119,10 @@ class Budget:
         """Bytes that could be admitted now, and for which nobody waits."""
         return 0 if self._waiting.size else self.available
 
+    def _limit(self) -> int:
+        """Bytes of the budget that are not held for good."""
+        return self.total - self._resident_bytes() + self.reclaimable()
+
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
         """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight."""
         if need > self.device_bytes:
@@ -125,7 +133,7 @@ class Budget:
                     limit_bytes=self.device_bytes,
                 )
             )
-        limit = self.total - self._resident_bytes()
+        limit = self._limit()
         if need > limit:
             raise self._refusal(
                 OverBudget(
@@ -265,6 +273,8 @@ class Budget:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turn = _Turn(need, caller.get().name, done)
         self._waiting.add(turn)
+        if self.reclaim is not None and need > self.available:
+            self.reclaim(need - self.available)
         try:
             await done
         except asyncio.CancelledError:
@@ -294,6 +304,10 @@ class Budget:
                 return
             self._waiting.begin(turn, turn.need)
             turn.done.set_result(None)
+
+
+def _nothing() -> int:
+    return 0
 
 
 class Body:

@@ -1,0 +1,100 @@
+"""Whole models: loading and listing them, and questions about a text, tokens, messages or images."""
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+from attention_client.arguments import ModelForwardFields, ModelWeightsFields, PredictedLike, SelectedFields
+from attention_client.calls.base import Call, CallOptions, call
+from attention_client.calls.method import Group, WayT, method
+from attention_contract import operations
+from attention_contract.schemas.models import (
+    ModelComplexityReply,
+    ModelForwardReply,
+    ModelGradient,
+    ModelGradientsReply,
+    ModelInfo,
+    ModelList,
+    ModelTap,
+    ModelWeightsReply,
+)
+from attention_contract.tensors import FloatName
+
+
+class Models(Group[WayT]):
+    """Calls about whole models."""
+
+    @method
+    def load(
+        self, checkpoint: str, *, name: str | None = None, dtype: FloatName | None = None,
+        device_map: Literal["auto", "balanced"] | None = None, **options: Unpack[CallOptions],
+    ) -> Call[ModelInfo]:  # fmt: skip
+        """Make a checkpoint of the server's model repository a resident model, and wait until it is.
+
+        ``checkpoint`` is its path, or ``tiny``. ``name`` is by default the path with ``--`` for ``/``. A request that
+        names a model loads it too. Raises CheckpointNotFound, InvalidCheckpoint, ModelExists and OverBudget.
+        """
+        return call(operations.load_model, locals())
+
+    @method
+    def list(self, **options: Unpack[CallOptions]) -> Call[ModelList]:
+        """List every model that is resident, and every checkpoint that can become one."""
+        return call(operations.list_models, locals())
+
+    @method
+    def get(self, model: str, **options: Unpack[CallOptions]) -> Call[ModelInfo]:
+        """Return state, layers and memory of a model. Raises ModelNotFound."""
+        return call(operations.get_model, locals())
+
+    @method
+    def unload(self, model: str, **options: Unpack[CallOptions]) -> Call[None]:
+        """End a resident model once its requests are answered. Raises ModelNotFound."""
+        return call(operations.unload_model, locals())
+
+    @method
+    def forward(
+        self, model: str, text: str | Sequence[str] | None = None, *, return_: Sequence[ModelTap] = (),
+        top_k: int = 5, average_heads: bool = False, keep: bool = False, **options: Unpack[ModelForwardFields],
+    ) -> Call[ModelForwardReply]:  # fmt: skip
+        """Return what a model predicts after a text, and taps of its layers.
+
+        Give exactly one of ``text``, ``tokens`` and ``messages``; several texts are one batch. ``target`` is the
+        decoder's text of an encoder-decoder. ``layers`` are those to answer for, as in ``[0, 3]`` or ``["decoder.0"]``.
+        ``edits`` are by layer: ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps,
+        ``hidden`` or ``logits``; ``select`` the heads and queries. ``positions`` are the tokens whose predictions are
+        told, by default the last. ``compare="unedited"`` tells both runs. ``keep`` stores the run as a recording.
+        """
+        return call(operations.model_forward, locals())
+
+    @method
+    def weights(
+        self, model: str, text: str | Sequence[str] | None = None, *, top_k: int = 0, return_weights: bool = True,
+        average_heads: bool = False, keep: bool = False, **options: Unpack[ModelWeightsFields],
+    ) -> Call[ModelWeightsReply]:  # fmt: skip
+        """Return statistics, top keys and weights of the heads of each layer of a model.
+
+        Inputs as in ``forward``. The other arguments are those of ``Client.weights``.
+        """
+        return call(operations.model_weights, locals())
+
+    @method
+    def gradients(
+        self, model: str, text: str | Sequence[str] | None = None, *, of: PredictedLike | None = None,
+        wrt: Sequence[ModelGradient] = ("tokens",), by_head: bool = True, integrated: int | None = None,
+        check: bool = False, **options: Unpack[SelectedFields],
+    ) -> Call[ModelGradientsReply]:  # fmt: skip
+        """Return exact gradients of one number that a model predicts. Inputs as in ``forward``.
+
+        ``of`` is log p of a token at a position, less that of another if one is given:
+        ``{"position": -1, "token": " mat", "against": " dog"}``; or ``{"upstream": ∂L/∂logits}``. Default: the
+        likeliest token after the text. ``wrt``: ``tokens``, ``embeddings``, ``hidden``, and taps. ``integrated``
+        is a number of steps from a baseline of zeros.
+        """
+        return call(operations.model_gradients, locals())
+
+    @method
+    def complexity(
+        self, model: str, length: int = 1024, *, batch: int = 1, new_tokens: int = 0, weights: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Call[ModelComplexityReply]:  # fmt: skip
+        """Return what a text of so many tokens costs, and a generation of new ones after it."""
+        return call(operations.model_complexity, locals())

@@ -1,0 +1,134 @@
+"""The checkpoints of the model repository that can become models, by their configs and the sizes of their files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import attention_service
+from attention_contract.errors import AttentionError, InvalidCheckpoint, ModelNotFound
+from attention_contract.schemas.models import ModelInfo
+from attention_service.modules.checkpoints.catalogue import has_transformers, paths
+from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+
+PROCESS_BYTES: Final = 440 * 2**20
+"""Memory of a process that has imported torch and transformers, with its code."""
+TINY: Final = "tiny"
+"""The name of the model that ships with the server."""
+_PACKAGE: Final = Path(attention_service.__file__).parent
+_SHIPPED: Final = "tiny_model"
+"""Its folder in the package."""
+_WIDTHS: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_MISSING: Final = (
+    "the other layers of whole models run by transformers, which this server lacks; install its extra "
+    "(attention-service[transformers])"
+)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A checkpoint that can become a model."""
+
+    checkpoint: str
+    """Its path inside the repository."""
+    folder: Path
+    config: dict[str, Any]
+    created: int
+    """Seconds since 1970 at which its newest file was written."""
+    file_bytes: int
+    """Bytes of its tensors."""
+    stored: str
+    """The dtype of its tensors."""
+
+    @property
+    def name(self) -> str:
+        """The name that a model of it has by default."""
+        return default_name(self.checkpoint)
+
+    def resident_bytes(self, dtype: str | None) -> int:
+        """Estimate the memory of the process once the model is loaded."""
+        return PROCESS_BYTES + self.file_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.stored]
+
+    def loading_bytes(self, dtype: str | None) -> int:
+        """Estimate the memory of the process while it loads: the file is mapped beside what was made of it."""
+        return self.resident_bytes(dtype) + self.file_bytes
+
+    def info(self, name: str, dtype: str | None) -> ModelInfo:
+        """Describe the model before it is loaded."""
+        architectures, kind = self.config.get("architectures"), self.config.get("model_type")
+        return ModelInfo(
+            id=name,
+            created=self.created,
+            checkpoint=self.checkpoint,
+            state="idle",
+            architecture=str(architectures[0])[:120] if isinstance(architectures, list) and architectures else None,
+            model_type=kind[:80] if isinstance(kind, str) else None,
+            bytes=self.resident_bytes(dtype),
+            problem=None if has_transformers() else _MISSING,
+        )
+
+
+def default_name(checkpoint: str) -> str:
+    """The name of a model of the checkpoint at a path: the path with ``--`` for ``/``."""
+    return checkpoint.strip("/").replace("/", "--")
+
+
+def find_folder(root: Path, checkpoint: str) -> ModelFolder:
+    """The checkpoint at a path of the repository, or the one that ships. Raises what ``open_checkpoint`` does."""
+    place = checkpoint
+    if checkpoint == TINY and not (root / TINY).exists() and (_PACKAGE / _SHIPPED).is_dir():
+        root, place = _PACKAGE, _SHIPPED
+    opened = open_checkpoint(root, place)
+    folder = (root / place).resolve()
+    if not opened.config or not folder.is_dir():
+        raise InvalidCheckpoint(
+            f"checkpoint: {checkpoint} has no config.json beside its tensors, which says how to build the model",
+            param="checkpoint",
+        )
+    files = [file.stat() for file in {*opened.names.values()}]
+    told = opened.config.get("dtype") or opened.config.get("torch_dtype")
+    return ModelFolder(
+        checkpoint=checkpoint,
+        folder=folder,
+        config=dict(opened.config),
+        created=int(max(file.st_mtime for file in files)),
+        file_bytes=sum(file.st_size for file in files),
+        stored=told if told in _WIDTHS else "float32",
+    )
+
+
+def find_name(root: Path, name: str) -> ModelFolder:
+    """The checkpoint whose default name, or whose path, is this. Raises ModelNotFound and InvalidCheckpoint."""
+    found = next((path for path in _paths(root) if name in {path, default_name(path)}), None)
+    if found is None:
+        raise ModelNotFound(
+            f"there is no model {name[:128]!r}, and the model repository holds no checkpoint of this name; "
+            "GET /v1/models lists them",
+            param="model",
+        )
+    return find_folder(root, found)
+
+
+def _paths(root: Path) -> list[str]:
+    """The path of every checkpoint with a config.json, that of the model that ships first."""
+    found = [path for path in paths(root) if path != TINY and (root / path / "config.json").is_file()]
+    return [TINY, *found] if (root / TINY).is_dir() or (_PACKAGE / _SHIPPED).is_dir() else found
+
+
+def check_transformers() -> None:
+    """Raise InvalidCheckpoint unless transformers is installed."""
+    if not has_transformers():
+        raise InvalidCheckpoint(f"checkpoint: {_MISSING}", param="checkpoint")
+
+
+def listed(root: Path) -> list[ModelInfo]:
+    """Describe every checkpoint with a config.json, by path; those at fault with their problem."""
+    found = []
+    for path in _paths(root):
+        try:
+            folder = find_folder(root, path)
+            found.append(folder.info(folder.name, None))
+        except AttentionError as fault:
+            found.append(
+                ModelInfo(id=default_name(path), created=0, checkpoint=path, state="idle", problem=fault.detail)
+            )
+    return found

@@ -1,0 +1,217 @@
+"""The memory, operations and time of passes of a whole model: its matrices, and the attention of each of its layers.
+
+Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[m, k]`` takes 2·m·k FLOPs a token.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from attention_contract.schemas.models import (
+    ModelComplexityReply,
+    ModelComplexityRequest,
+    ModelForwardRequest,
+    ModelGradientsRequest,
+    ModelInput,
+    ModelWeightsRequest,
+    PassCost,
+)
+from attention_service.core.blocks import SCORES_AT_ONCE
+from attention_service.cost import Traffic, flops
+from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.layer_attention import ROOM
+from attention_service.runtime.models.loaded_model import Asked, LoadedModel
+
+_STATES: Final = 12
+"""Tensors as wide as the hidden states that one layer holds at once."""
+_INNER: Final = 4
+"""The same as wide as the widest matrix."""
+_KEPT_STATES: Final = 16
+"""Tensors as wide as the hidden states that the graph keeps of each layer."""
+_SCORES: Final = 4
+"""Matrices of scores and weights that a layer holds at once, or that the graph keeps of it."""
+_TILES: Final = 8 * 4 * SCORES_AT_ONCE
+"""Bytes of the tiles in which weights are inspected."""
+_STATISTICS: Final = 16
+"""Numbers that are told of each head, or of each of its queries."""
+_COPIES: Final = 2
+"""Times that a reply is in memory: in the model's process and in the server's."""
+_PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
+_FURTHEST: Final = 2**31 - 1
+
+
+class ModelCosts:
+    """What passes of one model cost."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        model = loaded.model
+        config = model.config.get_text_config()
+        self._loaded = loaded
+        self._width = int(config.hidden_size)
+        self._vocabulary = int(config.vocab_size)
+        self._itemsize = model.dtype.itemsize
+        self._parameters = [*model.parameters()]
+        head = model.get_output_embeddings()
+        self._head = 0 if head is None else head.weight.numel()
+        self._matrices = _matrices(model, head, config)
+        self._inner = max((max(each.shape) for each in _weights(model, head)), default=self._width)
+        self._places = [*loaded.places.values()]
+        self._rows_alone = "logits_to_keep" in loaded.reader.names
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def needed_bytes(self, asked: Asked, request: ModelInput) -> int:
+        """Estimate the memory of a request besides the model, its reply included."""
+        text = asked.inputs.predicted
+        batch, length = text.ids.shape
+        keys = max(length, asked.inputs.text.length)
+        told = 0
+        rows = length if not self._rows_alone else 1
+        if isinstance(request, ModelForwardRequest):
+            rows = max(rows, len(request.positions or ()))
+            told = sum(self._taps(asked, place, request) for place in asked.places)
+            told += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
+        elif isinstance(request, ModelWeightsRequest):
+            told = _TILES + sum(self._weights_told(asked, place, request) for place in asked.places)
+        need = self._pass_bytes(batch, length, keys, rows) + _COPIES * told
+        if isinstance(request, ModelGradientsRequest):
+            need += self._graph_bytes(batch, length, keys) * (2 if request.check else 1)
+            need += sum(each.nbytes for each in self._parameters) * 3 if request.check else 0
+        return need
+
+    def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:
+        """The memory of a pass that tells of so many rows of logits."""
+        states = batch * max(length, keys) * self._itemsize * (_STATES * self._width + _INNER * self._inner)
+        logits = batch * rows * self._vocabulary * (self._itemsize + 8)
+        scores = max((batch * each.widths.heads * length * keys for each in self._places), default=0)
+        return states + logits + min(_SCORES * 4 * scores, ROOM)
+
+    def _graph_bytes(self, batch: int, length: int, keys: int) -> int:
+        """The memory of what a backward pass needs of the forward pass."""
+        states = batch * max(length, keys) * (_KEPT_STATES * self._width + _INNER * self._inner)
+        scores = sum(batch * each.widths.heads * length * keys for each in self._places)
+        return 4 * (len(self._places) * states + _SCORES * scores)
+
+    def _taps(self, asked: Asked, place: AttentionPlace, request: ModelForwardRequest) -> int:
+        """Bytes of the taps of one layer, and of what a recording keeps of it."""
+        batch, heads, queries, keys, length = _sizes(asked, place, request)
+        width = max(place.widths.head_dim, place.widths.value_dim)
+        numbers = 0
+        for tap in request.return_:
+            if tap in _PAIR_TAPS:
+                numbers += batch * heads * queries * keys
+            elif tap in {"hidden", "output"}:
+                numbers += batch * length * max(self._width, place.output_width)
+            elif tap != "logits":
+                numbers += batch * place.widths.heads * max(length, keys) * width
+        return 4 * (numbers * (2 if request.compare else 1) + self._recorded(asked, place, keep=request.keep))
+
+    def _weights_told(self, asked: Asked, place: AttentionPlace, request: ModelWeightsRequest) -> int:
+        """Bytes of what is told of the weights of one layer."""
+        batch, heads, queries, keys, _ = _sizes(asked, place, request)
+        numbers = batch * place.widths.heads * _STATISTICS + 2 * batch * heads * queries * min(request.top_k, keys)
+        if request.return_weights:
+            numbers += batch * heads * queries * keys
+        if request.pool is not None:
+            numbers += batch * heads * (queries // request.pool + 1) * (keys // request.pool + 1)
+        return 4 * (numbers * (2 if request.compare else 1) + self._recorded(asked, place, keep=request.keep))
+
+    def _recorded(self, asked: Asked, place: AttentionPlace, *, keep: bool) -> int:
+        """Numbers that a recording keeps of one layer."""
+        queries, keys = asked.stack(place.queries).length, asked.stack(place.keys).length
+        return (place.widths.heads * queries * keys + queries * self._width) * keep
+
+    # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────
+
+    def report(self, request: ModelComplexityRequest, room: int) -> ModelComplexityReply:
+        """Tell what a text costs, and a generation after it, with so many bytes of memory free."""
+        batch, length, last = request.batch, request.length, request.length + request.new_tokens
+        cached = self._cache_bytes_per_token()
+
+        def fits(batch: int, tokens: int) -> bool:
+            return batch * tokens * cached + self._peak(batch, tokens, weights=request.weights) <= room
+
+        prefill = self._cost(batch, length, length, weights=request.weights)
+        step = self._cost(batch, 1, last + 1, weights=request.weights)
+        limit = self._loaded.reader.max_length or _FURTHEST
+        return ModelComplexityReply(
+            model=self._loaded.name,
+            parameters=sum(each.numel() for each in self._parameters),
+            parameter_bytes=sum(each.nbytes for each in self._parameters),
+            prefill=prefill,
+            per_token=step,
+            total_ms=prefill.predicted_ms + request.new_tokens * step.predicted_ms,
+            cache_bytes_per_token=cached,
+            cache_bytes=batch * last * cached,
+            max_batch=_largest(lambda each: fits(each, last), _FURTHEST),
+            max_length=_largest(lambda tokens: fits(batch, tokens), limit),
+        )
+
+    def _cost(self, batch: int, tokens: int, keys: int, *, weights: bool) -> PassCost:
+        """The cost of a pass over new tokens, after ``keys`` − ``tokens`` others."""
+        products = batch * (2 * self._matrices * tokens + 2 * self._head)
+        products += sum(_attention_flops(place, batch, tokens, keys) for place in self._places)
+        parameters = sum(each.nbytes for each in self._parameters)
+        cached = batch * keys * self._cache_bytes_per_token()
+        states = len(self._places) * batch * tokens * self._itemsize * (_STATES * self._width + _INNER * self._inner)
+        half = products if self._itemsize == 2 else 0
+        traffic = Traffic(
+            parameters + cached + states, states, operations=20 * len(self._places), products=products,
+            half_products=half,
+        )  # fmt: skip
+        rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, self._itemsize))
+        peak = self._peak(batch, tokens, keys, weights=weights)
+        return PassCost(flops=products, bytes=parameters + cached, peak_bytes=peak, predicted_ms=1e3 * rates.median)
+
+    def _peak(self, batch: int, tokens: int, keys: int | None = None, *, weights: bool) -> int:
+        keys = tokens if keys is None else keys
+        told = sum(4 * batch * each.widths.heads * tokens * keys for each in self._places) if weights else 0
+        return self._pass_bytes(batch, tokens, keys, 1) + _COPIES * told
+
+    def _cache_bytes_per_token(self) -> int:
+        """Keys and values of one token, in every layer whose keys are its own tokens."""
+        own = [each.widths for each in self._places if each.queries == each.keys]
+        return self._itemsize * sum(each.kv_heads * (each.head_dim + each.value_dim) for each in own)
+
+
+def _weights(model: nn.Module, head: nn.Module | None) -> list[Any]:
+    """The matrices by which a model multiplies its states."""
+    return [each.weight for each in model.modules() if isinstance(each, nn.Linear | Conv1D) and each is not head]
+
+
+def _matrices(model: nn.Module, head: nn.Module | None, config: Any) -> int:
+    """The numbers that each token is multiplied by: of experts, of those that a token visits."""
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    visited = getattr(config, "num_experts_per_tok", None) or experts
+    stacked = sum(each.numel() for each in model.parameters() if each.ndim == 3)
+    return sum(each.numel() for each in _weights(model, head)) + stacked * visited // experts
+
+
+def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) -> int:
+    """The matrix products of one attention over the pairs that its masks allow."""
+    if tokens == keys:
+        return flops(place.bound(batch, tokens, keys), masked=True).matmul
+    widths = place.widths
+    return 2 * batch * widths.heads * tokens * keys * (widths.head_dim + widths.value_dim)
+
+
+def _sizes(asked: Asked, place: AttentionPlace, request: Any) -> tuple[int, int, int, int, int]:
+    """B, selected heads and queries, keys and L of one layer."""
+    stack, keys = asked.stack(place.queries), asked.stack(place.keys).length
+    batch, length = stack.ids.shape
+    heads, queries = place.widths.heads, length
+    if request.select is not None:
+        heads = heads if request.select.heads is None else len(request.select.heads)
+        queries = queries if request.select.queries is None else len(request.select.queries)
+    return batch, heads, queries, keys, length
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to a limit that fits; 0 if none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

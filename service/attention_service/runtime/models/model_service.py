@@ -1,0 +1,183 @@
+"""Whole models: loading, listing and unloading them, and questions to them.
+
+A model is loaded by a request that says so, or by the first that names it. It ends when nobody asked for a while, and
+the least recently used ones end when their memory is needed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from attention_contract.base import WireModel
+from attention_contract.errors import InternalError, ModelExists, ModelNotFound, Overloaded
+from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList, ModelRan, ModelReply
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.wire import SAFETENSORS, from_body, to_body
+from attention_service.runtime.callers import caller
+from attention_service.runtime.models import model_catalogue
+from attention_service.runtime.models.resident_model import Host, Question, ResidentModel
+from attention_service.runtime.recording_service import RecordingService
+from attention_service.runtime.request_timing import note_run
+from attention_service.runtime.scheduling.request_runner import RequestRunner
+
+ReplyT = TypeVar("ReplyT", bound=WireModel)
+WAITING: Final = 64
+"""Requests that wait for one model."""
+OF_ONE: Final = WAITING // 2
+"""The same of one caller."""
+
+
+class ModelService:
+    """Answers requests about whole models. Used from the event loop only."""
+
+    def __init__(self, root: Path, runner: RequestRunner, recordings: RecordingService, idle_s: float) -> None:
+        self._root = root
+        self._runner = runner
+        self._recordings = recordings
+        self.host = Host(runner.device, runner.budget, idle_s)
+        self._models: dict[str, ResidentModel] = {}
+        """Every model that was ever loaded, and is not unloaded."""
+        runner.budget.reclaimable = self._reclaimable
+        runner.budget.reclaim = self._reclaim
+
+    # ── the memory of models ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the memory budget that models hold."""
+        return sum(model.bytes for model in self._models.values())
+
+    @property
+    def resident(self) -> int:
+        """The number of resident models."""
+        return sum(model.state == "resident" for model in self._models.values())
+
+    def _reclaimable(self) -> int:
+        """Bytes of models that nobody uses."""
+        return sum(model.bytes for model in self._models.values() if model.is_unused)
+
+    def _reclaim(self, need: int) -> None:
+        """End the least recently used models until so many bytes will be free."""
+        for model in sorted(self._models.values(), key=lambda each: each.used):
+            if need <= 0:
+                return
+            if model.is_unused:
+                need -= model.bytes
+                self.host.counts["evictions"] += 1
+                model.leave()
+
+    # ── which there are ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def list(self) -> ModelList:
+        """Every model that was loaded, and every checkpoint of the repository that can become one."""
+        self._runner.check_ready()
+        own = [model.info() for model in self._models.values()]
+        found = await self._runner.in_thread(partial(model_catalogue.listed, self._root))
+        return ModelList(data=own + [each for each in found if each.id not in self._models])
+
+    async def get(self, name: str) -> ModelInfo:
+        """One model. Raises ModelNotFound."""
+        self._runner.check_ready()
+        return (await self._model(name)).info()
+
+    async def load(self, request: LoadModel) -> ModelInfo:
+        """Make a model resident, and wait until it is. It is loaded also if the caller leaves meanwhile."""
+        self._runner.check_ready()
+        folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
+        name = request.name or folder.name
+        made = ResidentModel(name, folder, request.dtype, self.host)
+        model = self._models.get(name, made)
+        same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
+        if not same and model.state != "idle":
+            raise ModelExists(
+                f"name: {name} is a model of {model.folder.checkpoint} in {model.dtype}; unload it first, or give "
+                "another name",
+                param="name",
+            )
+        model = self._models[name] = model if same else made
+        await self._ask(model, Question())
+        return model.info()
+
+    async def unload(self, name: str) -> None:
+        """End a model once those who wait have their answers. Raises ModelNotFound unless it was loaded."""
+        self._runner.check_ready()
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(f"no model {name[:128]!r} is loaded", param="model")
+        model.leave()
+        await model.left()
+        self._models.pop(name, None)
+
+    async def stop(self) -> None:
+        """End every model now."""
+        await asyncio.gather(*(model.stop() for model in self._models.values()))
+
+    async def _model(self, name: str) -> ResidentModel:
+        """The model of a name: one that was loaded, or one of a checkpoint. Raises ModelNotFound."""
+        if (model := self._models.get(name)) is not None:
+            return model
+        folder = await self._runner.in_thread(partial(model_catalogue.find_name, self._root, name))
+        return self._models.get(folder.name) or ResidentModel(folder.name, folder, None, self.host)
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def ask(self, name: str, operation: str, request: WireModel, reply: type[ReplyT]) -> ReplyT:
+        """Have a model answer a request, and load it if need be.
+
+        Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
+        """
+        model = await self._named(name)
+        question = Question(operation, to_body(request, SAFETENSORS, "request"))
+        await self._ask(model, question)
+        if question.reply is None:
+            raise InternalError("the process of the model gave no answer")
+        return await self._completed(from_body(reply, question.reply, SAFETENSORS, "reply"), model, question)
+
+    async def stream(self, name: str, operation: str, request: WireModel) -> AsyncIterator[memoryview]:
+        """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does."""
+        model = await self._named(name)
+        events: asyncio.Queue[memoryview | None] = asyncio.Queue()
+        question = Question(operation, to_body(request, SAFETENSORS, "request"), events.put_nowait)
+        asking = asyncio.create_task(self._ask(model, question))
+        asking.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await asking
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    async def _named(self, name: str) -> ResidentModel:
+        """The model of a name, kept for later. Raises ModelNotFound."""
+        self._runner.check_ready()
+        model = await self._model(name)
+        return self._models.setdefault(model.name, model)
+
+    async def _ask(self, model: ResidentModel, question: Question) -> None:
+        asks = caller.get().name
+        for count, limit, whose in ((model.waiting(), WAITING, ""), (model.waiting(asks), OF_ONE, " of yours")):
+            if count >= limit:
+                raise Overloaded(f"{limit} requests{whose} wait for this model; try again later", limit=limit)
+        await model.ask(question)
+
+    async def _completed(self, answer: ReplyT, model: ResidentModel, question: Question) -> ReplyT:
+        """The answer with what only the server knows: its waits, and the id of its recording."""
+        if not isinstance(answer, ModelReply):
+            return answer
+        loaded = max(question.loaded, question.came)
+        told = {
+            "model": model.name,
+            "queue_ms": (question.began - loaded) * 1e3,
+            "load_ms": (loaded - question.came) * 1e3,
+            "peak_bytes": question.need,
+        }
+        ran: ModelRan = answer.ran.model_copy(update=told)
+        note_run(question.came, ran)
+        more: dict[str, object] = {"ran": ran}
+        if question.recording is not None:
+            recording = from_body(RecordingFile, question.recording, SAFETENSORS, "recording")
+            more |= {"recording": (await self._recordings.add(recording)).id}
+        return answer.model_copy(update=more)

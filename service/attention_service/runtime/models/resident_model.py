@@ -1,0 +1,318 @@
+"""One model by its name: its process while it is resident, and the requests that wait for their turn."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from attention_contract.errors import AttentionError, Draining, ModelEnded, from_problem
+from attention_contract.schemas.models import ModelInfo
+from attention_service.runtime.callers import caller
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.models.model_catalogue import ModelFolder, check_transformers
+from attention_service.runtime.models.worker_messages import Message, Piece
+from attention_service.runtime.models.worker_process import WorkerProcess
+from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.scheduling.fair_queue import FairQueue
+
+_STOP_S: Final = 5.0
+"""Seconds that a process has to stop work that nobody waits for, before it is ended."""
+ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
+
+
+@dataclass
+class Host:
+    """What all models of a server share."""
+
+    device: Device
+    budget: Budget
+    idle_s: float
+    """Seconds without a request after which a model ends."""
+    counts: Counter[ModelEvent] = field(default_factory=Counter)
+
+
+@dataclass(eq=False)
+class Question:
+    """One request to a model; without an operation, for its being resident."""
+
+    operation: str | None = None
+    body: Sequence[Piece] = ()
+    on_event: Callable[[memoryview], None] = lambda _: None
+    """Called with each event of a generation."""
+    done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    context: Context = field(default_factory=copy_context)
+    caller: str = field(default_factory=lambda: caller.get().name)
+    came: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    loaded: float = 0.0
+    """Time at which the model had been loaded, if the request waited for that; else 0."""
+    need: int = 0
+    """Bytes that it was admitted for."""
+    reply: memoryview | None = None
+    recording: memoryview | None = None
+
+    def fail(self, fault: AttentionError) -> None:
+        """Answer with an error, unless the caller has left or the answer is there."""
+        if not self.done.done():
+            self.done.set_exception(fault)
+
+
+class ResidentModel:
+    """A named model. Its life is one task, which loads it, answers request after request, and ends it."""
+
+    def __init__(self, name: str, folder: ModelFolder, dtype: str | None, host: Host) -> None:
+        self.name = name
+        self.folder = folder
+        self.dtype = dtype or ("float32" if not host.device.is_cuda else folder.stored)
+        self.bytes = 0
+        """Bytes of the memory budget that it holds, besides what is in flight."""
+        self.progress = 0.0
+        self.used = time.monotonic()
+        """Time of the end of the last request."""
+        self._host = host
+        self._waiting: FairQueue[Question] = FairQueue()
+        self._came = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
+        self._worker: WorkerProcess | None = None
+        self._facts: dict[str, Any] | None = None
+        """Its facts, by its process, while it is resident."""
+        self._running: Question | None = None
+        self._leaves = False
+        """True if it ends as soon as nobody waits."""
+
+    # ── as others see it ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def state(self) -> Literal["idle", "loading", "resident"]:
+        """The part of its life that it is in."""
+        return "idle" if self._life is None else "loading" if self._facts is None else "resident"
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process; None without one."""
+        return None if self._worker is None else self._worker.pid
+
+    @property
+    def is_unused(self) -> bool:
+        """True if it is resident and nobody asks."""
+        return self._facts is not None and self._running is None and not self._waiting.size and not self._leaves
+
+    def waiting(self, caller: str | None = None) -> int:
+        """The number of requests that wait, of a caller or of all."""
+        return self._waiting.size if caller is None else self._waiting.count(caller)
+
+    def info(self) -> ModelInfo:
+        """Describe the model as it is now."""
+        told = self.folder.info(self.name, self.dtype)
+        if self.state == "loading":
+            told = told.model_copy(update={"state": "loading", "progress": self.progress})
+        elif self._facts is not None:
+            own = {"id", "created", "checkpoint", "bytes"}
+            facts = {name: value for name, value in self._facts.items() if name not in own}
+            stated = told.model_dump(exclude={"state", "progress", *facts})
+            told = ModelInfo(**stated, **facts | {"state": "resident", "progress": None})
+        return told
+
+    async def ask(self, question: Question) -> None:
+        """Wait for the answer to a request, which stops soon if the caller is cancelled.
+
+        Raises what the model does, ModelEnded if its process ends meanwhile, and what the budget does.
+        """
+        check_transformers()
+        self._waiting.add(question)
+        if self._life is None:
+            self._life = asyncio.create_task(self._live(), context=Context())
+        self._came.set()
+        try:
+            await question.done
+        finally:
+            if question in self._waiting:
+                self._waiting.remove(question)
+
+    def leave(self) -> None:
+        """End as soon as nobody waits."""
+        self._leaves = True
+        self._came.set()
+
+    async def left(self) -> None:
+        """Wait for its end."""
+        if self._life is not None:
+            await asyncio.wait([self._life])
+
+    async def stop(self) -> None:
+        """End now."""
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait([self._life])
+
+    # ── its life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _live(self) -> None:
+        try:
+            while self._waiting.size:
+                await self._live_once()
+        except asyncio.CancelledError:
+            self._fail_all(Draining("the server is stopping; try another, or this one once it is back"))
+            raise
+        finally:
+            self._life = None
+
+    async def _live_once(self) -> None:
+        """Load the model, and answer until nobody asks any more or its process ends."""
+        worker = None
+        try:
+            worker = self._worker = await self._load()
+            while (question := await self._next()) is not None:
+                await self._answer(worker, question)
+        except AttentionError as fault:  # its process has ended, or never came to answer
+            if self._facts is None:
+                self._host.counts["failed_loads"] += 1
+                self._fail_all(fault)
+            else:
+                self._host.counts["deaths" if isinstance(fault, ModelEnded) else "outgrown"] += 1
+        finally:
+            self._facts, self._leaves = None, False
+            if worker is not None:
+                await worker.end()
+            self._worker = None
+            self.bytes = 0
+            self._host.budget.wake()
+
+    async def _load(self) -> WorkerProcess:
+        """Start a process and have it load the model, with the memory for both."""
+        host, folder = self._host, self.folder
+        self.progress = 0.0
+        need = folder.loading_bytes(self.dtype)
+        await self._acquire(
+            self._waiting.first(), need, "loading the model takes an estimated {need} bytes", "Load a smaller one"
+        )
+        worker = None
+        try:
+            worker = self._worker = await WorkerProcess.start(need)
+            facts = {
+                "folder": str(folder.folder),
+                "dtype": self.dtype,
+                "device": host.device.place,
+                "threads": host.device.threads,
+            }
+            await worker.send("load", facts)
+            while (message := await worker.receive()).kind != "loaded":
+                if message.kind == "problem":
+                    raise from_problem(message.facts["status"], message.facts)
+                self.progress = message.facts["share"]
+        except BaseException:
+            if worker is not None:
+                await worker.end()
+            raise
+        else:
+            self.bytes = worker.limit = folder.resident_bytes(self.dtype)
+            self._facts = message.facts
+        finally:
+            host.budget.release(need)
+        host.counts["loads"] += 1
+        now = time.monotonic()
+        for each in self._waiting:
+            each.loaded = now
+        return worker
+
+    async def _next(self) -> Question | None:
+        """Wait for the next request; None once the model is to end."""
+        while not self._waiting.size:
+            self._came.clear()
+            if self._leaves:
+                return None
+            try:
+                async with asyncio.timeout(self._host.idle_s):
+                    await self._came.wait()
+            except TimeoutError:
+                self._host.counts["idle_ends"] += 1
+                return None
+        question = self._waiting.first()
+        self._waiting.begin(question, 1.0)
+        return question
+
+    async def _answer(self, worker: WorkerProcess, question: Question) -> None:
+        """Have the process answer one request, and wait until it is ready for the next."""
+        if question.done.done():
+            return
+        self._running, question.began = question, time.monotonic()
+        watch = asyncio.create_task(_stop_with(question, worker))
+        try:
+            if question.operation is not None:
+                facts = {"operation": question.operation, "room": self._host.budget.capacity}
+                await worker.send("ask", facts, question.body)
+                while (message := await worker.receive()).kind != "done":
+                    await self._take(message, question, worker)
+            if not question.done.done():
+                question.done.set_result(None)
+        except AttentionError as fault:
+            question.fail(fault)
+            raise
+        except asyncio.CancelledError:
+            question.fail(Draining("the server is stopping; try another, or this one once it is back"))
+            raise
+        finally:
+            watch.cancel()
+            if question.need:
+                self._host.budget.release(question.need)
+            worker.limit = self.bytes
+            self._running, self.used = None, time.monotonic()
+
+    async def _take(self, message: Message, question: Question, worker: WorkerProcess) -> None:
+        """Take one message about a request."""
+        match message.kind:
+            case "need":
+                await worker.send("go" if await self._admit(question, message.facts["bytes"]) else "cancel")
+                worker.limit = self.bytes + question.need
+            case "event":
+                if not question.done.done():
+                    question.on_event(message.body)
+            case "recording":
+                question.recording = message.body
+            case "reply":
+                question.reply = message.body
+            case _:
+                question.fail(from_problem(message.facts["status"], message.facts))
+
+    async def _admit(self, question: Question, need: int) -> bool:
+        """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile."""
+        advice = "Ask for fewer layers, heads or tokens at a time"
+        taking = asyncio.create_task(
+            self._acquire(question, need, "the request takes an estimated {need} bytes in the model", advice)
+        )
+        try:
+            await asyncio.wait({taking, question.done}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            taking.cancel()
+            await asyncio.wait({taking})
+        if taking.cancelled():
+            return False
+        if (fault := taking.exception()) is None:
+            question.need = need
+        elif isinstance(fault, AttentionError):
+            question.fail(fault)
+        else:
+            raise fault
+        return bool(question.need)
+
+    async def _acquire(self, question: Question, need: int, what: str, advice: str) -> None:
+        """Take memory of the budget as the caller of a request, who waits for it in turn. Raises what it does."""
+        self._host.budget.check(need, what, advice)
+        await asyncio.create_task(self._host.budget.acquire(need), context=question.context)
+
+    def _fail_all(self, fault: AttentionError) -> None:
+        for question in list(self._waiting):
+            self._waiting.remove(question)
+            question.fail(fault)
+
+
+async def _stop_with(question: Question, worker: WorkerProcess) -> None:
+    """Stop the work of a request when its caller leaves, and the process if it does not stop."""
+    await asyncio.wait([question.done])
+    if question.done.cancelled():
+        await worker.send("cancel")
+        await asyncio.sleep(_STOP_S)
+        worker.kill()

@@ -1,0 +1,89 @@
+"""The process of one model, ``python -m attention_service.runtime.models.served_model``, and its operations.
+
+Each request is checked and priced before it runs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import torch
+
+from attention_contract.base import WireModel
+from attention_contract.schemas.models import (
+    ModelComplexityRequest,
+    ModelForwardRequest,
+    ModelGradientsRequest,
+    ModelWeightsRequest,
+)
+from attention_contract.wire import SAFETENSORS, from_body
+from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_costs import ModelCosts
+from attention_service.runtime.models.worker import Answer, Emit, Work, serve
+
+RequestT = TypeVar("RequestT", bound=WireModel)
+
+
+class ServedModel:
+    """A model that answers the requests of its process."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.costs = ModelCosts(loaded)
+
+    @classmethod
+    def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
+        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint."""
+        if facts["threads"]:
+            torch.set_num_threads(facts["threads"])
+        device = torch.device(facts["device"])
+        return cls(LoadedModel.load(Path(facts["folder"]), dtype=facts["dtype"], device=device, progress=progress))
+
+    def info(self) -> dict[str, Any]:
+        """Return the fields of ModelInfo that the model itself knows."""
+        found = self.loaded.info()
+        return found | {"layers": [each.model_dump() for each in found["layers"]]}
+
+    def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
+        """Check a request and estimate its memory. Raises what the operation raises."""
+        return _OPERATIONS[operation](self, body, room, emit)
+
+    def _forward(self, body: memoryview, *_: object) -> Work:
+        return self._asking(_read(ModelForwardRequest, body), self.loaded.forward)
+
+    def _weights(self, body: memoryview, *_: object) -> Work:
+        return self._asking(_read(ModelWeightsRequest, body), self.loaded.weights)
+
+    def _gradients(self, body: memoryview, *_: object) -> Work:
+        return self._asking(_read(ModelGradientsRequest, body), self.loaded.gradients)
+
+    def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
+        request = _read(ModelComplexityRequest, body)
+        return Work(0, lambda: Answer(self.costs.report(request, room)))
+
+    def _asking(self, request: Any, answer: Callable[[Any], WireModel]) -> Work:
+        """The work of a question about an input, whose recording the model has afterwards."""
+        asked = self.loaded.asked(request)
+
+        def run() -> Answer:
+            reply = answer(request)
+            recording, self.loaded.recording = self.loaded.recording, None
+            return Answer(reply, recording)
+
+        return Work(self.costs.needed_bytes(asked, request), run)
+
+
+def _read(kind: type[RequestT], body: memoryview) -> RequestT:
+    return from_body(kind, body, SAFETENSORS, "request")
+
+
+_OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work]]] = {
+    "forward": ServedModel._forward,
+    "weights": ServedModel._weights,
+    "gradients": ServedModel._gradients,
+    "complexity": ServedModel._complexity,
+}
+"""How each operation is prepared."""
+
+if __name__ == "__main__":
+    serve(ServedModel.load)

@@ -1,0 +1,152 @@
+"""The loop of a model's process: it loads one checkpoint, and answers one request after another.
+
+It ends when its standard input is closed, so that none outlives its server.
+"""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from io import FileIO
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+
+from attention_contract.base import WireModel
+from attention_contract.errors import AttentionError, InternalError, NeverFits
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.wire import SAFETENSORS, to_body
+from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
+from attention_service.runtime.device.torch_device import give_back_freed_memory, keep_freed_memory
+from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
+
+_MUCH: Final = 2**26
+"""Bytes of a request after which freed memory goes back to the system."""
+
+
+class Work(NamedTuple):
+    """A request that was checked, and has allocated nothing."""
+
+    needed_bytes: int
+    """Estimate of the memory that it takes besides the model."""
+    run: Callable[[], "Answer"]
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    reply: WireModel | None = None
+    """None of a generation, whose events are its answer."""
+    recording: RecordingFile | None = None
+    """To be stored, if the request keeps its run."""
+
+
+Emit = Callable[[bytes], None]
+"""Sends an event."""
+
+
+class Served(Protocol):
+    """A loaded model, as its process uses it."""
+
+    def info(self) -> dict[str, Any]:
+        """Return fields of ModelInfo."""
+
+    def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
+        """Check a request. ``room``: bytes that could be admitted. Raises AttentionError."""
+
+
+Load = Callable[[dict[str, Any], Callable[[float], None]], Served]
+"""Loads a model by the facts of ``load``, and tells which share of it is loaded."""
+
+
+class Worker:
+    """The two pipes of a process, and the request that it answers."""
+
+    def __init__(self, source: FileIO, sink: FileIO) -> None:
+        self._source = source
+        self._sink = sink
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._cancellation = Cancellation()
+        """Of the request that came last; one comes when the one before it is done."""
+
+    def serve(self, load: Load) -> None:
+        """Load the model and answer requests until the end of the input, which ends the process."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        facts = self._inbox.get().facts
+        try:
+            model: Served = load(facts, lambda share: self.tell("progress", {"share": share}))
+            self.tell("loaded", model.info())
+        except Exception as fault:  # whatever a checkpoint does to the code of its model
+            self.tell("problem", problem_of(fault))
+            raise SystemExit(1) from None
+        while True:
+            message = self._inbox.get()
+            if message.kind == "ask":  # and no cancellation that came too late
+                self._answer(model, message)
+
+    def _listen(self) -> None:
+        """Take in messages, and end the process with its input, whatever it computes."""
+        while (message := read_message(self._source)) is not None:
+            if message.kind == "ask":
+                self._cancellation = Cancellation()
+            elif message.kind == "cancel":
+                self._cancellation.cancel()
+            self._inbox.put(message)
+        os._exit(0)
+
+    def _answer(self, model: Served, message: Message) -> None:
+        need = 0
+        try:
+            with cancellable(self._cancellation):
+                facts = message.facts
+                work = model.prepare(facts["operation"], message.body, facts["room"], self._emit)
+                need = work.needed_bytes
+                self.tell("need", {"bytes": need})
+                if self._inbox.get().kind != "go":
+                    raise Abandoned
+                answer = work.run()
+                if answer.recording is not None:
+                    self.tell("recording", body=to_body(answer.recording, SAFETENSORS, "recording"))
+                if answer.reply is not None:
+                    self.tell("reply", body=to_body(answer.reply, SAFETENSORS, "reply"))
+                del work, answer
+        except Exception as fault:
+            self.tell("problem", problem_of(fault))
+        if need > _MUCH:
+            give_back_freed_memory()
+        self.tell("done")
+
+    def _emit(self, event: bytes) -> None:
+        self.tell("event", body=[event])
+
+    def tell(self, kind: str, facts: dict[str, Any] | None = None, body: Sequence[Piece] = ()) -> None:
+        """Send a message."""
+        for piece in pieces_of(kind, facts, body):
+            view = memoryview(piece)
+            while view:
+                view = view[self._sink.write(view) :]
+
+
+def problem_of(fault: Exception) -> dict[str, Any]:
+    """Return the problem document of a fault; the traceback of one that nobody expects goes to standard error."""
+    if isinstance(fault, AttentionError):
+        return fault.to_problem()
+    if isinstance(fault, Abandoned):
+        return AttentionError("nobody waits for it").to_problem()
+    if isinstance(fault, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(fault):
+        return NeverFits("the device ran out of memory after all; ask for less at a time").to_problem()
+    traceback.print_exception(fault)
+    told = f"{type(fault).__name__}: {fault}"[:500]
+    return InternalError(f"the model failed ({told}); the server's log has the cause").to_problem()
+
+
+def serve(load: Load) -> None:
+    """Serve a model over standard input and output; what libraries print goes to standard error."""
+    keep_freed_memory()
+    source, sink = FileIO(os.dup(0), "r"), FileIO(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    Worker(source, sink).serve(load)

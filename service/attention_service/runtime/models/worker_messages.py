@@ -1,0 +1,54 @@
+"""Messages between the server and the process of a model, over two pipes.
+
+A message is the lengths of its head and its body, the head as JSON, and the body: bytes of the contract. Nothing is
+ever unpickled. To the process go ``load``, ``ask``, ``go`` and ``cancel``. From it come ``progress``, ``loaded``,
+``need``, ``event``, ``recording``, ``reply`` and ``problem``, and ``done`` after the last word on a request.
+"""
+
+import struct
+from collections.abc import Sequence
+from io import RawIOBase
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+_LENGTHS: Final = struct.Struct("<IQ")
+_PART: Final = 2**20
+"""Bytes that are read at once: what a pipe may hold."""
+Piece = bytes | bytearray | memoryview
+
+
+class Message(NamedTuple):
+    """One message."""
+
+    kind: str
+    facts: dict[str, Any]
+    body: memoryview
+
+
+def pieces_of(kind: str, facts: dict[str, Any] | None = None, body: Sequence[Piece] = ()) -> list[Piece]:
+    """Return a message as pieces to be written one after another; the body's own memory is among them."""
+    head = orjson.dumps([kind, facts or {}])
+    return [_LENGTHS.pack(len(head), sum(map(len, body))) + head, *body]
+
+
+def read_message(source: RawIOBase) -> Message | None:
+    """Wait for a message; None at the end of the pipe, also in the middle of a message."""
+    if (lengths := _read(source, _LENGTHS.size)) is None:
+        return None
+    head_size, body_size = _LENGTHS.unpack(lengths)
+    if (head := _read(source, head_size)) is None or (body := _read(source, body_size)) is None:
+        return None
+    kind, facts = orjson.loads(head)
+    return Message(kind, facts, body)
+
+
+def _read(source: RawIOBase, size: int) -> memoryview | None:
+    view = memoryview(bytearray(size))
+    filled = 0
+    while filled < size:
+        count = source.readinto(view[filled : filled + _PART])
+        if not count:
+            return None
+        filled += count
+    return view

@@ -1,0 +1,157 @@
+"""The process of one model, as the server sees it: started, spoken to, watched, ended.
+
+transformers computes all of a model but its attention. It takes seconds to import, and memory that no plan counts, so
+it never enters the server's process.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from io import FileIO
+from typing import Any, Final
+
+import psutil
+
+from attention_contract.errors import AttentionError, ModelEnded, OverBudget
+from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
+
+log = logging.getLogger(__name__)
+COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.runtime.models.served_model")
+"""``-P``: no Python file of the folder in which the server was started is imported."""
+_MARGIN: Final = 1.2
+"""Memory that a process may take, as a multiple of its estimate, before it is ended."""
+_LOOK_S: Final = 0.1
+"""Seconds between two looks at the memory of a process."""
+_GRACE_S: Final = 2.0
+"""Seconds that a process has to end by itself."""
+_TOLD: Final = 4096
+"""Bytes of the last words of a process that are kept."""
+_PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""Variables that the process is given, besides those of CUDA: none with a secret."""
+
+
+class WorkerProcess:
+    """A process that holds one model. Used from the event loop only."""
+
+    def __init__(self, process: asyncio.subprocess.Process, source: FileIO, limit: int) -> None:
+        self.limit = limit
+        """Bytes of memory by the estimate. A process that takes ``_MARGIN`` times as many is ended."""
+        self._process = process
+        self._incoming: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._told = b""
+        self._outgrown = 0
+        loop = asyncio.get_running_loop()
+        # A thread reads: the event loop would copy a large reply twice, in pieces of 64 KiB.
+        threading.Thread(target=self._listen, args=(source, loop), name="attention-model", daemon=True).start()
+        self._tasks = [asyncio.create_task(work) for work in (self._keep_last_words(), self._watch())]
+
+    @classmethod
+    async def start(cls, limit: int) -> "WorkerProcess":
+        """Start a process that may take so many bytes of memory by the estimate."""
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND,
+                env=_environment(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=writing,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return cls(process, FileIO(reading, "r"), limit)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    async def send(self, kind: str, facts: dict[str, Any] | None = None, body: Sequence[Piece] = ()) -> None:
+        """Send a message. That a process has ended is told by ``receive``."""
+        if self._process.stdin is not None:
+            with suppress(ConnectionError, RuntimeError):
+                self._process.stdin.writelines(pieces_of(kind, facts, body))
+                await self._process.stdin.drain()
+
+    async def receive(self) -> Message:
+        """Wait for a message. Raises OverBudget if the process was ended for its memory, and ModelEnded otherwise."""
+        message = await self._incoming.get()
+        if message is None:
+            self._incoming.put_nowait(None)
+            raise await self._end_of_process()
+        return message
+
+    def kill(self) -> None:
+        """End the process at once."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def end(self) -> None:
+        """End the process, and wait until its memory is free."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.kill()
+        await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _end_of_process(self) -> AttentionError:
+        code = await self._process.wait()
+        if self._outgrown:
+            allowed = int(_MARGIN * self.limit)
+            return OverBudget(
+                f"the model took {self._outgrown} bytes, where {self.limit} were estimated and {allowed} are allowed; "
+                "its process was ended. Ask for less at a time",
+                needed_bytes=self._outgrown,
+                limit_bytes=allowed,
+            )
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(self._tasks[:1], timeout=_GRACE_S)
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        words = self._told.decode("utf-8", "replace")
+        log.warning("the process of a model ended %s: %s", how, words)
+        return ModelEnded(f"the process of the model ended {how}; the next request starts it again")
+
+    def _listen(self, source: FileIO, loop: asyncio.AbstractEventLoop) -> None:
+        """Take in messages, and None after the last."""
+        with source, suppress(RuntimeError):  # the loop was closed
+            while (message := read_message(source)) is not None:
+                loop.call_soon_threadsafe(self._incoming.put_nowait, message)
+            loop.call_soon_threadsafe(self._incoming.put_nowait, None)
+
+    async def _keep_last_words(self) -> None:
+        if self._process.stderr is not None:
+            while part := await self._process.stderr.read(_TOLD):
+                self._told = (self._told + part)[-_TOLD:]
+
+    async def _watch(self) -> None:
+        """End the process once it holds much more than was estimated."""
+        with suppress(psutil.NoSuchProcess):
+            seen = psutil.Process(self._process.pid)
+            while (taken := int(seen.memory_info().rss)) <= _MARGIN * self.limit:
+                await asyncio.sleep(_LOOK_S)
+            self._outgrown = taken
+            self.kill()
+
+
+def _environment() -> dict[str, str]:
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED or name.startswith(("CUDA_", "NVIDIA_", "OMP_", "MKL_"))
+    }
+    return passed | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

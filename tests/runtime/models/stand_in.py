@@ -1,0 +1,106 @@
+"""The process of a model without transformers: its answers show what it was asked, and it does what its text says."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+from attention_contract.schemas.models import (
+    LayerTaps,
+    ModelComplexityReply,
+    ModelComplexityRequest,
+    ModelForwardReply,
+    ModelForwardRequest,
+    ModelRan,
+    PassCost,
+    TokenLabelsReply,
+)
+from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
+from attention_contract.wire import SAFETENSORS, from_body
+from attention_service.core.cancellation import checkpoint
+from attention_service.runtime.models import worker
+
+MIB = 2**20
+
+
+class StandIn:
+    """A model whose commands are texts: ``sleep 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``, ``print``."""
+
+    def __init__(self, facts):
+        self.facts = facts
+        self.kept = []
+
+    def info(self):
+        layer = {"layer": 0, "heads": 1, "kv_heads": 1}
+        return {"layers": [layer], "takes": ["text"], "dtype": self.facts["dtype"], "device": self.facts["device"]}
+
+    def prepare(self, operation, body, room, emit):
+        assert room > 0
+        request = from_body(
+            ModelForwardRequest if operation != "complexity" else ModelComplexityRequest, body, SAFETENSORS, "request"
+        )
+        text = getattr(request, "text", "")
+        need = int(text.split()[1]) * MIB if text.startswith("needs") else 1000
+        return worker.Work(need, lambda: worker.Answer(*getattr(self, operation)(request, emit)))
+
+    def forward(self, request, emit):
+        command, _, amount = request.text.partition(" ")
+        match command:
+            case "sleep":
+                until = time.monotonic() + float(amount)
+                while time.monotonic() < until:
+                    checkpoint()
+                    time.sleep(0.01)
+            case "stubborn":
+                time.sleep(float(amount))
+            case "take":
+                self.kept.append(np.ones(int(amount) * MIB, np.uint8))
+                time.sleep(0.5)
+            case "die":
+                os._exit(7)
+            case "fail":
+                raise ZeroDivisionError(amount)
+            case "print":
+                print(amount, flush=True)
+                os.write(1, b"not a message")
+        ran = ModelRan(
+            model="", architecture=str(os.getpid()), device="cpu", dtype="float32", kernels=[], compute_ms=1.0,
+            queue_ms=0.0, peak_bytes=0,
+        )  # fmt: skip
+        labels = TokenLabelsReply(tokens=[request.text], ids=[0], spans=[None])
+        tap = LayerTaps(layer=0, q=np.full((1, 1, 1), len(request.text), np.float32))
+        recording = RecordingFile(**EXAMPLE | {"text": request.text}) if request.keep else None
+        return ModelForwardReply(labels=labels, ran=ran, layers=[tap]), recording
+
+    def count(self, request, emit):
+        for number in range(int(request.text)):
+            checkpoint()
+            emit(str(number).encode())
+            time.sleep(0.001)
+        return ()
+
+    def complexity(self, request, emit):
+        cost = PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1.0)
+        reply = ModelComplexityReply(
+            model="", parameters=1, parameter_bytes=4, prefill=cost, per_token=cost, total_ms=1.0,
+            cache_bytes_per_token=1, cache_bytes=1, max_batch=1, max_length=request.length,
+        )  # fmt: skip
+        return (reply,)
+
+
+def load(facts, progress):
+    assert "ATTENTION_API_KEY" not in os.environ
+    assert not any("transformers" in name for name in sys.modules if name.startswith("transformers"))
+    for name in ("slow", "broken"):
+        if name in facts["folder"]:
+            for step in range(10):
+                progress(step / 10)
+                time.sleep(0.05)
+    if "broken" in facts["folder"]:
+        raise ValueError("a checkpoint at fault")
+    return StandIn(facts)
+
+
+if __name__ == "__main__":
+    worker.serve(load)

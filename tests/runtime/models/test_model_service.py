@@ -1,0 +1,269 @@
+"""Whole models over real HTTP, with stand-ins for the models: loading, answering, waiting, ending."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+from tests.api.talk import post, problem, refuse
+from tests.conftest import eventually, live_server
+
+from attention_client import Client
+from attention_service.runtime.models import worker_process
+
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
+ONE = "/v1/models/one"
+
+
+def ask(http, text, model="one", **more):
+    return post(http, f"/v1/models/{model}/forward", text=text, **more)
+
+
+def state(http, name="one"):
+    return http.get(f"/v1/models/{name}").json()["state"]
+
+
+def count(http, event):
+    """How often a model began or ended so."""
+    name = f'attention_model_events_total{{event="{event}"}}'
+    return next(float(line.split()[1]) for line in http.get("/metrics").text.splitlines() if line.startswith(name))
+
+
+def in_flight(http):
+    return http.get("/v1").json()["memory"]["in_flight_bytes"]
+
+
+def test_a_model_is_loaded_by_its_first_request_and_answers(http):
+    listed = http.get("/v1/models").json()
+    assert listed["object"] == "list"
+    ids = {each["id"]: each for each in listed["data"]}
+    assert {"one", "org--two", "slow", "broken"} <= ids.keys()
+    assert "bare" not in ids
+    assert (ids["one"]["state"], ids["one"]["architecture"]) == ("idle", "LlamaForCausalLM")
+    reply = ask(http, "hello")
+    assert reply["labels"]["tokens"] == ["hello"]
+    assert reply["layers"][0]["q"] == [[[5.0]]]
+    assert reply["ran"]["model"] == "one"
+    assert reply["ran"]["load_ms"] > 0
+    again = ask(http, "hello")["ran"]
+    assert again["load_ms"] == 0
+    assert again["architecture"] == reply["ran"]["architecture"]
+    info = http.get(ONE).json()
+    assert (info["state"], info["dtype"], len(info["layers"])) == ("resident", "float32", 1)
+    assert in_flight(http) == 0
+    assert "attention_models_resident 1.0" in http.get("/metrics").text
+    assert count(http, "loads") == 1
+
+
+def test_a_model_can_be_loaded_under_a_name_and_unloaded(http):
+    answer = http.post("/v1/models", json={"checkpoint": "org/two", "name": "mine", "dtype": "float64"})
+    assert (answer.status_code, answer.headers["location"]) == (201, "/v1/models/mine")
+    assert (answer.json()["state"], answer.json()["dtype"]) == ("resident", "float64")
+    assert refuse(http, "/v1/models", checkpoint="one", name="mine")["code"] == "model_exists"
+    assert ask(http, "a", "mine")["ran"]["model"] == "mine"
+    process = int(ask(http, "a", "mine")["ran"]["architecture"])
+    assert http.delete("/v1/models/mine").status_code == 204
+    assert not psutil.pid_exists(process)
+    assert problem(http.get("/v1/models/mine"))["code"] == "model_not_found"
+    assert problem(http.delete("/v1/models/mine"))["code"] == "model_not_found"
+    assert state(http, "org--two") == "idle"
+
+
+def test_progress_shows_while_a_model_loads(http):
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(post, http, "/v1/models", checkpoint="slow")
+        seen = set()
+        while not loading.done():
+            info = http.get("/v1/models/slow").json()
+            if info["state"] == "loading":
+                seen.add(info["progress"])
+        assert loading.result()["state"] == "resident"
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v1/models/nobody/forward", {"text": "a"}, 404, "model_not_found"),
+        ("/v1/models", {"checkpoint": "nobody"}, 404, "checkpoint_not_found"),
+        ("/v1/models", {"checkpoint": "../one"}, 404, "checkpoint_not_found"),
+        ("/v1/models", {"checkpoint": "bare"}, 422, "invalid_checkpoint"),
+        ("/v1/models/broken/forward", {"text": "a"}, 500, "internal_error"),
+        ("/v1/models/one/forward", {"text": "fail x"}, 500, "internal_error"),
+        ("/v1/models/one/forward", {}, 422, "invalid_request"),
+    ],
+)
+def test_faults_are_problems(http, path, body, status, code):
+    told = refuse(http, path, **body)
+    assert (told["status"], told["code"]) == (status, code), told
+    assert in_flight(http) == 0
+
+
+def test_what_a_library_prints_is_no_message(http):
+    assert ask(http, "print this")["labels"]["tokens"] == ["print this"]
+    assert ask(http, "again")["labels"]["tokens"] == ["again"]
+
+
+def test_a_run_is_kept_as_a_recording(http):
+    kept = ask(http, "keep it", keep=True)["recording"]
+    assert http.get(f"/v1/recordings/{kept}").json()["text"] == "keep it"
+
+
+def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http):
+    first, deaths = ask(http, "a")["ran"]["architecture"], count(http, "deaths")
+    with ThreadPoolExecutor() as threads:
+        dying = threads.submit(http.post, f"{ONE}/forward", json={"text": "die"})
+        time.sleep(0.05)
+        waiting = threads.submit(ask, http, "b")
+        told = problem(dying.result())
+        assert (told["status"], told["code"]) == (503, "model_ended")
+        assert dying.result().headers["retry-after"] == "1"
+        assert waiting.result()["ran"]["architecture"] != first
+    assert count(http, "deaths") == deaths + 1
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_process_is_noticed_by_nobody_but_its_request_and_the_client_repeats_it(http, kills):
+    """Under load of a module beside it."""
+    made = {"name": "beside", "config": {"d_model": 8, "num_heads": 2}}
+    post(http, "/v1/modules", **made)
+    ends, faults, deaths = threading.Event(), [], count(http, "deaths")
+
+    def beside():
+        with httpx.Client(base_url=http.base_url, timeout=60) as other:
+            while not ends.is_set():
+                answer = other.post("/v1/modules/beside/forward", json={"query": [[0.5] * 8]})
+                if answer.status_code != 200:
+                    faults.append(answer.text)
+
+    with ThreadPoolExecutor() as threads, Client(str(http.base_url), timeout=60) as client:
+        load = threads.submit(beside)
+        for _ in range(kills):
+            process = int(client.models.forward("one", "a").ran.architecture)
+            running = threads.submit(client.models.forward, "one", "sleep 0.2")
+            time.sleep(0.1)
+            os.kill(process, signal.SIGKILL)
+            assert running.result().ran.architecture != str(process)
+        ends.set()
+        load.result()
+    assert faults == []
+    assert in_flight(http) == 0
+    assert count(http, "deaths") == deaths + kills
+
+
+def test_work_stops_at_its_deadline_and_when_its_caller_leaves(http):
+    process = ask(http, "a")["ran"]["architecture"]
+    began = time.monotonic()
+    late = http.post(f"{ONE}/forward", json={"text": "sleep 30"}, headers={"Prefer": "wait=0.3"})
+    assert problem(late)["code"] == "deadline_exceeded"
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(f"{ONE}/forward", json={"text": "sleep 30"}, timeout=0.3)
+    assert ask(http, "b")["ran"]["architecture"] == process
+    assert time.monotonic() - began < 10
+    assert in_flight(http) == 0
+
+
+def test_work_that_does_not_stop_ends_with_its_process(http, monkeypatch):
+    monkeypatch.setattr("attention_service.runtime.models.resident_model._STOP_S", 0.3)
+    process = ask(http, "a")["ran"]["architecture"]
+    late = http.post(f"{ONE}/forward", json={"text": "stubborn 30"}, headers={"Prefer": "wait=0.3"})
+    assert problem(late)["code"] == "deadline_exceeded"
+    assert ask(http, "b")["ran"]["architecture"] != process
+    assert in_flight(http) == 0
+
+
+def test_two_callers_take_turns(stand_ins, repository):
+    from attention_service.api.access.api_keys import create_key
+
+    keys = [create_key(repository, name, ["infer"]) for name in ("greedy", "modest")]
+    order = []
+    with live_server(repository, require_keys=True) as url, ThreadPoolExecutor(16) as threads:
+
+        def send(who, text):
+            key = {"Authorization": f"Bearer {keys[who]}"}
+            httpx.post(f"{url}{ONE}/forward", json={"text": text}, headers=key, timeout=60).raise_for_status()
+            order.append(who)
+
+        send(0, "a")
+        order.clear()
+        many = [threads.submit(send, 0, "sleep 0.1") for _ in range(8)]
+        time.sleep(0.3)
+        few = [threads.submit(send, 1, "sleep 0.1") for _ in range(2)]
+        for each in many + few:
+            each.result()
+    assert order.index(1) < 6
+    assert order[order.index(1) :][:3].count(1) == 2
+
+
+def test_a_model_that_outgrows_its_estimate_ends_alone(http, monkeypatch):
+    ask(http, "a", "org--two")
+    ask(http, "a")
+    told = refuse(http, f"{ONE}/forward", text="take 600")
+    assert (told["status"], told["code"]) == (413, "over_budget")
+    assert told["needed_bytes"] > told["limit_bytes"]
+    assert (state(http), state(http, "org--two")) == ("idle", "resident")
+    assert ask(http, "b")["labels"]["tokens"] == ["b"]
+    assert in_flight(http) == 0
+
+
+def test_a_request_that_does_not_fit_is_refused_before_it_runs(http):
+    told = refuse(http, f"{ONE}/forward", text="needs 10000000")
+    assert told["status"] in {413, 507}
+    assert ask(http, "b")["labels"]["tokens"] == ["b"]
+
+
+def test_the_least_recently_used_model_gives_way(stand_ins, repository):
+    from attention_service.runtime.models.model_catalogue import PROCESS_BYTES
+
+    with live_server(repository, memory_budget=int(2.5 * PROCESS_BYTES)) as url, httpx.Client(base_url=url) as http:
+        http.timeout = 60
+        ask(http, "a")
+        ask(http, "a", "org--two")
+        ask(http, "a")
+        ask(http, "a", "slow")
+        assert [state(http, name) for name in ("one", "org--two", "slow")] == ["resident", "idle", "resident"]
+        ask(http, f"needs {PROCESS_BYTES // 2**20}", "slow")  # a request's memory comes from idle models too
+        assert [state(http, name) for name in ("one", "slow")] == ["idle", "resident"]
+        assert count(http, "evictions") == 2
+
+
+def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
+    with live_server(repository, model_idle_seconds=0.3) as url, httpx.Client(base_url=url, timeout=60) as http:
+        first = ask(http, "a")["ran"]["architecture"]
+        eventually(lambda: not psutil.pid_exists(int(first)))
+        assert state(http) == "idle"
+        assert ask(http, "a")["ran"]["architecture"] != first
+
+
+def test_processes_end_with_their_server(stand_ins, repository):
+    with live_server(repository) as url, httpx.Client(base_url=url, timeout=60) as http:
+        process = int(ask(http, "a")["ran"]["architecture"])
+    assert not psutil.pid_exists(process)
+
+
+def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins):
+    server = (
+        "import subprocess, sys, time\n"
+        "print(subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    command = worker_process.COMMAND
+    with subprocess.Popen([sys.executable, "-c", server, *command], stdout=subprocess.PIPE, text=True) as parent:
+        process = int(parent.stdout.readline())
+        assert psutil.pid_exists(process)
+        parent.kill()
+    eventually(lambda: not psutil.pid_exists(process))
+
+
+def test_a_server_without_transformers_says_what_to_install(http, monkeypatch):
+    monkeypatch.setattr("attention_service.runtime.models.model_catalogue.has_transformers", lambda: False)
+    for told in (refuse(http, f"{ONE}/forward", text="a"), refuse(http, "/v1/models", checkpoint="one")):
+        assert told["param"] == "checkpoint"
+        assert "attention-service[transformers]" in told["detail"]
+    assert "transformers" in http.get(ONE).json()["problem"]

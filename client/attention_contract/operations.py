@@ -277,12 +277,6 @@ model_weights = Operation(
     (*READS_BODY, *OF_MODEL, *WRITES), tensors=True,
     example=n.EXAMPLE_TEXT | {"top_k": 2, "return_weights": False},
 )  # fmt: skip
-model_gradients = Operation(
-    "model_gradients", "POST", "/v1/models/{model}/gradients", n.ModelGradientsRequest, n.ModelGradientsReply,
-    "Exact gradients of one number that a whole model predicts",
-    (*READS_BODY, *OF_MODEL), tensors=True,
-    example=n.EXAMPLE_TEXT | {"of": {"position": -1}, "wrt": ["tokens"]},
-)  # fmt: skip
 model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", n.ModelComplexityRequest, n.ModelComplexityReply,
     "The cost of a text or a generation by a whole model",

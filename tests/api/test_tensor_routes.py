@@ -141,7 +141,7 @@ def test_middleware_that_somebody_adds_applies_to_every_operation(tmp_path):
         while http.get("/health/ready").status_code != 200:
             pass
         for operation in OPERATIONS:
-            path = operation.path.format(name="nobody", parameter="none", id="0" * 32, path="none")
+            path = operation.path.format(name="nobody", parameter="none", id="0" * 32, path="none", model="none")
             answer = http.request(operation.method, path, json=operation.example)
             assert answer.headers["x-seen"] == "1", operation.name
             assert "x-request-id" in answer.headers

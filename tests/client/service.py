@@ -23,6 +23,7 @@ from attention_contract.schemas import complexity as c
 from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
+from attention_contract.schemas import models as l
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import rollout as o
@@ -53,6 +54,13 @@ EXAMPLES = {
     "import_module": (("minilm",), {"layer": 1}, "/v1/modules/import"),
     "get_module": (("demo",), {}, "/v1/modules/demo"),
     "delete_module": (("demo",), {}, "/v1/modules/demo"),
+    "list_models": ((), {}, "/v1/models"),
+    "load_model": (("org/net",), {"name": "net"}, "/v1/models"),
+    "get_model": (("net",), {}, "/v1/models/net"),
+    "unload_model": (("net",), {}, "/v1/models/net"),
+    "model_forward": (("net", "the cat"), {"return_": ["weights"]}, "/v1/models/net/forward"),
+    "model_weights": (("net", ["the", "cat"]), {"top_k": 2}, "/v1/models/net/weights"),
+    "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
     "replace_parameters": (("demo", {"q_proj.weight": X}), {}, "/v1/modules/demo/parameters"),
     "get_parameter": (("demo", "q_proj.weight"), {"head": 1}, "/v1/modules/demo/parameters/q_proj.weight?head=1"),
@@ -203,6 +211,30 @@ def session_cost(shape: p.SessionShape) -> p.SessionCost:
     return p.SessionCost(token_bytes=64, page_tokens=64, free_bytes=2**20, longest=16_384, steps=steps)
 
 
+def model_reply(kind: Any) -> Any:
+    """Return a reply of a whole model."""
+    info = l.ModelInfo(id="net", created=1, checkpoint="org/net", state="idle")
+    ran = l.ModelRan(
+        model="net", architecture="GPT2LMHeadModel", device="cpu", dtype="float32", kernels=["fused"], compute_ms=1,
+        queue_ms=1, peak_bytes=1,
+    )  # fmt: skip
+    cost = l.PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1)
+    numbers = (
+        {}
+        if kind is None
+        else {name: cost if about.annotation is l.PassCost else 1 for name, about in kind.model_fields.items()}
+    )
+    made = {
+        None: lambda: None,
+        l.ModelInfo: lambda: info,
+        l.ModelList: lambda: l.ModelList(data=[info]),
+        l.ModelComplexityReply: lambda: l.ModelComplexityReply(**numbers | {"model": "net"}),
+        l.ModelForwardReply: lambda: l.ModelForwardReply(labels=[], ran=ran),
+        l.ModelWeightsReply: lambda: l.ModelWeightsReply(labels=[], ran=ran, layers=[]),
+    }
+    return made[kind]()
+
+
 def reply_to(operation: Operation[Any], request: Any) -> Any:
     """Return a reply of the right kind, with the request's own query as output."""
     name = operation.name.removeprefix("raw_").removeprefix("session_")
@@ -265,6 +297,8 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         )
     if name == "hopfield_retrieve":
         return retrieved(request)
+    if "model" in name:
+        return model_reply(operation.reply)
     return {
         "server_info": s.ServerInfo(
             name="attention-service", version="0", torch="2", device="cpu", device_name="a cpu", dtypes=["float32"],

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
-from attention_client.arguments import ModelForwardFields, ModelWeightsFields, PredictedLike, SelectedFields
+from attention_client.arguments import ModelForwardFields, ModelWeightsFields
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Group, WayT, method
 from attention_contract import operations
 from attention_contract.schemas.models import (
     ModelComplexityReply,
     ModelForwardReply,
-    ModelGradient,
-    ModelGradientsReply,
     ModelInfo,
     ModelList,
     ModelTap,
@@ -75,21 +73,6 @@ class Models(Group[WayT]):
         Inputs as in ``forward``. The other arguments are those of ``Client.weights``.
         """
         return call(operations.model_weights, locals())
-
-    @method
-    def gradients(
-        self, model: str, text: str | Sequence[str] | None = None, *, of: PredictedLike | None = None,
-        wrt: Sequence[ModelGradient] = ("tokens",), by_head: bool = True, integrated: int | None = None,
-        check: bool = False, **options: Unpack[SelectedFields],
-    ) -> Call[ModelGradientsReply]:  # fmt: skip
-        """Return exact gradients of one number that a model predicts. Inputs as in ``forward``.
-
-        ``of`` is log p of a token at a position, less that of another if one is given:
-        ``{"position": -1, "token": " mat", "against": " dog"}``; or ``{"upstream": ∂L/∂logits}``. Default: the
-        likeliest token after the text. ``wrt``: ``tokens``, ``embeddings``, ``hidden``, and taps. ``integrated``
-        is a number of steps from a baseline of zeros.
-        """
-        return call(operations.model_gradients, locals())
 
     @method
     def complexity(

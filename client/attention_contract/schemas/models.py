@@ -287,7 +287,7 @@ class ModelRan(WireModel):
 
 
 class ModelReply(WireModel):
-    """What every reply about an input has."""
+    """The fields of every reply about an input."""
 
     labels: TokenLabelsReply | list[TokenLabelsReply]
     """The tokens of the input, one entry a text if there are several; of encoder-decoders, the decoder's."""
@@ -332,7 +332,7 @@ class LayerTaps(Taps):
 
 
 class ModelForwardReply(ModelReply):
-    """What a whole model predicts, and taps of its layers."""
+    """The predictions of a whole model, and taps of its layers."""
 
     predicts: Literal["next", "own"] | None = None
     """``next``: each token predicts the one that follows. ``own``: each predicts the one in its place, as in BERT. Null
@@ -343,11 +343,11 @@ class ModelForwardReply(ModelReply):
     embeddings: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: the input of the first layer, with ``hidden``."""
     layers: list[LayerTaps] = Field(default_factory=list)
-    """Where taps are returned, in the order asked."""
+    """The layers in the order asked, if taps are returned."""
 
 
 class LayerWeights(WireModel):
-    """What each head of one layer looks at: the fields of a module's reply."""
+    """The weights of each head of one layer: the fields of a module's reply."""
 
     layer: LayerRef
     statistics: HeadStatistics
@@ -361,7 +361,7 @@ class LayerWeights(WireModel):
 
 
 class ModelWeightsReply(ModelReply):
-    """What each head of each layer looks at."""
+    """The weights of each head of each layer."""
 
     layers: list[LayerWeights]
 
@@ -405,7 +405,7 @@ class PassCost(WireModel):
 
 
 class ModelComplexityReply(WireModel):
-    """What a text or a generation costs."""
+    """The cost of a text, and of a generation after it."""
 
     model: str
     parameters: int

@@ -84,7 +84,7 @@ def test_a_browser_asks_its_user_for_the_key_as_a_password(keyed, web):
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_each_operation_wants_one_of_its_scopes(keyed, operation, web):
     url, _, keys = keyed
-    path = operation.path.format(name="nobody", parameter="none", id="0" * 32, path="none")
+    path = operation.path.format(name="nobody", parameter="none", id="0" * 32, path="none", model="none")
     for name, scopes in SCOPE_SETS.items():
         answer = web.request(operation.method, url + path, headers=bearer(keys[name]))
         allowed = operation.path in OPEN_PATHS or bool(SCOPES[operation.name] & set(scopes))

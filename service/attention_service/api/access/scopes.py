@@ -38,7 +38,7 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType({
     "session_attribution": _INFER, "session_effects": _INFER,
     "get_session_cache": _INFER, "put_session_cache": _INFER, "session_stream": _INFER,
     "create_recording": _INFER, "record_text": _INFER, "predict_text": _INFER,
-    "model_forward": _INFER, "model_weights": _INFER, "model_gradients": _INFER,
+    "model_forward": _INFER, "model_weights": _INFER,
     # seeing and ending what is one's own
     "list_sessions": _OWN, "get_session": _OWN, "delete_session": _OWN, "delete_recording": _OWN,
     # facts

@@ -41,14 +41,14 @@ from attention_transformers.model_layers import AttentionModule, LayerKey
 from attention_transformers.model_masks import MASK_FUNCTION
 
 _EVERYTHING: Final = Selection()
-_ROOM: Final = 2**30
+ROOM: Final = 2**30
 """Bytes that one attention may hold before a kernel is taken that needs less."""
 _numbers: Final = count()
 
 
 @dataclass(frozen=True, eq=False)
 class LayerQuestion:
-    """What a pass is asked about one attention."""
+    """The question of a pass to one attention."""
 
     batched: bool = True
     """False if its results have no batch dimension."""
@@ -316,7 +316,7 @@ class LayerAttention:
             bound = bound_to(raw, batched=True)
             able = able_kernels(bound, self._device, None, Needs(edits=edits))
             clock = self._device.clock
-            name = choose_kernel(bound, able, clock, _ROOM, lambda each: least_bytes(bound, each), backward=backward)
+            name = choose_kernel(bound, able, clock, ROOM, lambda each: least_bytes(bound, each), backward=backward)
             if len(self._kernels) >= 4096:
                 self._kernels.clear()
             known = self._kernels[key] = (raw.spec, name, KERNELS[name].make())  # the spec keeps its id

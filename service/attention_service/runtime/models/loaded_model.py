@@ -64,7 +64,7 @@ class Asked:
     places: list[AttentionPlace]
     """The layers to answer for, in the order asked."""
     edits: Mapping[str, Sequence[Edit]]
-    """By the text of a layer's key."""
+    """The edits of each layer, by the text of its key."""
     started: float = field(default_factory=time.perf_counter)
 
     def bound(self, place: AttentionPlace) -> BoundRequest:
@@ -142,7 +142,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def forward(self, request: ModelForwardRequest) -> ModelForwardReply:
-        """What the model predicts, and taps of its layers. Raises InvalidRequest that names the field at fault."""
+        """Return predictions, and taps of layers. Raises InvalidRequest that names the field at fault."""
         asked, wanted, keep = self.asked(request), set(request.return_), request.keep
         predicted = places_of(request.positions, asked.inputs.predicted)
         if self.predicts is None and "logits" in wanted:
@@ -179,7 +179,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def weights(self, request: ModelWeightsRequest) -> ModelWeightsReply:
-        """What each head of each layer looks at. Raises InvalidRequest that names the field at fault."""
+        """Return what each head of each layer looks at. Raises InvalidRequest that names the field at fault."""
         asked = self.asked(request)
         inspected = _inspection(request)
         statistics: dict[tuple[str | None, str | None], BoundStatistics] = {}

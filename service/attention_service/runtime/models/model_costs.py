@@ -6,7 +6,7 @@ Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[
 from collections.abc import Callable
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from attention_contract.schemas.models import (
@@ -43,7 +43,7 @@ _FURTHEST: Final = 2**31 - 1
 
 
 class ModelCosts:
-    """What passes of one model cost."""
+    """The costs of passes of one model."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         model = loaded.model
@@ -53,7 +53,7 @@ class ModelCosts:
         self._vocabulary = int(config.vocab_size)
         self._itemsize = model.dtype.itemsize
         self._parameters = [*model.parameters()]
-        head = model.get_output_embeddings()
+        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._head = 0 if head is None else head.weight.numel()
         self._matrices = _matrices(model, head, config)
         self._inner = max((max(each.shape) for each in _weights(model, head)), default=self._width)
@@ -176,7 +176,7 @@ class ModelCosts:
         return self._itemsize * sum(each.kv_heads * (each.head_dim + each.value_dim) for each in own)
 
 
-def _weights(model: nn.Module, head: nn.Module | None) -> list[Any]:
+def _weights(model: nn.Module, head: nn.Module | None) -> list[Tensor]:
     """The matrices by which a model multiplies its states."""
     return [each.weight for each in model.modules() if isinstance(each, nn.Linear | Conv1D) and each is not head]
 
@@ -186,7 +186,8 @@ def _matrices(model: nn.Module, head: nn.Module | None, config: Any) -> int:
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
     visited = getattr(config, "num_experts_per_tok", None) or experts
     stacked = sum(each.numel() for each in model.parameters() if each.ndim == 3)
-    return sum(each.numel() for each in _weights(model, head)) + stacked * visited // experts
+    single = sum(each.numel() for each in _weights(model, head))
+    return single + stacked * int(visited) // int(experts)
 
 
 def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) -> int:

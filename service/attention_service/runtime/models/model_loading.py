@@ -18,7 +18,7 @@ from attention_service.core.tensors import TORCH_DTYPES
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 """Ends of the class names of models that predict tokens."""
 _FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
-"""What transformers raises for a folder that it cannot load."""
+"""The errors of transformers for a folder that it cannot load."""
 _LOGGING: Final[Any] = logging  # its functions have no annotations
 _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 

@@ -25,7 +25,7 @@ ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions",
 
 @dataclass
 class Host:
-    """What all models of a server share."""
+    """The device, the memory and the settings that all models of a server share."""
 
     device: Device
     budget: Budget
@@ -290,13 +290,13 @@ class ResidentModel:
             await asyncio.wait({taking})
         if taking.cancelled():
             return False
-        if (fault := taking.exception()) is None:
-            question.need = need
-        elif isinstance(fault, AttentionError):
+        fault = taking.exception()
+        if isinstance(fault, AttentionError):
             question.fail(fault)
-        else:
-            raise fault
-        return bool(question.need)
+            return False
+        taking.result()
+        question.need = need
+        return True
 
     async def _acquire(self, question: Question, need: int, what: str, advice: str) -> None:
         """Take memory of the budget as the caller of a request, who waits for it in turn. Raises what it does."""

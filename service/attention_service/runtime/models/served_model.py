@@ -13,7 +13,6 @@ from attention_contract.base import WireModel
 from attention_contract.schemas.models import (
     ModelComplexityRequest,
     ModelForwardRequest,
-    ModelGradientsRequest,
     ModelWeightsRequest,
 )
 from attention_contract.wire import SAFETENSORS, from_body
@@ -54,9 +53,6 @@ class ServedModel:
     def _weights(self, body: memoryview, *_: object) -> Work:
         return self._asking(_read(ModelWeightsRequest, body), self.loaded.weights)
 
-    def _gradients(self, body: memoryview, *_: object) -> Work:
-        return self._asking(_read(ModelGradientsRequest, body), self.loaded.gradients)
-
     def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
         return Work(0, lambda: Answer(self.costs.report(request, room)))
@@ -80,10 +76,9 @@ def _read(kind: type[RequestT], body: memoryview) -> RequestT:
 _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work]]] = {
     "forward": ServedModel._forward,
     "weights": ServedModel._weights,
-    "gradients": ServedModel._gradients,
     "complexity": ServedModel._complexity,
 }
-"""How each operation is prepared."""
+"""The preparation of each operation."""
 
 if __name__ == "__main__":
     serve(ServedModel.load)

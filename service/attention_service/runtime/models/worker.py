@@ -69,7 +69,7 @@ class Worker:
         self._sink = sink
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._cancellation = Cancellation()
-        """Of the request that came last; one comes when the one before it is done."""
+        """The flag of the request that came last; the next comes when this one is done."""
 
     def serve(self, load: Load) -> None:
         """Load the model and answer requests until the end of the input, which ends the process."""

@@ -1,0 +1,140 @@
+"""Whole models of transformers over real HTTP: the numbers of their eager selves, refusals, memory and costs."""
+
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from tests.client.tiny_models import tokenizer
+from tests.client.transformers.families import tiny
+from tests.conftest import live_server
+from torch.utils.flop_counter import FlopCounterMode
+
+from attention_client import Client, InvalidRequest
+from attention_service.runtime.models.worker_process import WorkerProcess
+
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
+TEXT = "the cat sat on the mat"
+FAMILIES = ("llama", "bert", "t5")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A client of a server with small models."""
+    root = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        tiny(family).save_pretrained(root / family)
+        tokenizer().save_pretrained(root / family)
+    with live_server(root) as url, Client(url, timeout=120) as client:
+        yield client.models
+
+
+@pytest.fixture
+def eager():
+    return tiny("llama")
+
+
+def ids():
+    return torch.tensor([tokenizer()(TEXT)["input_ids"]])
+
+
+def test_no_part_of_transformers_is_in_the_servers_process():
+    code = "import sys; import attention_service.api.app; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_logits_and_weights_are_those_of_the_eager_model(models, eager):
+    with torch.no_grad():
+        expected = eager(ids(), output_attentions=True)
+    reply = models.forward("llama", TEXT, return_=["logits", "weights"], positions=[*range(6)])
+    np.testing.assert_allclose(reply.logits, expected.logits[0], atol=1e-5)
+    assert [layer.layer for layer in reply.layers] == [0, 1]
+    for layer, weights in zip(reply.layers, expected.attentions, strict=True):
+        np.testing.assert_allclose(layer.weights, weights[0], atol=1e-6)
+    assert reply.labels.tokens == TEXT.split()
+    assert reply.ran.model == "llama"
+    looked = models.weights("llama", [TEXT, TEXT], select={"heads": [2], "queries": [3]}, layers=[1], top_k=2)
+    (layer,) = looked.layers
+    np.testing.assert_allclose(layer.weights[:, 0, 0], expected.attentions[1][[0, 0], 2, 3], atol=1e-6)
+
+
+def test_edits_of_one_layer_change_what_the_model_predicts(models):
+    edits = {"1": [{"tap": "context", "heads": [0], "set": 0}]}
+    reply = models.forward("llama", TEXT, edits=edits, compare="unedited")
+    assert reply.predictions[0].divergence > 0
+    assert models.forward("llama", TEXT, edits={"1": []}, compare="unedited").predictions[0].divergence == 0
+
+
+def test_encoders_and_pairs_answer_too(models):
+    assert len(models.weights("bert", TEXT).layers) == 2
+    reply = models.weights("t5", TEXT, target="die Katze", layers=["cross.1"])
+    assert reply.layers[0].weights.shape[-1] == len(reply.encoder_labels.ids)
+    info = models.get("t5")
+    assert {"text", "target"} <= set(info.takes)
+    assert [layer.layer for layer in info.layers][:2] == ["encoder.0", "encoder.1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"layers": [7]}, "layers.0"),
+        ({"edits": {"9": []}}, "edits.9"),
+        ({"select": {"heads": [4]}}, "select.heads"),
+        ({"edits": {"0": [{"tap": "weights", "heads": [9], "set": 0}]}}, "edits.0.0.heads"),
+        ({"positions": [99]}, "positions.0"),
+        ({"text": None, "tokens": [10**6]}, "tokens"),
+        ({"target": "die"}, "target"),
+        ({"text": "the cat " * 40}, "text"),
+    ],
+)
+def test_what_a_model_does_not_have_is_named(models, more, param):
+    with pytest.raises(InvalidRequest) as caught:
+        models.forward("llama", **{"text": TEXT} | more)
+    assert caught.value.param == param
+
+
+def test_a_kept_run_is_a_recording_with_the_models_numbers(models, eager):
+    kept = models.weights("llama", TEXT, keep=True).recording
+    recording = models._client.recordings.download(kept)
+    with torch.no_grad():
+        expected = eager(ids(), output_attentions=True, output_hidden_states=True)
+    for number, weights in enumerate(expected.attentions):
+        np.testing.assert_allclose(recording.tensors[f"layers.{number}.weights"], weights[0], atol=1e-6)
+    np.testing.assert_allclose(recording.tensors["layers.0.hidden"], expected.hidden_states[1][0], atol=1e-5)
+
+
+def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):
+    length = 48
+    told = models.complexity("llama", length, new_tokens=8)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        eager(torch.ones(1, length, dtype=torch.int64), logits_to_keep=1)
+    config = eager.config
+    pairs = length * length - length * (length + 1) // 2  # that the causal mask forbids
+    forbidden = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * pairs
+    assert told.prefill.flops == counter.get_total_flops() - forbidden
+    assert told.parameters == sum(each.numel() for each in eager.parameters())
+    assert told.cache_bytes_per_token == 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert told.cache_bytes == (length + 8) * told.cache_bytes_per_token
+    assert told.max_length == 64
+    assert told.max_batch > 1000
+    assert told.total_ms == pytest.approx(told.prefill.predicted_ms + 8 * told.per_token.predicted_ms)
+
+
+def test_a_process_holds_what_was_estimated(models, monkeypatch):
+    seen = []
+    start = WorkerProcess.start.__func__
+
+    async def noted(cls, limit):
+        seen.append(await start(cls, limit))
+        return seen[-1]
+
+    monkeypatch.setattr(WorkerProcess, "start", classmethod(noted))
+    models.load("llama", name="measured")
+    for _ in range(3):
+        models.weights("measured", [TEXT] * 8)
+    held = psutil.Process(seen[0].pid).memory_info().rss
+    estimated = models.get("measured").bytes
+    assert estimated / 1.2 < held < 1.2 * estimated
+    models.unload("measured")

@@ -1,7 +1,7 @@
 """Statistics of attention weights by head: one table of formulas over tiles of weights.
 
 Notation as in ``core.problem``; R are the queries of one tile. The shares of a query are p = w / Σ w. The position of
-query i is i + offset, and key j has position j.
+query i is i + offset, and key j has position j. Rows are added up in the dtype of the weights, at least float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Formula = Callable[["WeightTile"], Tensor]
-"""A statistic of each query of a tile, ``[B, H, R]`` in float64."""
+"""A statistic of each query of a tile, ``[B, H, R]``."""
 HEAD_STATISTICS: Final[dict[str, Formula]] = {}
 """Every statistic by name. A new one is one entry."""
 DEFAULT_STATISTICS: Final = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
@@ -50,20 +50,32 @@ class WeightTile:
     """The weights of some queries, with what the formulas share."""
 
     weights: Tensor
-    """``[B, H, R, K]`` in float64."""
+    """``[B, H, R, K]`` in float32 or float64."""
     positions: Tensor
     """``[B, R]``"""
     inputs: StatisticInputs = field(default_factory=StatisticInputs)
 
     @cached_property
-    def shares(self) -> Tensor:
-        """P ``[B, H, R, K]``; NaN for a query without weights."""
-        return self.weights / self.weights.sum(-1, keepdim=True)
+    def total(self) -> Tensor:
+        """Σ w ``[B, H, R]``; 0 for a query without weights."""
+        return self.weights.sum(-1)
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """Max w ``[B, H, R]``; 0 without keys."""
+        return self.weights.amax(-1) if self.weights.shape[-1] else self.total
+
+    @cached_property
+    def looking(self) -> Tensor:
+        """Bool ``[B, H, R]``: True for a query that has a positive weight."""
+        if self.weights.device.type == "cpu" and not bool(self.largest.isnan().any()):
+            return self.largest > 0
+        return (self.weights > 0).any(-1)
 
     @cached_property
     def signed(self) -> Tensor:
-        """J − i − offset ``[B, 1, R, K]`` in float64: negative for keys before the query."""
-        keys = torch.arange(self.weights.shape[-1], dtype=torch.float64, device=self.weights.device)
+        """J − i − offset ``[B, 1, R, K]``: negative for keys before the query."""
+        keys = torch.arange(self.weights.shape[-1], dtype=self.weights.dtype, device=self.weights.device)
         return keys - self.positions[:, None, :, None]
 
     @cached_property
@@ -81,21 +93,21 @@ class WeightTile:
         places = (self.positions + distance)[:, None, :, None]  # [B, 1, R, 1]
         inside = (places >= 0) & (places < keys)
         if not keys:
-            return self.weights.sum(-1)
+            return self.total
         places = places.clamp(0, keys - 1).expand(*self.weights.shape[:3], 1)
-        return torch.where(inside, self.shares.gather(-1, places), 0).squeeze(-1)
+        return torch.where(inside, self.weights.gather(-1, places), 0).squeeze(-1) / self.total
 
     def share_of_first(self, count: int) -> Tensor:
         """Sum the shares of the first keys of each sequence."""
         starts = self.inputs.starts
         if starts is None:
-            return self.shares[..., :count].sum(-1)
+            return self.weights[..., :count].sum(-1) / self.total
         place = torch.arange(self.weights.shape[-1], device=starts.device) - starts[:, None]  # [B, K]
         return self.share_of(((place >= 0) & (place < count))[:, None, None])
 
     def share_of(self, chosen: Tensor) -> Tensor:
-        """Sum the shares of the chosen keys, bool broadcastable to ``[B, H, R, K]``."""
-        return torch.sum(self.shares * chosen, -1)
+        """Sum the shares of the chosen keys, bool or numbers broadcastable to ``[B, H, R, K]``."""
+        return torch.sum(self.weights * chosen, -1) / self.total
 
 
 def _register(formula: Formula) -> Formula:
@@ -106,7 +118,9 @@ def _register(formula: Formula) -> Formula:
 @_register
 def entropy(tile: WeightTile) -> Tensor:
     """−Σ p ln p, in nats. Source: Clark et al. 2019."""
-    return torch.sum(torch.special.entr(tile.shares), -1)
+    least = torch.finfo(tile.weights.dtype).tiny  # 0 · ln 0 is 0
+    logs = tile.weights.clamp_min(least).log_()
+    return tile.total.log() - logs.mul_(tile.weights).sum(-1) / tile.total
 
 
 @_register
@@ -118,19 +132,19 @@ def effective_keys(tile: WeightTile) -> Tensor:
 @_register
 def max_weight(tile: WeightTile) -> Tensor:
     """Max w. Source: Voita et al. 2019, confidence of a head."""
-    return tile.weights.amax(-1) if tile.weights.shape[-1] else tile.weights.sum(-1)
+    return tile.largest
 
 
 @_register
 def mean_distance(tile: WeightTile) -> Tensor:
     """Σ p |j − i − offset|, in tokens. Source: Vig and Belinkov 2019."""
-    return (tile.shares * tile.signed.abs()).sum(-1)
+    return tile.share_of(tile.signed.abs())
 
 
 @_register
 def signed_distance(tile: WeightTile) -> Tensor:
     """Σ p (j − i − offset), in tokens: negative for a head that looks back. Source: Vig and Belinkov 2019."""
-    return (tile.shares * tile.signed).sum(-1)
+    return tile.share_of(tile.signed)
 
 
 @_register

@@ -4,6 +4,7 @@ The computation is blockwise, so that only the weights of one block are in memor
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,9 +22,10 @@ from attention_service.core.inspection.statistics import (
     WeightTile,
     class_share,
 )
+from attention_service.core.masks.rules import causal_offset
 from attention_service.core.masks.visibility import real_keys
-from attention_service.core.problem import Problem, Selection
-from attention_service.core.stages import stages
+from attention_service.core.problem import Problem, Selection, Span
+from attention_service.core.stages import narrow, stages
 
 _EVERYTHING: Final = Selection()
 _NO_INPUTS: Final = StatisticInputs()
@@ -38,6 +40,56 @@ Weights = Callable[[Selection], Tensor]
 def weights_of(problem: Problem, selection: Selection, edits: Sequence[BoundEdit] = ()) -> Tensor:
     """Compute the weights of the selected heads and queries after these edits."""
     return dict(stages(problem, ("weights",), edits, selection))["weights"]
+
+
+class KeptWeights:
+    """Weights that are computed once, tile by tile, and kept."""
+
+    def __init__(self, problem: Problem, weights: Weights, *, edited: bool) -> None:
+        """``edited``: edits may give weight to keys that the masks forbid."""
+        self._problem = problem
+        self._weights = weights
+        self._edited = edited
+        self._whole: Tensor | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """``[B, H, Q, K]``, once all tiles were computed."""
+        if self._whole is None:
+            self._whole = self._weights(_EVERYTHING)
+        return self._whole
+
+    def compute(self, tile: Selection) -> Tensor:
+        """Compute the weights of a tile of consecutive heads and queries: of the keys up to the last that it sees."""
+        found = self._weights(tile if self._edited else _before_reach(self._problem, tile))
+        if tile == _EVERYTHING:
+            self._whole = found
+            return found
+        if self._whole is None:
+            self._whole = found.new_zeros(*self._problem.q.shape[:3], self._problem.k.shape[2])
+        self._part(self._whole, tile)[..., : found.shape[3]].copy_(found)
+        return found
+
+    def read(self, tile: Selection) -> Tensor:
+        """Return the weights of the selected heads and queries, which were computed before."""
+        return narrow(self.whole, "weights", self._problem, tile)
+
+    @staticmethod
+    def _part(whole: Tensor, tile: Selection) -> Tensor:
+        heads = slice(None) if tile.heads is None else slice(tile.heads[0], tile.heads[-1] + 1)
+        queries = slice(None) if tile.queries is None else slice(tile.queries[0], tile.queries[-1] + 1)
+        return whole[:, heads, queries]
+
+
+def _before_reach(problem: Problem, tile: Selection) -> Selection:
+    """Leave out the keys behind the last that a causal mask lets the queries of a tile see."""
+    if tile.queries is None or problem.added_keys or problem.offsets is not None or problem.sequence_masks is not None:
+        return tile
+    offset = causal_offset(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
+    if offset is None:
+        return tile
+    stop = max(1, tile.queries[-1] + offset + problem.past + 1)
+    return tile if stop >= problem.keys else replace(tile, keys=(Span(0, stop),))
 
 
 def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
@@ -99,9 +151,9 @@ class Totals:
         heads = slice(None) if block.heads is None else list(block.heads)
         rows = slice(None) if block.queries is None else list(block.queries)
         tile = WeightTile(weights, positions, self._inputs.queries(rows))
-        looking = real[:, None] & (weights > 0).any(-1)  # [B, H, R]: a query that may look nowhere has no weights
+        looking = real[:, None] & tile.looking  # [B, H, R]: a query that may look nowhere has no weights
         for name, formula in self._formulas.items():
-            self._sums[name][:, heads] += torch.where(looking, formula(tile), 0).sum(-1)
+            self._sums[name][:, heads] += torch.where(looking, formula(tile), 0).sum(-1, dtype=torch.float64)
         self._looking[:, heads] += looking.sum(-1)
         self._counted[:, rows] |= looking.any(1)
 
@@ -133,5 +185,7 @@ def totals(
     for block in some_of(problem.q, looked_at):
         rows = slice(None) if block.queries is None else list(block.queries)
         values = weights(block)
-        found.add(values.double() if names else values, real[:, rows], positions[:, rows], block)
+        if names and values.dtype.itemsize == 2:
+            values = values.float()
+        found.add(values, real[:, rows], positions[:, rows], block)
     return found

@@ -12,7 +12,15 @@ from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.blocks import tiles
 from attention_service.core.inspection.pooled_weights import pooled_differences, pooled_weights
-from attention_service.core.inspection.weights import positions_of, real_queries, top, totals, weights_of
+from attention_service.core.inspection.weights import (
+    KeptWeights,
+    Weights,
+    positions_of,
+    real_queries,
+    top,
+    totals,
+    weights_of,
+)
 from attention_service.core.kernels import Kernel, Needs
 from attention_service.core.problem import Selection
 from attention_service.core.rehearsal_marks import phase
@@ -119,11 +127,15 @@ class Inspection:
         uploaded.tensors.clear()
         phase("statistics", "weights")
         real = real_queries(problem) if mask is None else mask
-        weights_by = partial(weights_of, problem, edits=uploaded.edits)
+        weights_by: Weights = partial(weights_of, problem, edits=uploaded.edits)
+        computed, kept = weights_by, None
+        if request.return_weights and self.selection == Selection():
+            kept = KeptWeights(problem, weights_by, edited=bool(uploaded.edits))
+            computed, weights_by = kept.compute, kept.read
         statistics = self.statistics
         inputs = statistics.inputs(problem.q.device, positions_of(problem))
         everything = tiles(problem, Selection())
-        found = totals(problem, real, everything, weights_by, statistics.names, inputs)
+        found = totals(problem, real, everything, computed, statistics.names, inputs)
         means = found.means()
         results: Results = {"statistics": self._in_reply(means), "queries": compute.in_reply(found.queries, bound)}
         unedited = None
@@ -147,7 +159,7 @@ class Inspection:
                 results["differences"]["pooled"] = compute.in_reply(changed, bound, "weights")
         if request.return_weights:
             phase("weights", "weights")
-            weights = weights_by(self.selection)
+            weights = weights_by(self.selection) if kept is None else kept.whole
             results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
             if unedited is not None:
                 moved = {"weights": weights - unedited(self.selection)}

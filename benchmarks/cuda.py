@@ -27,8 +27,6 @@ from attention_contract.spec import AttentionSpec, Causal
 from attention_service.api.app import create_app
 from attention_service.api.serving import Server
 from attention_service.core.attention import attend
-from attention_service.core.kernels.flex import flexed
-from attention_service.core.kernels.fused.cuda_backends import FUSED
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_device, to_host
@@ -43,6 +41,7 @@ LENGTHS = tuple(2**power for power in range(11, 17))
 CAUSAL = AttentionSpec(masks=[Causal()])
 MILLION = 1_000_000
 ROOM = 2**62
+FUSED = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 W1, W3 = (1, 16, 64, 4), (8, 512, 512, 8)
 """Batch, length, width of the model, heads."""
 Run = Callable[[], object]
@@ -81,10 +80,7 @@ def kernels(device: Device, lengths: Sequence[int], rounds: int) -> Iterator[str
         runs: dict[str, Run] = {"ours": lambda problem=problem: attend(problem, kernel="fused")}
         for backend in FUSED if device.is_cuda else ():
             runs[backend.name] = _by(backend, q, k, v)
-        if device.is_cuda:
-            compiled = torch.compile(torch.nn.attention.flex_attention.flex_attention, dynamic=True)
-            runs["flex"] = lambda problem=problem, compiled=compiled: flexed(problem, (), compiled)
-        else:
+        if not device.is_cuda:
             runs["default"] = lambda q=q, k=k, v=v: sdpa(q, k, v, is_causal=True)
         times = interleaved(runs, device, rounds)
         ours = times.pop("ours")

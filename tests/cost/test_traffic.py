@@ -25,7 +25,7 @@ from attention_service.cost import Traffic
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.planning.rehearsals import seen
 
-KERNEL_NAMES = [kernel.name for kernel in KERNELS if kernel.name != "flex"]  # flex counts as blocked does
+KERNEL_NAMES = [kernel.name for kernel in KERNELS]
 BIASES = Biases(q_proj=True, k_proj=True, v_proj=True, o_proj=True)
 WINDOW = [SlidingWindow(left=2, right=1)]
 CAUSAL = [Causal()]
@@ -323,11 +323,6 @@ def test_methods_are_counted_exactly(name):
             assert_counted_exactly(work, described.method.name)
     if getattr(described.method, "rule", "") in {"gated", "gated_delta"}:
         assert_counted_exactly(approximate(described, module=False, fine_gate=True, sent=STATE), described.method.name)
-
-
-def test_flex_counts_as_the_blocked_kernel():
-    work = work_of(AttentionSpec(masks=WINDOW))
-    assert counted(work, "flex") == counted(work, "blocked")
 
 
 @pytest.mark.parametrize("kernel", KERNEL_NAMES)

@@ -1,8 +1,11 @@
 """What a computation would make a GPU and its host do: launches, copies either way, waits, and what is not allowed."""
 
 import sys
+import weakref
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -35,14 +38,18 @@ class Counts:
     """Times that the allocator was asked for its statistics, each of which costs the host about 90 µs."""
     largest: int = 0
     """Bytes of the largest tensor that an operation made on the device."""
+    peak: int = 0
+    """Bytes of the device that were held at most, of those that were allocated meanwhile."""
     mixed: list[str] = field(default_factory=list)
     """Operations of the device that read a tensor of the host with more than one number."""
     illegal: list[str] = field(default_factory=list)
     """What happened while a stream was captured, and may not."""
     capturing: bool = False
+    _alive: dict[int, object] = field(default_factory=dict)
+    _held: int = 0
 
     def __str__(self) -> str:
-        what = {name: told for name, told in vars(self).items() if told and name != "launches"}
+        what = {name: told for name, told in vars(self).items() if told and name[0] != "_" and name != "launches"}
         return f"{self.launches.total()} launches {dict(self.launches)}, {what}"
 
     def launch(self, name: str, arguments: list[Tensor], made: list[Tensor]) -> None:
@@ -51,6 +58,20 @@ class Counts:
         self.largest = max([self.largest, *(x.numel() * x.element_size() for x in made if x.is_cuda)])
         if any(x.device.type == "cpu" and x.ndim for x in arguments):
             self.mixed.append(f"{name} at {place()}")
+
+    def hold(self, made: Iterable[Tensor]) -> None:
+        """Count the memory of tensors for as long as anybody holds it."""
+        for x in made:
+            storage = x.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if x.is_cuda and key not in self._alive:
+                self._alive[key] = weakref.ref(storage, partial(self._free, key, size))
+                self._held += size
+                self.peak = max(self.peak, self._held)
+
+    def _free(self, key: int, size: int, _: object) -> None:
+        del self._alive[key]
+        self._held -= size
 
     def wait(self, why: str) -> None:
         """Count a wait of the host for the device."""

@@ -42,7 +42,7 @@ class Machine:
     def counted(self, *, scalar: float = 0.0) -> Iterator[Counts]:
         """Count what the block does. Each number that comes back from the device is ``scalar``."""
         counts = Counts()
-        with fake_device(), _driver(counts), HostSide(), DeviceSide(counts, self.fake, scalar):
+        with fake_device(), driver(counts), modes(counts, self.fake, scalar):
             yield counts
 
     def module(self, dtype: str = "float32", **config: Any) -> Module:
@@ -59,13 +59,20 @@ class Machine:
         return fields, counts
 
 
+@contextlib.contextmanager
+def modes(counts: Counts, fake: FakeTensorMode, scalar: float = 0.0) -> Iterator[None]:
+    """Count what this thread does, whose tensors on the device are all of one fake mode."""
+    with HostSide(), DeviceSide(counts, fake, scalar):
+        yield
+
+
 def _address(storage: torch.UntypedStorage) -> int:
     """A number of the storage's own: a fake one has no memory."""
     return int(storage._cdata)
 
 
 @contextlib.contextmanager
-def _driver(counts: Counts) -> Iterator[None]:
+def driver(counts: Counts) -> Iterator[None]:
     """The functions of ``torch.cuda`` that a pass calls, without a driver."""
 
     def asked(device: object = None) -> dict[str, dict[str, dict[str, int]]]:

@@ -1,5 +1,7 @@
 """What the fake GPU notices: each kind of copy and wait, devices that are mixed, and what may not be captured."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -69,25 +71,24 @@ def test_gradients_run_on_the_device(cuda):
     assert counts.launches["mm"] == 3
 
 
+def test_attention_of_pytorch_by_its_own_choice_is_noticed(cuda):
+    with cuda.counted():
+        q = torch.ones(1, 8, 16, 64, device=CUDA)
+        with pytest.raises(AssertionError, match="flags"):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "width", "heads", "taken"),
-    [
-        (torch.bfloat16, 64, 8, "_scaled_dot_product_cudnn_attention"),
-        (torch.bfloat16, 60, 2, "_scaled_dot_product_flash_attention"),
-        (torch.bfloat16, 256, 8, "_scaled_dot_product_flash_attention"),
-        (torch.float32, 64, 8, "_scaled_dot_product_efficient_attention"),
-        (torch.float32, 66, 8, None),
-        (torch.float32, 64, 2, None),
-        (torch.float64, 64, 8, None),
-    ],
+    ("dtype", "width", "refused"),
+    [(torch.bfloat16, 64, None), (torch.bfloat16, 60, "multiples"), (torch.float32, 64, "half")],
 )
-def test_attention_of_pytorch_chooses_as_on_a_gpu_and_fails_on_math(cuda, dtype, width, heads, taken):
+def test_a_kernel_refuses_what_it_does_on_a_gpu(cuda, dtype, width, refused):
     with cuda.counted() as counts:
-        q = torch.ones(1, 8, 16, width, dtype=dtype, device=CUDA)
-        k = q[:, :heads]
-        if taken is None:
-            with pytest.raises(AssertionError, match="MATH"):
-                torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        q = torch.ones(1, 16, 8, width, dtype=dtype, device=CUDA)
+        run = partial(torch.ops.aten._flash_attention_forward, q, q, q, None, None, 16, 16, 0.0, True, False, scale=1.0)
+        if refused is None:
+            assert run()[0].shape == q.shape
         else:
-            assert torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True).shape == q.shape
-    assert taken is None or counts.launches[taken] == 1
+            with pytest.raises(RuntimeError, match=refused):
+                run()
+    assert counts.launches["_flash_attention_forward"] == (refused is None)

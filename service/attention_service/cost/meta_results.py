@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_service.cost import cuda_kernels
+
 _aten = torch.ops.aten
-Answer = Tensor | tuple[Tensor, ...] | float | None
+Answer = Tensor | tuple[Any, ...] | float | None
 Rule = Callable[..., Answer]
 
 
@@ -296,7 +298,12 @@ def _attended_back(upstream: Tensor, *args: Any, **kwargs: object) -> Answer:
     return tuple(_contiguous(x.transpose(1, 2).shape, x.dtype).transpose(1, 2) for x in args[:3])
 
 
+def _on_gpu(name: str) -> Rule:
+    return lambda *args, **options: cuda_kernels.results(name, args)
+
+
 _RULES: dict[Any, Rule] = {
+    **{getattr(_aten, name).default: _on_gpu(name) for name in cuda_kernels.KERNELS},
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attended,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attended_back,
     _aten.index_put.default: _put,

@@ -12,11 +12,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, Final, Generic, TypeVar
 
 from torch import Tensor
+
+from attention_service.cost import cuda_kernels
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,11 @@ class OperationCounter(Generic[SectionT]):
         if kind.functions is not None:
             here[2] += times * kind.functions(args, made)
         here[3] += times
+        if kind.on_gpu is not None:
+            call = kind.on_gpu(args, kwargs)
+            here[2] += times * call.pairs
+            here[4] += times * call.products
+            here[5] += times * call.products * (call.q.itemsize == 2)
         if kind.products is not None:
             products = times * kind.products(args, made)
             here[4] += products
@@ -148,6 +155,7 @@ def _extent(x: Tensor) -> int:
 
 
 Functions = Callable[[Sequence[Any], Sequence[Tensor]], int]
+Calls = Callable[[Sequence[Any], Mapping[str, Any]], cuda_kernels.Called]
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,8 @@ class _Kind:
     overwrites: bool
     functions: Functions | None
     products: Functions | None
+    on_gpu: Calls | None
+    """A kernel of attention on a GPU."""
 
 
 @cache
@@ -168,7 +178,9 @@ def _kind(func: Any) -> _Kind | None:
     name = func._schema.name.removeprefix("aten::")
     if func.is_view or name in _IDLE:
         return None
-    return _Kind(name, name in _FILLS, name in _PICKS, name in _OVERWRITES, _FUNCTIONS.get(name), _PRODUCTS.get(name))
+    on_gpu = partial(cuda_kernels.Called, name) if name in cuda_kernels.KERNELS else None
+    sets = name in _FILLS, name in _PICKS, name in _OVERWRITES
+    return _Kind(name, *sets, _FUNCTIONS.get(name), _PRODUCTS.get(name), on_gpu)
 
 
 def _each(args: Sequence[Any], made: Sequence[Tensor]) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from attention_contract.spec import Mask
+from attention_service.core.kernels.fused.kernel import band_of_sizes
 from attention_service.core.normalizers import NORMALIZERS, PairCost
 from attention_service.core.scores import SCORES, ScoreCost
 from attention_service.cost.attention import Attention
@@ -54,9 +55,9 @@ def fused_masks(x: Attention) -> Masks:
     """Count the masks that the fused kernel takes.
 
     There is none if the masks are known to be causal, and no positional one that hides nothing, such as for the last
-    query of a decode.
+    query of a decode. On a GPU none is laid out for a band that its kernels know.
     """
-    if x.plainly_causal:
+    if x.plainly_causal or (not x.threads and band_of_sizes(x) is not None):
         return NO_MASKS
     if x.reach is not None and x.reach >= x.sequence_keys - 1:
         return masks_of(x, ())

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from attention_service.core.blocks import REPEATED
 from attention_service.core.cancellation import rehearsed_on
+from attention_service.cost import cuda_kernels
 from attention_service.cost.meta_results import answer
 from attention_service.cost.operation_counter import OperationCounter, Traffic
 from attention_service.cost.operator_memory import workspace_bytes
@@ -76,7 +77,7 @@ def rehearse(
     """Go through a pass over meta tensors, whose results are held to the end, beside the ``resident`` tensors.
 
     pairs: the last two sizes of what has a number for each query and key. ``threads``: those of a CPU; 0 for a GPU,
-    whose operators take nothing for themselves. ``first``: the name of the first phase.
+    of whose operators only those of attention take something for themselves. ``first``: the name of the first phase.
     """
     account = Account(resident, pairs, threads)
     repeated = REPEATED.set(account.counter.repeated)
@@ -143,9 +144,15 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for x in out if isinstance(out, tuple | list) else (out,):
             if isinstance(x, Tensor):
                 self._come(x)
-        if self._threads and (size := workspace_bytes(func, args, out, self._threads)):
+        if size := self._workspace_bytes(func, args, kwargs, out):
             self.take(size)
         return out
+
+    def _workspace_bytes(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
+        if self._threads:
+            return workspace_bytes(func, args, out, self._threads)
+        name = func._schema.name.removeprefix("aten::")
+        return cuda_kernels.Called(name, args, kwargs).workspace_bytes if name in cuda_kernels.KERNELS else 0
 
     def _come(self, x: Tensor) -> None:
         key = _key(x)

@@ -3,7 +3,7 @@
 import torch
 
 from attention_contract.spec import AttentionSpec
-from attention_service.core.kernels import blocked, flex, fused, materialized  # noqa: F401  # they register themselves
+from attention_service.core.kernels import blocked, fused, materialized  # noqa: F401  # they register themselves
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.materialized import MATERIALIZED
 

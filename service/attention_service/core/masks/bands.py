@@ -41,6 +41,19 @@ class Band(Part):
         """Return which sides have a limit."""
         return Bounds(self.low is not None, self.high is not None)
 
+    def pairs(self, queries: int, keys: int) -> int:
+        """Count the allowed pairs of queries at 0, 1, … and keys at 0, 1, …."""
+
+        def sums(places: int) -> int:  # Σ min(t, keys) over t = 1, 2, … places
+            rising = max(min(places, keys), 0)
+            return rising * (rising + 1) // 2 + max(places - keys, 0) * keys
+
+        def up_to(limit: int) -> int:  # pairs with j ≤ p + limit
+            return sums(limit + queries) - sums(limit)
+
+        inside = queries * keys if self.high is None else up_to(self.high)
+        return max(0, inside - (0 if self.low is None else up_to(self.low - 1)))
+
 
 @dataclass(frozen=True)
 class _Listed(Line):

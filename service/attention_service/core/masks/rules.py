@@ -248,6 +248,23 @@ def causal_offset(masks: Sequence[spec.Mask], queries: int, keys: int, past: int
     return band.high if isinstance(band, Band) and band.low is None else None
 
 
+def band_of(masks: Sequence[spec.Mask], queries: int, keys: int, past: int = 0) -> Band | None:
+    """Return the band that all masks together allow, for queries at 0, 1, … after their past; None for other masks.
+
+    A limit that hides nothing is left out.
+    """
+    parts = pattern_of(masks, queries, keys, past)
+    bands = parts.of if isinstance(parts, AllOf) else (parts,)
+    lows: list[int] = []
+    highs: list[int] = []
+    for band in bands:
+        if not isinstance(band, Band):
+            return None
+        lows += [] if band.low is None or band.low + past <= 1 - queries else [band.low + past]
+        highs += [] if band.high is None or band.high + past >= keys - 1 else [band.high + past]
+    return Band(max(lows, default=None), min(highs, default=None))
+
+
 def allowed(
     masks: Sequence[spec.Mask],
     queries: int,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_contract.errors import InvalidRequest
+from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import GradientsRequest
@@ -138,9 +138,10 @@ def test_a_spec_may_end_before_memory_does():
     assert (found.size, found.bound) == (93, "spec")
 
 
-def test_a_kernel_that_is_not_on_this_device_can_be_asked_for_elsewhere():
-    hardware = ask(hardware="H100 SXM", dtype="bfloat16", kernel="flex")
-    assert hardware.limits.forward.longest.kernel == "flex"
+def test_a_kernel_that_another_device_refuses_is_refused_for_it():
+    assert ask(dtype="float64", kernel="fused").limits.forward.longest.kernel == "fused"
+    with pytest.raises(KernelUnsuitable, match="GPU"):
+        ask(hardware="H100 SXM", dtype="float64", kernel="fused")
 
 
 # ── crossovers ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,18 +11,17 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.extent import Extent
-from attention_service.core.kernels.fused import cpu_flash
+from attention_service.core.kernels.fused import cpu_flash, cuda_attention
 from attention_service.core.kernels.fused.cpu_slices import attend_in_slices, takes
-from attention_service.core.kernels.fused.cuda_backends import fastest
-from attention_service.core.kernels.fused.fused_rehearsal import called_on_cpu, called_on_gpu
+from attention_service.core.kernels.fused.fused_rehearsal import called_on_cpu
 from attention_service.core.kernels.fused.pad_to_same_width import same_width
-from attention_service.core.masks.rules import causal_offset
+from attention_service.core.masks.bands import Band
+from attention_service.core.masks.rules import band_of, causal_offset
 from attention_service.core.masks.visibility import is_padded, real_keys, visibility, without_padding
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
 from attention_service.core.problem import Problem
 from attention_service.core.scores import SCORES, Product
-from attention_service.core.tensors import one_for_each_query_head
 
 
 @KERNELS.register(
@@ -44,6 +43,7 @@ class Fused(Kernel):
     device: str | None = None
     """The type of the device for which the arguments are made; None for that of the tensors."""
     call: Callable[..., Tensor] = scaled_dot_product_attention
+    """The function that a CPU calls."""
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context by one call, its arguments made so that each device takes its fast path."""
@@ -58,25 +58,26 @@ class Fused(Kernel):
         if scale <= 0:
             # CPU: a causal mask becomes NaN under a scale that is not positive.
             q, scale = q * scale, 1.0
-        on_gpu = (self.device or q.device.type) == "cuda"
-        mask, blind, causal = _mask(problem, normalizer.options.temperature, on_gpu=on_gpu)
-        grouped = q.shape[1] != k.shape[1]
-        if grouped and on_gpu:
-            # The memory-efficient kernel, which takes masks and float32, knows no groups.
-            k, v, grouped = one_for_each_query_head(k, q.shape[1]), one_for_each_query_head(v, q.shape[1]), False
-        width = v.shape[-1]
-        if not on_gpu:  # laid out otherwise, PyTorch would compute it stage by stage, with all scores in memory
-            q, k, v, mask = cpu_flash.laid_out(*same_width(q, k, v), mask)
-        if not on_gpu and takes(q, k, v, mask):
+        if (self.device or q.device.type) == "cuda":
+            band = band_on_gpu(problem)
+            mask = blind = None
+            if band is None:
+                mask, blind, _ = _mask(problem, normalizer.options.temperature, on_gpu=True)
+            context = cuda_attention.attend(q, k, v, scale, mask, band or Band())
+        else:
+            mask, blind, causal = _mask(problem, normalizer.options.temperature, on_gpu=False)
+            context = self._on_cpu(q, k, v, mask, scale, causal=causal)
+        return {"context": context if blind is None else context.masked_fill(blind, 0)}
+
+    def _on_cpu(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:
+        grouped, width = q.shape[1] != k.shape[1], v.shape[-1]
+        # laid out otherwise, PyTorch would compute it stage by stage, with all scores in memory
+        q, k, v, mask = cpu_flash.laid_out(*same_width(q, k, v), mask)
+        if takes(q, k, v, mask):
             context = attend_in_slices(q, k, v, mask, scale, causal=causal)
-        elif q.is_cuda:
-            with fastest(q, k, v, mask, causal=causal):
-                context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
         else:
             context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
-        if context.shape[-1] != width:
-            context = context[..., :width]
-        return {"context": context if blind is None else context.masked_fill(blind, 0)}
+        return context if context.shape[-1] == width else context[..., :width]
 
     def unsuitable(self, spec: AttentionSpec, dtype: torch.dtype, needs: Needs) -> Iterator[str]:
         """Yield what needs the weights, or another formula."""
@@ -100,6 +101,8 @@ class Fused(Kernel):
                 f"the fused kernel normalizes {_name(dtype)} inputs in {_name(runs_in)}, "
                 f"not in {spec.normalizer.dtype} as the spec asks"
             )
+        if needs.device == "cuda" and dtype == torch.float64:
+            yield "the fused kernel has no float64 on a GPU"
         if needs.dropout:
             yield "the fused kernel draws its own dropout, which cannot be told again"
         if needs.edits:
@@ -110,7 +113,9 @@ class Fused(Kernel):
             yield "gradients of the fused kernel cannot be differentiated again"
 
     def executed(self, sizes: Extent) -> Executed:
-        """Count every pair, but for a plainly causal mask only those up to the diagonal."""
+        """Count every pair, but for a plainly causal mask, and on a GPU for any band, only those allowed."""
+        if not sizes.threads and (band := band_of_sizes(sizes)) is not None:
+            return Executed(sizes.batch * band.pairs(sizes.queries, sizes.keys))
         if not sizes.plainly_causal:
             return super().executed(sizes)
         square = min(sizes.queries, sizes.keys)
@@ -118,7 +123,29 @@ class Fused(Kernel):
 
     def rehearsal(self, sizes: Extent) -> "Fused":
         """Return one whose call starts the operations of PyTorch's kernel on meta tensors."""
-        return Fused("cpu", called_on_cpu) if sizes.threads else Fused("cuda", called_on_gpu)
+        return Fused("cpu", called_on_cpu) if sizes.threads else Fused("cuda")
+
+
+def band_on_gpu(problem: Problem) -> Band | None:
+    """Return the band that the masks of a problem leave, if a GPU's kernel computes it without a mask in memory."""
+    told = problem.mask, problem.key_mask, problem.key_lengths, problem.sequence_masks
+    if any(x is not None for x in told) or (problem.offsets is not None and problem.spec.masks) or problem.added_keys:
+        return None
+    queries, width = problem.q.shape[2], max(problem.q.shape[3], problem.v.shape[3])
+    band = band_of(problem.spec.masks, queries, problem.keys, problem.past)
+    taken = band is not None and cuda_attention.takes(band, problem.q.dtype, width, queries, problem.keys)
+    return band if taken else None
+
+
+def band_of_sizes(sizes: Extent) -> Band | None:
+    """Return the same from the sizes of a problem."""
+    if sizes.mask_shape or sizes.padded or (sizes.batched_offsets and sizes.spec.masks) or sizes.added_keys:
+        return None
+    dtype = {2: torch.bfloat16, 4: torch.float32}.get(sizes.itemsize)
+    band = band_of(sizes.spec.masks, sizes.queries, sizes.keys, sizes.past)
+    width = max(sizes.head_dim, sizes.value_dim)
+    taken = band is not None and dtype and cuda_attention.takes(band, dtype, width, sizes.queries, sizes.keys)
+    return band if taken else None
 
 
 def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor | None, Tensor | None, bool]:
@@ -129,7 +156,7 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
     """
     if not (problem.spec.masks or problem.mask is not None or is_padded(problem)):
         return None, None, False
-    reach = _reach(problem)
+    reach = None if on_gpu and problem.offsets is not None else _reach(problem)  # reading them waits for the device
     if reach == 0 and not problem.added_keys and problem.mask is None and real_keys(problem) is None:
         return None, None, True
     if reach is not None and reach >= problem.keys - 1:  # nothing is hidden, as from the last query of a decode
@@ -157,8 +184,6 @@ def _reach(problem: Problem) -> int | None:
     reach = causal_offset(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
     if reach is None or problem.offsets is None:
         return None if reach is None else reach + problem.past
-    if problem.offsets.device.type != "cpu":
-        return None  # to read them would wait for everything queued on the device
     offsets = set(problem.offsets.flatten().tolist())
     return reach + offsets.pop() if len(offsets) == 1 else None
 

@@ -1,0 +1,93 @@
+"""PyTorch's kernels of attention on a GPU in a rehearsal: results without numbers, pairs, and workspace.
+
+Flash and the memory-efficient kernel take tensors ``[B, L, H, W]``, cuDNN's ``[B, H, L, W]``. Source: the schemas of
+these operations in PyTorch 2.13, and ``flash_attn/flash_api.cpp``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from attention_service.core.masks.bands import Band
+
+_TOP_LEFT = 1
+"""The mask of the memory-efficient kernel that begins at the first key; the next one ends at the last."""
+
+
+def _flash_band(queries: int, keys: int, causal: bool, options: Mapping[str, Any]) -> Band:
+    diagonal, left, right = keys - queries, options.get("window_size_left"), options.get("window_size_right")
+    high = diagonal if causal else None if right is None else diagonal + right
+    return Band(None if left is None else diagonal - left, high)
+
+
+def _efficient_band(queries: int, keys: int, kind: int, _: Mapping[str, Any]) -> Band:
+    return Band(high=None if not kind else 0 if kind == _TOP_LEFT else keys - queries)
+
+
+def _cudnn_band(queries: int, keys: int, causal: bool, _: Mapping[str, Any]) -> Band:
+    return Band(high=0 if causal else None)
+
+
+def _told(args: Sequence[Any], at: int) -> Any:
+    """An argument; False where it is left out, as the dispatcher does with the last ones that are so by default."""
+    return args[at] if len(args) > at else False
+
+
+class Called:
+    """One call of such a kernel, forward or backward."""
+
+    def __init__(self, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        band, self.back, at, length = KERNELS[name]
+        self.q, self.k, self.v = args[self.back : self.back + 3]
+        self.queries, keys = self.q.shape[length], self.k.shape[length]
+        self.heads = self.q.shape[3 - length]
+        self.length = length
+        each = band(self.queries, keys, _told(args, at), options).pairs(self.queries, keys)
+        self.pairs = self.q.shape[0] * self.heads * each
+        """Pairs whose weights it computes."""
+
+    @property
+    def products(self) -> int:
+        """FLOPs of its products; backward the scores again, and two products for each of the forward pass."""
+        of_q, of_v = self.q.shape[3], self.v.shape[3]
+        return int(2 * self.pairs * (3 * of_q + 2 * of_v if self.back else of_q + of_v))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Upper bound on what it takes beside inputs and results: backward, flash sums ∂q in float32, ∂k by head."""
+        if not self.back:
+            return 0
+        rows, width = -(-self.queries // 128) * 128, -(-self.q.shape[3] // 32) * 32
+        summed = 4 * self.q.shape[0] * self.heads * rows * (width + 1)
+        grouped = self.heads // self.k.shape[3 - self.length] > 1
+        return int(summed + grouped * 2 * self.k.nbytes * self.heads // self.k.shape[3 - self.length])
+
+
+_Bands = Callable[[int, int, Any, Mapping[str, Any]], Band]
+KERNELS: Final[dict[str, tuple[_Bands, int, int, int]]] = {
+    "_flash_attention_forward": (_flash_band, 0, 8, 1),
+    "_flash_attention_backward": (_flash_band, 1, 11, 1),
+    "_efficient_attention_forward": (_efficient_band, 0, 9, 1),
+    "_efficient_attention_backward": (_efficient_band, 1, 14, 1),
+    "_scaled_dot_product_cudnn_attention": (_cudnn_band, 0, 6, 2),
+}
+"""The band of each; the place of q, and of what tells the mask, among the arguments; and the dimension of lengths."""
+
+
+def results(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the results of a call over meta tensors."""
+    if name.endswith("backward"):
+        made = tuple(torch.empty_like(x) for x in args[1:4])
+        if "flash" in name:
+            return made
+        return (*made, args[0].new_empty(0) if args[4] is None else torch.empty_like(args[4]))
+    q, k, v = args[:3]
+    nothing, length = q.new_empty(0), KERNELS[name][3]
+    sums = q.new_empty(q.shape[0], q.shape[3 - length], q.shape[length], dtype=torch.float32)
+    if name == "_efficient_attention_forward":
+        sums = sums if _told(args, 10) else nothing
+        return q.new_empty(*q.shape[:3], v.shape[3]), sums, nothing, nothing, q.shape[1], k.shape[1]
+    if name == "_flash_attention_forward":
+        return torch.empty_like(q), sums, nothing, nothing, nothing
+    return torch.empty_like(q), nothing, nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing

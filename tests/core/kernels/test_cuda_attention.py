@@ -187,7 +187,7 @@ def test_lengths_are_padded_to_few():
     assert all(length <= cuda_attention.padded(length) <= 1.125 * length for length in range(1024, 2**15))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "masks", [[], [Causal()], [Causal(align="bottom_right")], [Causal(), SlidingWindow(left=30)]], ids=str
 )

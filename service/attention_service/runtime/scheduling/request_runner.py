@@ -37,7 +37,7 @@ class RequestRunner:
         files: ThreadPoolExecutor,
         host: Budget,
     ) -> None:
-        """``files``: the threads for work on the store. ``host``: the budget of the host's memory; on a CPU the same."""
+        """``files``: threads for work on the store. ``host``: the budget of the host's memory; on a CPU the same."""
         self.device = executor.device
         self.budget = budget
         self.host = host

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.docs.snippets import ROOT
 
-FOLDERS = ("client", "service", "examples", "benchmarks")
+FOLDERS = ("client", "service", "examples", "benchmarks", "training")
 FORBIDDEN = frozenset(["What", "Whether", "How", "As", "Where", "Of", "By", "That", "Those", "Who", "Which", "So"])
 """Words that begin a question or a clause without a subject."""
 SHARED = {

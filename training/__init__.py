@@ -1,0 +1,1 @@
+"""The training of the small model that ships with the service."""

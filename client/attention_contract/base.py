@@ -1,7 +1,7 @@
 """The base of everything on the wire."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Optional, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Optional, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -67,9 +67,13 @@ class WireModel(BaseModel):
 def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:
     """Make a model of values that are known to be valid, which takes a fifth of the time.
 
-    ``values``: by field; the others have their defaults, which nobody changes.
+    ``values``: by field, those of a nested model as a dictionary; the others have their defaults, which nobody changes.
     """
-    return assembled(model, _defaults(model) | values, set(values))
+    made = _defaults(model) | values
+    for name, nested in _nested(model):
+        if isinstance(value := made[name], dict):
+            made[name] = valid(nested, value)
+    return assembled(model, made, set(values))
 
 
 def assembled(model: type[ModelT], values: dict[str, Any], stated: set[str]) -> ModelT:
@@ -81,6 +85,17 @@ def assembled(model: type[ModelT], values: dict[str, Any], stated: set[str]) -> 
     put(made, "__pydantic_extra__", None)
     put(made, "__pydantic_private__", None)
     return made
+
+
+@cache
+def _nested(model: type[BaseModel]) -> tuple[tuple[str, type[BaseModel]], ...]:
+    """The fields of a model that hold another one, as they are or if they are there."""
+    kinds = [
+        (name, kind)
+        for name, field in model.model_fields.items()
+        for kind in get_args(field.annotation) or (field.annotation,)
+    ]
+    return tuple((name, kind) for name, kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
 @cache

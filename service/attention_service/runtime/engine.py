@@ -201,7 +201,7 @@ class Engine:
         """Statistics of the weights of each head, top keys, and the weights themselves."""
         job = await self.runner.planned(inspection.prepare, self._target(name, request), request)
         fields, ran = await self.executor.run(job, deadline)
-        return WeightsReply(**fields, ran=ran)
+        return valid(WeightsReply, fields | {"ran": ran})
 
     async def attribution(
         self, name: str | None, request: AttributionRequest, deadline: float | None = None

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_contract.base import valid
-from attention_contract.schemas.attention import ApproximationError, ForwardRequest, Taps, TapsRequest
+from attention_contract.schemas.attention import ApproximationError, ForwardRequest, TapsRequest
 from attention_service import cost
 from attention_service.core import multihead
 from attention_service.core.attention import attend
@@ -212,8 +211,6 @@ class Forward:
         fields = on_host(results)
         if (error := fields.get("error")) is not None:
             fields["error"] = ApproximationError(**{name: None if x is None else float(x) for name, x in error.items()})
-        if (differences := fields.get("differences")) is not None:
-            fields["differences"] = valid(Taps, differences)
         return fields
 
 

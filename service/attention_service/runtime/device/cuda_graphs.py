@@ -1,8 +1,9 @@
-"""CUDA graphs: what is computed again and again for one module and shape is launched as a whole.
+"""CUDA graphs: a pass that is computed again and again for one module and shape is launched as a whole.
 
-A small forward pass takes the host longer to launch, operation by operation, than the GPU to do. A graph is captured
-once a key (module, shapes, dtype, kernel) has come often enough, kept if it is then faster, and replayed on tensors
-that stay where they are. It goes when its module does: a replaced module's parameters are other tensors.
+A small forward pass takes the host longer to launch, operation by operation, than the GPU to do. Its graph is captured
+once its key (module, shape, kernel) has come often enough and the device has nothing else to do, kept if it is then
+faster, and replayed on tensors that stay where they are. It goes when its module does: a replaced module's parameters
+are other tensors. All graphs share one pool of memory, since one is replayed at a time.
 """
 
 import logging
@@ -29,118 +30,201 @@ Capture = Callable[[Run, Tensors], Replay]
 OFTEN = 8
 """A key is captured when it has come so often."""
 MOST = 64
-"""Maximum number of graphs; the least recently used are dropped."""
+"""Maximum number of graphs."""
+IDLE = 10_000
+"""A graph gives its place to another if so many passes of any key went by since it was replayed."""
 ROOM = 2**28
 """Bytes that all of them may hold, by the estimates of what they compute."""
 _KEYS = 4096
+_AHEAD = 8
+"""Keys that wait for their capture, at most."""
 _RUNS = 5
 
 
-@dataclass(frozen=True)
-class _Kept:
+class Recipe:
+    """The means to capture a pass. It keeps no module and no request alive."""
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Make input tensors on the device, with any numbers."""
+        raise NotImplementedError
+
+    def run(self, module: Module, tensors: Tensors) -> tuple[Tensor, ...]:
+        """Compute the pass, without a host synchronization."""
+        raise NotImplementedError
+
+    def need(self, module: Module) -> int:
+        """The bytes that the pass holds at its peak, by its plan."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Graph:
+    """One captured pass."""
+
     inputs: dict[str, Tensor]
-    replay: Replay
-    module: Any
-    """A weak reference: a graph keeps no module alive."""
+    _replay: Replay
     need: int
+    used: int = 0
+    """The number of the pass that replayed it last."""
+
+    def replay(self, tensors: Tensors) -> tuple[Tensor, ...]:
+        """The results for these tensors, which have the shapes of ``inputs``. The next replay overwrites them."""
+        for name, x in tensors.items():
+            self.inputs[name].copy_(x, non_blocking=True)
+        return self._replay()
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    key: Hashable
+    module: "ref[Module]"
+    recipe: Recipe
 
 
 class Graphs:
-    """The graphs of one device. Used from the device's thread only."""
+    """The graphs of one device. Used from the thread of its short work only."""
 
     def __init__(self, capture: Capture | None = None, room: int = ROOM) -> None:
         """``room``: the bytes that all may hold; 0 for no graphs."""
-        self._capture = capture or captured
-        self._room = room
+        self._capture = capture or Captures()
+        self.room = room
         self.bytes = 0
         """The estimated bytes that all graphs hold."""
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self.captures = 0
+        """Captures that were made since the start, those that were not kept too."""
+        self.replays = 0
+        self._passes = 0
+        self._kept: dict[Hashable, tuple[Any, Graph]] = {}
+        """Graphs with weak references to their modules: a graph keeps no module alive."""
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._refused: OrderedDict[Hashable, None] = OrderedDict()
+        self._wanted: dict[Hashable, _Wanted] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def run(self, module: Module, key: Hashable, need: int, run: Run, tensors: Tensors) -> tuple[Tensor, ...]:
-        """The result of ``run`` on these tensors, by its graph if there is one. The next call overwrites it.
+    @property
+    def are_wanted(self) -> bool:
+        """True if a pass waits for its capture."""
+        return bool(self._wanted)
 
-        key: what tells passes of a module apart beside the tensors' shapes; need: the bytes that one holds at its peak.
+    def find(self, module: Module, key: Hashable, recipe: Callable[[], Recipe]) -> Graph | None:
+        """The graph of a pass; None if there is none. A key that comes often is captured by ``capture_next``.
+
+        key: the shape and whatever else tells passes of a module apart.
         """
-        whole = (id(module), key, tuple((name, tuple(x.shape), x.dtype) for name, x in tensors.items()))
-        kept = self._kept.get(whole)
-        if kept is not None and kept.module() is not module:  # another one at the same address
-            self._forget(whole)
-            kept = None
-        if kept is None and self._due(whole, need):
-            kept = self._made(whole, module, need, run, tensors)
-        if kept is None:
-            return run(tensors)
-        self._kept.move_to_end(whole)
-        _put(kept.inputs, tensors)
-        return kept.replay()
+        whole = id(module), key
+        self._passes += 1
+        owner, graph = self._kept.get(whole, (None, None))
+        if graph is not None and owner is not None and owner() is module:  # not another one at the same address
+            graph.used = self._passes
+            self.replays += 1
+            return graph
+        if self._is_due(whole) and len(self._wanted) < _AHEAD:
+            self._wanted[whole] = _Wanted(whole, ref(module), recipe())
+        return None
 
-    def _due(self, key: Hashable, need: int) -> bool:
-        """True if the key came often enough, has room, and no capture of it failed."""
-        if need > self._room or key in self._refused:
+    def _is_due(self, key: Hashable) -> bool:
+        """True if the key came often enough, and no capture of it failed."""
+        if not self.room or key in self._refused or key in self._wanted:
             return False
         self._seen[key] = self._seen.pop(key, 0) + 1
         if len(self._seen) > _KEYS:
             self._seen.popitem(last=False)
         return self._seen[key] >= OFTEN
 
-    def _made(self, key: Hashable, module: Module, need: int, run: Run, tensors: Tensors) -> _Kept | None:
-        """A graph that is faster than the pass it stands for; None where there can't be one, which is remembered."""
-        self._seen.pop(key, None)
-        while self._kept and (len(self._kept) >= MOST or self.bytes + need > self._room):
-            self._forget(next(iter(self._kept)))
-        inputs = {name: x.clone() for name, x in tensors.items()}
+    def capture_next(self, spare: int) -> None:
+        """Capture a pass that is wanted, if it needs at most ``spare`` bytes; for a moment without other work."""
+        if not self._wanted:
+            return
+        wanted = self._wanted.pop(next(iter(self._wanted)))
+        self._seen.pop(wanted.key, None)
+        module = wanted.module()
+        if module is None:
+            return
+        need = wanted.recipe.need(module)
+        if need > self.room:
+            self._refuse(wanted.key)
+        elif need <= spare and self._makes_room(need):
+            self._make(wanted, module, need)
+
+    def _makes_room(self, need: int) -> bool:
+        """Drop graphs that are no longer used until there is a place and room for another. False if all are used."""
+        while self._kept and (len(self._kept) >= MOST or self.bytes + need > self.room):
+            oldest = min(list(self._kept.items()), key=lambda each: each[1][1].used)
+            if self._passes - oldest[1][1].used < IDLE:
+                return False
+            self._forget(oldest[0])
+        return True
+
+    def _make(self, wanted: _Wanted, module: Module, need: int) -> None:
+        """Keep a graph if it is faster than the pass it stands for; remember the key where there is none."""
+        run = partial(wanted.recipe.run, module)
+        self.captures += 1
         try:
+            inputs = wanted.recipe.inputs()
             replay = self._capture(run, inputs)
             faster = _seconds(replay) < _seconds(partial(run, inputs))
         except RuntimeError as fault:  # something in it waits for the device, or copies from the host
             log.info("a pass could not be captured: %s", fault)
             faster = False
         if not faster:
-            self._refused[key] = None
-            if len(self._refused) > _KEYS:
-                self._refused.popitem(last=False)
-            return None
-        kept = _Kept(inputs, replay, ref(module, lambda _: self._forget(key)), need)
-        self._kept[key] = kept
+            self._refuse(wanted.key)
+            return
+        key = wanted.key
+        self._kept[key] = ref(module, lambda _: self._forget(key)), Graph(inputs, replay, need, self._passes)
         self._count()
-        return kept
+
+    def _refuse(self, key: Hashable) -> None:
+        self._refused[key] = None
+        if len(self._refused) > _KEYS:
+            self._refused.popitem(last=False)
 
     def _forget(self, key: Hashable) -> None:
         self._kept.pop(key, None)
         self._count()
 
     def _count(self) -> None:
-        self.bytes = sum(kept.need for kept in list(self._kept.values()))  # a module may go meanwhile, on any thread
+        self.bytes = sum(graph.need for _, graph in list(self._kept.values()))  # a module may go on any thread
 
 
-def captured(run: Run, inputs: Tensors) -> Replay:
-    """The pass as a graph of the current device. Raises RuntimeError where it can't be captured."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # libraries set themselves up, and what is timed once is timed
-        for _ in range(3):
-            run(inputs)
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may ask the device for memory meanwhile, as for a module that is being made.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        outputs = run(inputs)
+class Captures:
+    """Captures passes of the current device: on one stream, into one pool of memory."""
 
-    def replay() -> tuple[Tensor, ...]:
-        graph.replay()
-        return outputs
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._pool: Any = None
 
-    return replay
+    def __call__(self, run: Run, inputs: Tensors) -> Replay:
+        """The pass as a graph. Raises RuntimeError where it can't be captured; the current stream is then as before.
 
+        ``torch.cuda.graph`` would wait for the whole device, and give back the memory that is kept for other passes.
+        """
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.set_stream(self._stream)
+            for _ in range(3):  # libraries set themselves up
+                run(inputs)
+            self._stream.synchronize()
+            # Other threads may ask the device for memory meanwhile, as for a module that is being made.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = run(inputs)
+            finally:
+                graph.capture_end()
+        finally:
+            torch.cuda.set_stream(here)
+            here.wait_stream(self._stream)
 
-def _put(inputs: dict[str, Tensor], tensors: Tensors) -> None:
-    for name, x in tensors.items():
-        inputs[name].copy_(x, non_blocking=True)
+        def replay() -> tuple[Tensor, ...]:
+            graph.replay()
+            return outputs
+
+        return replay
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -80,13 +80,16 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, room:
     rehearsed = rehearsed_forward(request, selection)
     plan = plan_request(bound, question, device, room, rehearsed)
 
+    def need(bound: BoundRequest) -> int:
+        return plan_pass(bound, question._replace(kernel=plan.kernel), device, bound.batch, rehearsed).peak_bytes
+
     def operation(bound: BoundRequest) -> Operation:
-        if may_be_graphed and cuda_graph_forward.takes(bound, request, plan.kernel):
-            return cuda_graph_forward.Graphed(bound, plan.kernel, plan.peak_bytes, device)
-        return Forward(bound, request, selection, kernel)
+        by_graph = cuda_graph_forward.graphed(bound, plan.kernel, device, need) if may_be_graphed else None
+        return by_graph or Forward(bound, request, selection, kernel)
 
     kernel = KERNELS[plan.kernel].make() if plan.kernel in KERNELS else plan.kernel  # else a method that approximates
     may_be_graphed = device.is_cuda and is_short(plan)  # graphs belong to the thread of short work
+    may_be_graphed = may_be_graphed and cuda_graph_forward.takes(bound, request, plan.kernel)
     alone = request.edits or request.compare or request.report_error or returns_mask(request)
     watched = not (alone or is_compiled(plan.kernel))
     joining = None

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from attention_contract.errors import TooLong
+from attention_contract.errors import AttentionError, TooLong
 from attention_contract.schemas.attention import Ran
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
@@ -90,6 +90,7 @@ class Executor:
         self._turn: asyncio.Handle | None = None
         """The end of this turn, if a job came."""
         self._turn_began = 0.0
+        self._capturing: asyncio.Future[None] | None = None
         self._came = 0
         """Jobs that came in this turn."""
         self._groups: set[Hashable] = set()
@@ -325,6 +326,18 @@ class Executor:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
         for run in outcome.runs:
             self._observe(run)
+        graphs = self.device.graphs
+        if graphs.are_wanted and not (self._turn or self._short.running or self._short.waiting.size):
+            self._capturing = asyncio.ensure_future(self._capture())
+
+    async def _capture(self) -> None:
+        """Capture a pass as a CUDA graph while nobody waits for the device."""
+        try:
+            await self._call(lambda: self.device.graphs.capture_next(self._budget.unclaimed), self._short)
+        except AttentionError:  # the server stops, or the device is broken
+            return
+        except Exception:  # passes run without it
+            log.exception("a pass could not be captured")
 
     def _observe(self, run: PassRun) -> None:
         """Report a run. Beside long work a short run takes longer, which says nothing of its own time."""

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from attention_contract.errors import Cancelled
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import Answered
+from attention_service.api.observation.device_metrics import DeviceMetrics
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.models.resident_model import ModelEvent
 from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
@@ -145,6 +146,7 @@ class Metrics:
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self.registry).set_function(read)
         self.registry.register(_Counted(engine))
+        self.registry.register(DeviceMetrics(engine.device))
         engine.predictions.accuracy.watchers.append(self._predicted)
         self.settle.append(engine.predictions.settle)
 

@@ -130,6 +130,14 @@ class Device:
         before = self._allocated("current")
         return lambda: self._allocated("peak") - before
 
+    def allocated_bytes(self) -> int:
+        """Bytes of a GPU that tensors of this process take."""
+        return self._allocated("current") if self.is_cuda else 0
+
+    def reserved_bytes(self) -> int:
+        """Bytes of a GPU that PyTorch holds for this process, those of tensors among them."""
+        return torch.cuda.memory_reserved(self.torch) if self.is_cuda else 0
+
     def _allocated(self, which: str) -> int:
         """Bytes that PyTorch's allocator gave out. ``torch.cuda.memory_allocated`` sorts all its counts first."""
         return int(torch.cuda.memory_stats_as_nested_dict(self.torch)["allocated_bytes"]["all"][which])

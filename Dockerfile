@@ -56,6 +56,14 @@ ENTRYPOINT ["attention"]
 CMD ["serve"]
 
 FROM runtime AS cuda
+# A GPU is asked for by name, so that a missing driver is an error and no silent CPU. The container toolkit reads NVIDIA_*:
+# it starts nothing on a driver that is older than the build of torch needs. Segments that grow keep memory in one piece.
+ARG NVIDIA_REQUIRE_CUDA=cuda>=13.0
+ENV ATTENTION_DEVICE=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA=${NVIDIA_REQUIRE_CUDA} \
+    PYTORCH_ALLOC_CONF=expandable_segments:True
 COPY --from=packages-cuda /opt/attention /opt/attention
 COPY --from=project /opt/project /opt/attention
 

@@ -23,7 +23,7 @@ endif
 ARGS ?=
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo docs bench bench-peers schemathesis fuzz soak chaos constraints clean
+.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers schemathesis fuzz soak chaos constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -63,6 +63,9 @@ docs: $(VENV)/.docs ## Build the documents as a site in site/, with the API refe
 
 bench: $(VENV)/.dev ## Measure quickly, each thing beside its baseline (ARGS=--full: at length, into benchmarks/results)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+gpu-hour: $(VENV)/.dev ## Test and measure a GPU: tests, claims, benchmarks, vendor's tools (ARGS=--print shows the steps)
+	$(BIN)/python -m benchmarks.gpu_hour $(ARGS)
 
 bench-peers: $(VENV)/.dev ## Install other servers, each apart, and measure them beside this one, into benchmarks/results
 	$(BIN)/python -m benchmarks.serving --peers --output benchmarks/results/peers.md $(ARGS)

@@ -79,7 +79,7 @@ def kernels(device: Device, lengths: Sequence[int], rounds: int) -> Iterator[str
         problem = Problem(q, k, v, CAUSAL)
         runs: dict[str, Run] = {"ours": lambda problem=problem: attend(problem, kernel="fused")}
         for backend in FUSED if device.is_cuda else ():
-            runs[backend.name] = _by(backend, q, k, v)
+            runs[backend.name] = by_backend(backend, q, k, v)
         if not device.is_cuda:
             runs["default"] = lambda q=q, k=k, v=v: sdpa(q, k, v, is_causal=True)
         times = interleaved(runs, device, rounds)
@@ -179,7 +179,7 @@ def _milliseconds(run: Run, device: Device) -> float:
     return float(first.elapsed_time(last))
 
 
-def _by(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
+def by_backend(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
     def run() -> object:
         with sdpa_kernel(backend), torch.inference_mode():
             return sdpa(q, k, v, is_causal=True)

@@ -66,7 +66,7 @@ class DeviceMetrics(Collector):
         yield from self._told_by_driver()
 
     def _told_by_driver(self) -> Iterator[Metric]:
-        """What NVML tells; nothing without it, on a CPU, or of a GPU that is lost."""
+        """The numbers of NVML; none without it, on a CPU, or of a GPU that is lost."""
         if not self._device.is_cuda or self._device.lost is not None:
             return
         # Without the package ModuleNotFoundError; NVML's own errors are RuntimeErrors, or those of the package.

@@ -28,6 +28,8 @@ _PROCESSORS = Path("/proc/cpuinfo")
 BUDGET_SHARE = 0.8
 """The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
 
+LEAST_CAPABILITY = 7, 5
+"""The compute capability from which on PyTorch's build for CUDA 13 has code: Turing."""
 _ON_A_CPU = {"reached": 0.45, "function_flops": 150.0, "overlaps": False, "starts": 1.0, "operation": 0.1}
 """Ratios by which counted work becomes time on a CPU, fitted to 1,400 runs of 600 random requests. Starts and
 operations are those of warm caches; with cold ones they are 6 and 1/4."""
@@ -232,7 +234,7 @@ def forget_frames(fault: BaseException | None) -> None:
 def resolve(wanted: str) -> torch.device:
     """The torch device that a setting names. Raises ValueError where there is none."""
     if wanted == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        wanted = "cuda" if torch.cuda.is_available() and torch.version.hip is None else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError:
@@ -242,9 +244,29 @@ def resolve(wanted: str) -> torch.device:
     if device.type != "cuda":
         raise ValueError(f"device {wanted!r} is not supported; expected auto, cpu, cuda or cuda:N")
     index = device.index or 0
+    if torch.version.hip is not None:
+        raise ValueError(f"device {wanted!r} is not supported by this build of torch; only GPUs of NVIDIA are")
     if index >= torch.cuda.device_count():
-        raise ValueError(f"device {wanted!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+        raise ValueError(f"device {wanted!r} is not there; {_why_not()}")
+    if (found := torch.cuda.get_device_capability(index)) < LEAST_CAPABILITY:
+        raise ValueError(
+            f"device {wanted!r} has compute capability {found[0]}.{found[1]}; at least "
+            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} (Turing) is needed"
+        )
     return torch.device("cuda", index)
+
+
+def _why_not() -> str:
+    """Return the reason for which there are too few GPUs."""
+    if torch.version.cuda is None:
+        return "this build of torch is for CPUs; deploy/README.md says which others there are"
+    count = torch.cuda.device_count()
+    if count:
+        return f"this machine has {count} CUDA devices"
+    return (
+        f"PyTorch finds no GPU. Its build for CUDA {torch.version.cuda} needs an NVIDIA driver that knows this version "
+        "(580 for CUDA 13), and in a container the NVIDIA container toolkit"
+    )
 
 
 def keep_freed_memory() -> None:

@@ -66,6 +66,8 @@ class LayerQuestion:
     """``[B, Lq]``, True for a real query; None if all are."""
     traced: Sequence[str] = ()
     """The taps to keep with their gradients' graph."""
+    put: Mapping[str, Tensor] = field(default_factory=dict)
+    """What to put in the place of whole taps, after the edits."""
 
 
 NOTHING: Final = LayerQuestion()
@@ -80,6 +82,8 @@ class AttentionPass:
         """The names of the kernels that computed the outputs, in their order."""
         self.traced: dict[LayerKey, dict[str, Tensor]] = {}
         """The taps of ``LayerQuestion.traced`` by layer, on the device."""
+        self.problems: dict[LayerKey, Problem] = {}
+        """The attentions of those layers."""
         self._found: dict[LayerKey, Fields] = {}
         self._waiting: dict[Hashable, list[_Inspected]] = {}
 
@@ -276,7 +280,7 @@ class LayerAttention:
         self, layer: LayerKey, raw: RawAttentionInputs, question: LayerQuestion, asked: AttentionPass | None
     ) -> Tensor:
         """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
-        edits = self._edits(raw, question) if question.edits else ()
+        edits = self._edits(raw, question) if question.edits or question.put else ()
         name, kernel = self.kernel(raw, edits=bool(edits))
         problem = problem_of(raw)
         if asked is None:
@@ -284,6 +288,7 @@ class LayerAttention:
         asked.kernels[name] = None
         asked.saw(layer, raw)
         if question.traced:
+            asked.problems[layer] = problem
             return _traced(problem, question, edits, kernel, asked.traced.setdefault(layer, {}))
         if question.whole:
             found = attend(problem, question.whole, _EVERYTHING, edits, kernel)
@@ -300,7 +305,8 @@ class LayerAttention:
     def _edits(self, raw: RawAttentionInputs, question: LayerQuestion) -> Sequence[BoundEdit]:
         """The edits on the device. ``output`` is edited behind the attention's projection (``layer_states``)."""
         inner = [edit for edit in question.edits if edit.tap != "output"]
-        return compute.bind_edits(inner, raw.query.device, raw.query.dtype)
+        put = [BoundEdit(tap, value=value) for tap, value in question.put.items()]
+        return [*compute.bind_edits(inner, raw.query.device, raw.query.dtype), *put]
 
     def kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:
         """The kernel that computes the output: the fastest by a roofline that needs little enough memory."""
@@ -327,7 +333,9 @@ def _traced(
     problem: Problem, question: LayerQuestion, edits: Sequence[BoundEdit], kernel: Kernel, found: dict[str, Tensor]
 ) -> Tensor:
     """The context, on the graph of its inputs and of the taps that are kept."""
-    q, k, v = problem.q.view_as(problem.q), problem.k.view_as(problem.k), problem.v.view_as(problem.v)
+    q, k, v = (
+        x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)
+    )
     problem = replace(problem, q=q, k=k, v=v)
     if edits or not set(question.traced) <= {"q", "k", "v", "context"}:
         taps = trace(problem, edits)

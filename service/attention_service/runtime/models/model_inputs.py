@@ -99,7 +99,8 @@ class InputReader:
         """The names of the model's arguments."""
         self.max_length = _max_length(model)
         table: Any = model.get_input_embeddings()
-        self._vocabulary = int(table.num_embeddings)
+        self.vocabulary = int(table.num_embeddings)
+        """The number of token ids that the model knows."""
         self._device = model.device
         self._pads_left = bool(model.can_generate()) and not self.pairs
         pad = getattr(config.get_text_config(), "pad_token_id", None)
@@ -243,11 +244,11 @@ class InputReader:
                 f"{param}: {len(ids)} tokens; the model has positions for {self.max_length}",
                 param=param, limit=self.max_length,
             )  # fmt: skip
-        if (largest := max(ids)) >= self._vocabulary:
+        if (largest := max(ids)) >= self.vocabulary:
             raise InvalidRequest(
-                f"{param}: token {largest} is out of range; the vocabulary has {self._vocabulary} tokens, numbered "
+                f"{param}: token {largest} is out of range; the vocabulary has {self.vocabulary} tokens, numbered "
                 "from 0",
-                param=param, limit=self._vocabulary,
+                param=param, limit=self.vocabulary,
             )  # fmt: skip
 
 

@@ -13,11 +13,13 @@ from attention_contract.base import WireModel
 from attention_contract.schemas.models import (
     ModelComplexityRequest,
     ModelForwardRequest,
+    ModelGradientsRequest,
     ModelWeightsRequest,
 )
 from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
+from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.worker import Answer, Emit, Work, serve
 
 RequestT = TypeVar("RequestT", bound=WireModel)
@@ -53,6 +55,11 @@ class ServedModel:
     def _weights(self, body: memoryview, *_: object) -> Work:
         return self._asking(_read(ModelWeightsRequest, body), self.loaded.weights)
 
+    def _gradients(self, body: memoryview, *_: object) -> Work:
+        request = _read(ModelGradientsRequest, body)
+        gradients = ModelGradients(self.loaded, request)
+        return Work(self.costs.needed_bytes(gradients.asked, request), lambda: Answer(gradients.reply()))
+
     def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
         return Work(0, lambda: Answer(self.costs.report(request, room)))
@@ -76,6 +83,7 @@ def _read(kind: type[RequestT], body: memoryview) -> RequestT:
 _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work]]] = {
     "forward": ServedModel._forward,
     "weights": ServedModel._weights,
+    "gradients": ServedModel._gradients,
     "complexity": ServedModel._complexity,
 }
 """The preparation of each operation."""

@@ -65,6 +65,7 @@ class Memory:
     keys: Tensor
     """``[Hkv, slots, D]``"""
     values: Tensor
+    paged: bool = False
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor) -> "Memory":

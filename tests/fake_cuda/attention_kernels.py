@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.core.kv_cache.paged_flash import refused_with_pages
+
 HALF = (torch.float16, torch.bfloat16)
 TOP_LEFT, BOTTOM_RIGHT = 1, 2
 
@@ -32,7 +34,10 @@ def _refused_by_all(q: Tensor, k: Tensor, v: Tensor, lengths: int) -> Iterator[s
 
 
 def refused_by_flash(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Iterator[str]:
-    """What the flash kernel refuses of tensors ``[B, L, H, W]``."""
+    """What the flash kernel refuses of tensors ``[B, L, H, W]``, or with a block table."""
+    if options.get("block_table") is not None:
+        yield from refused_with_pages(q, k, v, *args, **options)
+        return
     yield from _refused_by_all(q, k, v, 1)
     causal, left, right = args[5], options.get("window_size_left"), options.get("window_size_right")
     if q.dtype not in HALF:

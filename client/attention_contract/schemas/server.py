@@ -121,6 +121,11 @@ class ServerInfo(WireModel):
     limits: Limits
     memory: Memory
     modules: int
+    session_kernel: Literal["paged", "products"] = "products"
+    """The computation of steps of sessions in half types on a GPU: PyTorch's kernel for block tables, or products.
+
+    A trial at the start decides.
+    """
 
 
 class Variant(WireModel):

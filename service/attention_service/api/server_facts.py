@@ -69,6 +69,7 @@ async def server_info(call: Call, _: None) -> ServerInfo:
             free_bytes=engine.budget.available,
         ),
         modules=len(engine.library.list()),
+        session_kernel=engine.sessions.kernel,
     )
 
 

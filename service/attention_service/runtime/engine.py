@@ -139,6 +139,7 @@ class Engine:
             await self.runner.in_thread(self.predictions.load)
             await self.executor.warm_up(partial(warm_up, self.device))
             await self.executor.measure()
+            await self.sessions.choose_kernel()
             await self.runner.in_thread(give_back_freed_memory)
         except Exception as fault:
             self.runner.failure = type(fault).__name__

@@ -47,6 +47,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, to
 class Pages:
     """Slots of a cache and the sequences written into them, by heads."""
 
+    paged = False
+
     def __init__(self, kv_heads=2, width=16, value_width=16, slots=2048, dtype=torch.float64, seed=0):
         self.rng = torch.Generator().manual_seed(seed)
         self.keys = torch.randn(kv_heads, slots, width, generator=self.rng, dtype=torch.float64).to(dtype)

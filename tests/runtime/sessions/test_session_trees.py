@@ -8,7 +8,7 @@ from tests.runtime.sessions.session_tree import EXACT, Tree, create, engine_of
 
 from attention_service.core.kv_cache import slab
 from attention_service.core.registry import variants
-from attention_service.runtime.sessions import block_table, pages, shared_prefixes
+from attention_service.runtime.sessions import pages
 
 CAUSAL = {"masks": [{"name": "causal"}]}
 SCORES = [
@@ -54,8 +54,7 @@ TYPICAL = [
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of a few tokens, and slabs of a few pages, so that short walks cross many."""
-    for module in (slab, block_table, shared_prefixes):
-        monkeypatch.setattr(module, "PAGE_TOKENS", 4)
+    monkeypatch.setattr(slab, "PAGE_TOKENS", 4)
     monkeypatch.setattr(pages, "SLAB_BYTES", 2**16)
 
 

@@ -6,7 +6,6 @@ Sequences that begin with the same memory, as forks of one prefix do, are rows o
 Sources: Kwon et al. 2023, section 4 (pages); Juravsky et al. 2024, section 3 (shared prefixes).
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Dot, Exact, ScaledDot, Softmax
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.kv_cache.cuda_pages import attend_by_pages, paged_takes
+from attention_service.core.kv_cache.cuda_pages import Table, attend_by_pages, table_of
 from attention_service.core.kv_cache.runs import Run, Slots, after, cut, first_of, merged
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.masks.bands import Band
@@ -24,8 +23,8 @@ from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Heads, Position
 from attention_service.core.scores import SCORES, Product
+from attention_service.core.tensors import to_device
 
-_LOG = logging.getLogger(__name__)
 MOST_SCORES = 2**21
 """Scores of one sequence in memory at a time, for all heads together: 8 MiB."""
 MOST_SHARED_SCORES = 2**24
@@ -66,36 +65,46 @@ def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learn
     ValueError for a spec that it refuses.
     """
     rules = _rules(spec, q, learned)
-    context = _by_pages(q, pasts, rules)
-    if context is None:
-        kv_heads, wide = pasts[0][0].slab.keys.shape[0], torch.promote_types(q.dtype, torch.float32)
-        scaled = (q.to(wide) * rules.scale).reshape(len(pasts), kv_heads, -1, *q.shape[2:]).unbind()
-        found: dict[int, Tensor] = {}
-        for members in _by_memory(pasts):
-            if len(members) == 1:
-                found[members[0]] = _alone(scaled[members[0]], pasts[members[0]], rules)
-                continue
-            scores = q.shape[1] * q.shape[2] * sum([run.tokens for i in members for run in pasts[i]])
-            if rules.band.low is not None or scores > MOST_SHARED_SCORES:
-                for i in members:
-                    found[i] = _alone(scaled[i], pasts[i], rules)
-            else:
-                contexts = _together([scaled[i] for i in members], [pasts[i] for i in members], rules)
-                found.update(zip(members, contexts, strict=True))
-        context = torch.stack([*map(found.__getitem__, range(len(pasts)))]).view(*q.shape[:3], -1)
+    if not pasts[0][0].slab.paged or not rules.paged:
+        return _by_products(q, pasts, rules)
+    tables = [table_of(q, runs) for runs in pasts]
+    if None not in tables:
+        return _by_pages(q, [table for table in tables if table is not None], rules)
+    taken, others = ([i for i, table in enumerate(tables) if (table is None) == out] for out in (False, True))
+    if not taken:
+        return _by_products(q, pasts, rules)
+    by_pages, by_products = (to_device(torch.tensor(each), q.device) for each in (taken, others))
+    contexts = (
+        _by_pages(q.index_select(0, by_pages), [table for table in tables if table is not None], rules),
+        _by_products(q.index_select(0, by_products), [pasts[i] for i in others], rules),
+    )
+    return torch.cat(contexts).index_select(0, torch.cat([by_pages, by_products]).argsort())
+
+
+def _by_pages(q: Tensor, tables: Sequence[Table], rules: "_Rules") -> Tensor:
+    """Return the contexts by PyTorch's kernel for block tables."""
+    low = rules.band.low
+    return attend_by_pages(q, tables, rules.scale / rules.temperature, None if low is None else -low)
+
+
+def _by_products(q: Tensor, pasts: Sequence[Runs], rules: "_Rules") -> Tensor:
+    """Return the contexts by products of matrices."""
+    kv_heads, wide = pasts[0][0].slab.keys.shape[0], torch.promote_types(q.dtype, torch.float32)
+    scaled = (q.to(wide) * rules.scale).reshape(len(pasts), kv_heads, -1, *q.shape[2:]).unbind()
+    found: dict[int, Tensor] = {}
+    for members in _by_memory(pasts):
+        if len(members) == 1:
+            found[members[0]] = _alone(scaled[members[0]], pasts[members[0]], rules)
+            continue
+        scores = q.shape[1] * q.shape[2] * sum([run.tokens for i in members for run in pasts[i]])
+        if rules.band.low is not None or scores > MOST_SHARED_SCORES:
+            for i in members:
+                found[i] = _alone(scaled[i], pasts[i], rules)
+        else:
+            contexts = _together([scaled[i] for i in members], [pasts[i] for i in members], rules)
+            found.update(zip(members, contexts, strict=True))
+    context = torch.stack([*map(found.__getitem__, range(len(pasts)))]).view(*q.shape[:3], -1)
     return context.to(q.dtype)
-
-
-def _by_pages(q: Tensor, pasts: Sequence[Runs], rules: "_Rules") -> Tensor | None:
-    """Return the contexts ``[S, H, Q, V]`` by the kernel for block tables; None where it does not apply."""
-    low, high = rules.band.low, rules.band.high
-    if not paged_takes(q, pasts[0][0]) or not rules.plain or rules.sinks is not None or high != 0:
-        return None
-    try:
-        return attend_by_pages(q, pasts, rules.scale / rules.temperature, None if low is None else -low)
-    except (RuntimeError, TypeError):  # no pages of this size on this device, or no block tables in this PyTorch
-        _LOG.debug("PyTorch's kernel for block tables refused a step", exc_info=True)
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,11 @@ class _Rules:
     def plain(self) -> bool:
         """True if scores are scaled products alone."""
         return self.softcap is None and not self.position.biased
+
+    @property
+    def paged(self) -> bool:
+        """True if PyTorch's kernel for block tables computes it: causal, with or without a window."""
+        return self.plain and self.sinks is None and self.band.high == 0
 
     def weights(self, scores: Tensor, places: range, first: int) -> Tensor:
         """Return the weights ``[Hkv, R, K]`` of scaled products from queries at ``places`` to keys from ``first`` on.

@@ -1,73 +1,122 @@
-"""Steps on a CUDA device: all sequences in one call of PyTorch's kernel for block tables.
+"""Steps on a CUDA device: FlashAttention-2 reads the pages of many sequences by a block table, in one call a slab.
 
-The kernel splits no sequence among thread blocks, so that a sequence gets the same bits whatever runs beside it.
+It is called as PyTorch's own operation: ``torch.nn.attention.varlen`` would load PyTorch's compiler and launch one more
+kernel. Sequences in one call are not split among thread blocks, so that each gets the same bits whatever runs beside
+it. A sequence alone is split, without which it would leave most of a GPU idle.
+
 Source: Kwon et al. 2023, section 4; Dao 2023 (FlashAttention-2).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attention_service.core.kv_cache.runs import Run, Slots
+from attention_service.core.kv_cache.slab import GPU_PAGE_TOKENS as PAGE
+from attention_service.core.tensors import to_device
 
-PAGE = 64
-"""Slots of a page. Runs begin at a page of their slab."""
+_HALF = (torch.float16, torch.bfloat16)
 _WIDEST = 256
+"""The widest head that it takes."""
 
 
-def paged_takes(q: Tensor, run: Run[Slots]) -> bool:
-    """Return True if the kernel takes these queries ``[..., D]`` and a cache such as this."""
-    width, values = q.shape[-1], run.slab.values
-    return q.is_cuda and q.dtype.itemsize == 2 and width % 8 == 0 and width <= _WIDEST and values.shape[2] == width
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The pages of one sequence, all in one slab."""
+
+    slab: Slots
+    pages: Sequence[int]
+    tokens: int
 
 
-def attend_by_pages(q: Tensor, pasts: Sequence[Sequence[Run[Slots]]], scale: float, left: int | None) -> Tensor | None:
-    """Attend causally from the last places of each sequence, ``[S, H, Q, D]``, to its runs; return ``[S, H, Q, D]``.
-
-    ``left``: keys before its own that a query sees; None for all. Returns None where the runs are no pages of one slab.
-    """
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - it imports PyTorch's compiler
-
-    slab = pasts[0][0].slab
-    keys, values = _pages_of(slab.keys), _pages_of(slab.values)
-    tables = [_table(runs, slab) for runs in pasts]
-    if keys is None or values is None or None in tables:
+def table_of(q: Tensor, runs: Sequence[Run[Slots]]) -> Table | None:
+    """Return the block table of a sequence with queries ``[..., D]``; None for one that the kernel does not take."""
+    slab, width, pages = runs[0].slab, q.shape[-1], list[int]()
+    widths = {width, slab.keys.shape[2], slab.values.shape[2]}
+    if not slab.paged or slab.keys.dtype not in _HALF or len(widths) > 1 or width % 8 or width > _WIDEST:
         return None
-    most = max(len(table or ()) for table in tables)
-    padded = [(table or []) + [0] * (most - len(table or [])) for table in tables]
-    sequences, _, count, _ = q.shape
-    lengths, device = [sum(run.tokens for run in runs) for runs in pasts], q.device
-    starts = _int32(range(0, (sequences + 1) * count, count), device)
-    context = varlen_attn(
-        q.transpose(1, 2).flatten(0, 1), keys, values,
-        starts, _int32([0, *accumulate(lengths)], device), count, max(lengths),
-        scale=scale, window_size=(-1 if left is None else left, 0), enable_gqa=True,
-        seqused_k=_int32(lengths, device), block_table=_int32(padded, device), num_splits=1,
-    )  # fmt: skip
-    if isinstance(context, tuple):
-        raise TypeError("the kernel returned what it was not asked for")
-    return context.view(sequences, count, *context.shape[1:]).transpose(1, 2)
-
-
-def _pages_of(slots: Tensor) -> Tensor | None:
-    """Return slots ``[Hkv, slots, D]`` as pages, ``[pages, PAGE, Hkv, D]``; None if its tokens are not side by side."""
-    by_token = slots.transpose(0, 1)
-    return by_token.view(-1, PAGE, *by_token.shape[1:]) if by_token.is_contiguous() else None
-
-
-def _table(runs: Sequence[Run[Slots]], slab: Slots) -> list[int] | None:
-    """Return the pages of a sequence in this slab; None if one of its runs lies elsewhere."""
-    found: list[int] = []
     for index, run in enumerate(runs):
         first, rest = divmod(run.start, PAGE)
         partly = run.tokens % PAGE and index + 1 < len(runs)
         if rest or partly or run.slab is not slab:
             return None
-        found += range(first, first - (-run.tokens // PAGE))
-    return found
+        pages += range(first, first - (-run.tokens // PAGE))
+    return Table(slab, pages, sum(run.tokens for run in runs))
 
 
-def _int32(x: Sequence[object], device: torch.device) -> Tensor:
-    return torch.tensor(x, dtype=torch.int32, device=device)
+def attend_by_pages(q: Tensor, tables: Sequence[Table], scale: float, left: int | None) -> Tensor:
+    """Attend causally from the last places of each sequence, ``[S, H, Q, D]``, to its pages; return ``[S, H, Q, D]``.
+
+    ``left``: keys before its own that a query sees; None for all.
+    """
+    by_slab: dict[Slots, list[int]] = {}
+    for index, table in enumerate(tables):
+        by_slab.setdefault(table.slab, []).append(index)
+    order = [index for members in by_slab.values() for index in members]
+    calls = [_Call.of(slab, [tables[index] for index in members], q.shape[2]) for slab, members in by_slab.items()]
+    numbers = [*(part for call in calls for part in call.numbers)]
+    if len(calls) > 1:
+        numbers += [np.array(order), np.argsort(order)]
+    host = torch.from_numpy(np.concatenate([part.ravel() for part in numbers]).astype(np.int32))
+    parts = to_device(host, q.device).split_with_sizes([part.size for part in numbers])
+    rows = q.transpose(1, 2)  # [S, Q, H, D]
+    if len(calls) == 1:
+        return calls[0].run(rows, parts, scale, left, splits=None if len(tables) == 1 else 1).transpose(1, 2)
+    sorted_rows = rows.index_select(0, parts[-2]).split_with_sizes([call.sequences for call in calls])
+    found = [
+        call.run(own, parts[4 * index : 4 * index + 4], scale, left, splits=1)
+        for index, (call, own) in enumerate(zip(calls, sorted_rows, strict=True))
+    ]
+    return torch.cat(found).index_select(0, parts[-1]).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the kernel: sequences of one slab."""
+
+    slab: Slots
+    queries: int
+    longest: int
+    numbers: tuple[np.ndarray, ...]
+    """Borders of the sequences among the queries and among the keys, their lengths, and the block table."""
+
+    @classmethod
+    def of(cls, slab: Slots, tables: Sequence[Table], queries: int) -> "_Call":
+        lengths = [table.tokens for table in tables]
+        block_table = np.zeros((len(tables), max(len(table.pages) for table in tables)), np.int32)
+        for row, table in zip(block_table, tables, strict=True):
+            row[: len(table.pages)] = table.pages
+        borders = np.arange(len(tables) + 1) * queries, np.array([0, *accumulate(lengths)])
+        return cls(slab, queries, max(lengths), (*borders, np.array(lengths), block_table))
+
+    @property
+    def sequences(self) -> int:
+        return len(self.numbers[3])
+
+    def run(
+        self, rows: Tensor, numbers: Sequence[Tensor], scale: float, left: int | None, splits: int | None
+    ) -> Tensor:
+        """Return the contexts ``[S, Q, H, D]`` of queries of that shape. ``splits`` None leaves it to the kernel."""
+        whole = left is None or left >= self.longest - 1
+        causal = whole and self.queries > 1
+        # Without a border on the right the kernel reads each key once for the heads of a group; one query needs none.
+        right = -1 if whole and self.queries == 1 else 0
+        by_query, by_key, lengths, block_table, *_ = numbers
+        context, *_ = torch.ops.aten._flash_attention_forward(
+            rows.flatten(0, 1), _pages_of(self.slab.keys), _pages_of(self.slab.values),
+            by_query, by_key, self.queries, self.longest, 0.0, causal, False,
+            scale=scale, window_size_left=-1 if whole else left, window_size_right=right,
+            seqused_k=lengths, block_table=block_table.view(self.sequences, -1), num_splits=splits,
+        )  # fmt: skip
+        found: Tensor = context.view(rows.shape)
+        return found
+
+
+def _pages_of(slots: Tensor) -> Tensor:
+    """Return slots ``[Hkv, slots, D]`` that lie token after token as pages, ``[pages, PAGE, Hkv, D]``."""
+    by_token = slots.transpose(0, 1)
+    return by_token.view(-1, PAGE, *by_token.shape[1:])

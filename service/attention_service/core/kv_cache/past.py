@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attention_service.core.kv_cache.runs import Run, after, first_of, merged
 from attention_service.core.kv_cache.slab import Slab
+from attention_service.core.tensors import to_device
 
 _TOKENS_OF = attrgetter("tokens")
 _BY_SLICES = 16
@@ -83,19 +84,21 @@ def gathered(
 
 def write(rows: Sequence[Cached], keys: Tensor, values: Tensor) -> None:
     """Put the new tokens' keys ``[B, Hkv, tokens, D]`` and values ``[B, Hkv, tokens, Dv]`` into their slots."""
-    slab = _one_slab(rows) if len(rows) > 1 and keys.shape[2] < _BY_SLICES else None
-    if slab is None:
+    count = keys.shape[2]
+    if len(rows) == 1 or count >= _BY_SLICES:
         for row, key, value in zip(rows, keys, values, strict=True):
             row.write(key, value)
         return
-    # The slot mapping of all new tokens.
-    slots = [slot for row in rows for span in row.new for slot in range(span.start, span.stop)]
-    index = torch.tensor(slots, device=keys.device)
-    slab.keys.index_copy_(1, index, keys.transpose(0, 1).flatten(1, 2))
-    slab.values.index_copy_(1, index, values.transpose(0, 1).flatten(1, 2))
-
-
-def _one_slab(rows: Sequence[Cached]) -> Slab | None:
-    """The slab of all new tokens; None if there are several."""
-    slabs = {id(span.slab): span.slab for row in rows for span in row.new}
-    return next(iter(slabs.values())) if len(slabs) == 1 else None
+    by_slab: dict[Slab, tuple[list[int], list[int]]] = {}  # the slot mapping of all new tokens: slots, and tokens
+    for index, row in enumerate(rows):
+        token = index * count
+        for span in row.new:
+            slots, tokens = by_slab.setdefault(span.slab, ([], []))
+            slots += range(span.start, span.stop)
+            tokens += range(token, token + span.tokens)
+            token += span.tokens
+    flat = [x.transpose(0, 1).flatten(1, 2) for x in (keys, values)]
+    for slab, mapping in by_slab.items():
+        slot, chosen = to_device(torch.tensor(mapping), keys.device)
+        for into, x in zip((slab.keys, slab.values), flat, strict=True):
+            into.index_copy_(1, slot, x if len(by_slab) == 1 else x.index_select(1, chosen))

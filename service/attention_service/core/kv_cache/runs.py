@@ -18,6 +18,10 @@ class Slots(Protocol):
     def values(self) -> Tensor:
         """Values, ``[Hkv, slots, V]``, likewise."""
 
+    @property
+    def paged(self) -> bool:
+        """True if it lies as PyTorch's kernel for block tables reads it."""
+
 
 SlotsT_co = TypeVar("SlotsT_co", bound=Slots, covariant=True)
 

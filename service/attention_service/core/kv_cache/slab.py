@@ -1,4 +1,4 @@
-"""Slabs: the memory of a cache, in pages of ``PAGE_TOKENS`` tokens.
+"""Slabs: the memory of a cache, in pages of 64 tokens on a CPU and of 256 on another device.
 
 Source: Kwon et al. 2023, section 4.
 
@@ -21,6 +21,13 @@ from torch import Tensor
 PAGE_TOKENS = 64
 """Tokens of one page. On one core, attention over pages that do not adjoin costs 48 % more than over one block with
 pages of 64, 15 % with pages of 256; pages that adjoin cost nothing, and small pages waste less at the end."""
+GPU_PAGE_TOKENS = 256
+"""Tokens of one page on another device than a CPU: FlashAttention-2 takes pages of a multiple of 256."""
+
+
+def page_tokens(device: torch.device) -> int:
+    """Tokens of one page on this device."""
+    return PAGE_TOKENS if device.type == "cpu" else GPU_PAGE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -39,14 +46,24 @@ class PageKind:
         return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
     @cached_property
+    def page_tokens(self) -> int:
+        """Tokens of one page."""
+        return page_tokens(self.device)
+
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of one page."""
-        return PAGE_TOKENS * self.token_bytes
+        return self.page_tokens * self.token_bytes
+
+    @cached_property
+    def is_mapped(self) -> bool:
+        """True if a slab takes memory page by page, as it is written; False if it takes all of it at once."""
+        return self.device.type == "cpu"
 
 
 @dataclass(eq=False)
 class Slab:
-    """Pages side by side: slot s of a slab is slot s % ``PAGE_TOKENS`` of its page s // ``PAGE_TOKENS``."""
+    """Pages of n tokens side by side: slot s of a slab is slot s % n of its page s // n."""
 
     kind: PageKind
     keys: Tensor = field(repr=False)
@@ -57,25 +74,26 @@ class Slab:
     """For each page, the number of block tables that use it."""
     grain: int
     """Pages whose memory is taken and given back together."""
+    paged: bool = False
+    """True if it lies as PyTorch's kernel for block tables reads it: token after token, not head after head."""
     memory: tuple[mmap.mmap, ...] = field(default=(), repr=False)
     """The memory of keys and values on a CPU."""
 
     @classmethod
-    def of(cls, kind: PageKind, pages: int) -> "Slab":
-        """A slab of at least this many unused pages."""
-        if kind.device.type == "cpu":
+    def of(cls, kind: PageKind, pages: int, *, paged: bool = False) -> "Slab":
+        """A slab of at least this many unused pages. ``paged``: for PyTorch's kernel for block tables."""
+        if kind.is_mapped:
             return cls._mapped(kind, pages)
-        slots = pages * PAGE_TOKENS
-        keys, values = (  # as kernels with block tables take it
-            torch.empty(slots, kind.kv_heads, width, dtype=kind.dtype, device=kind.device).transpose(0, 1)
-            for width in (kind.key_dim, kind.value_dim)
-        )
-        return cls(kind, keys, values, np.zeros(pages, np.int32), pages)
+        slots, heads, widths = pages * kind.page_tokens, kind.kv_heads, (kind.key_dim, kind.value_dim)
+        shapes = [(slots, heads, width) if paged else (heads, slots, width) for width in widths]
+        each = [torch.empty(shape, dtype=kind.dtype, device=kind.device) for shape in shapes]
+        keys, values = (x.transpose(0, 1) for x in each) if paged else each
+        return cls(kind, keys, values, np.zeros(pages, np.int32), pages, paged)
 
     @classmethod
     def _mapped(cls, kind: PageKind, pages: int) -> "Slab":
         """A slab on a CPU. Its grains lie one behind the other in each head, from a border of the system's pages on."""
-        rows = [PAGE_TOKENS * width * kind.dtype.itemsize for width in (kind.key_dim, kind.value_dim)]
+        rows = [kind.page_tokens * width * kind.dtype.itemsize for width in (kind.key_dim, kind.value_dim)]
         grain = math.lcm(*(mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, row) for row in rows))
         pages = -(-pages // grain) * grain
         memory: list[mmap.mmap] = []
@@ -85,9 +103,9 @@ class Slab:
             if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would take memory beside what is written
                 mapped.madvise(mmap.MADV_NOHUGEPAGE)
             memory.append(mapped)
-            tensors.append(torch.frombuffer(mapped, dtype=kind.dtype).view(kind.kv_heads, pages * PAGE_TOKENS, -1))
+            tensors.append(torch.frombuffer(mapped, dtype=kind.dtype).view(kind.kv_heads, pages * kind.page_tokens, -1))
         keys, values = tensors
-        return cls(kind, keys, values, np.zeros(pages, np.int32), grain, tuple(memory))
+        return cls(kind, keys, values, np.zeros(pages, np.int32), grain, memory=tuple(memory))
 
     @property
     def grain_bytes(self) -> int:
@@ -98,6 +116,11 @@ class Slab:
     def used(self) -> int:
         """Number of pages in use."""
         return int(np.count_nonzero(self.users))
+
+    @property
+    def unused(self) -> int:
+        """Number of pages that are not in use."""
+        return len(self.users) - self.used
 
     def around(self, first: int, stop: int) -> slice:
         """The pages of the grains in which these lie."""

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from attention_service.core.kv_cache.past import Span
 from attention_service.core.kv_cache.runs import after, first_of, merged
-from attention_service.core.kv_cache.slab import PAGE_TOKENS, PageKind
+from attention_service.core.kv_cache.slab import PageKind
 from attention_service.runtime.sessions.pages import PagePool, Pages
 
 _TOKENS_OF = attrgetter("tokens")
@@ -23,6 +23,7 @@ class BlockTable:
     def __init__(self, pool: PagePool, kind: PageKind) -> None:
         self._pool = pool
         self._kind = kind
+        self._page = kind.page_tokens
         self._spare: list[Pages] = []
         self._hold(())
 
@@ -31,7 +32,7 @@ class BlockTable:
         """The slots of the tokens."""
         self.tokens: int = sum(map(_TOKENS_OF, spans))
         """Number of tokens."""
-        self._tail = -(spans[-1].start + spans[-1].tokens) % PAGE_TOKENS if spans else 0
+        self._tail = -(spans[-1].start + spans[-1].tokens) % self._page if spans else 0
         """Number of slots behind the last token in its page."""
 
     @property
@@ -68,14 +69,14 @@ class BlockTable:
                 self._copy_last_page()
             last = self.spans[-1]
             stop = last.start + last.tokens
-            self._pool.forget_name(last.slab, stop // PAGE_TOKENS)
+            self._pool.forget_name(last.slab, stop // self._page)
             spans.append(Span(last.slab, stop, min(self._tail, tokens)))
             tokens -= spans[-1].tokens
         for pages in self._spare if tokens else ():
             if not tokens:
                 break
-            here = min(tokens, pages.count * PAGE_TOKENS)
-            spans.append(Span(pages.slab, pages.first * PAGE_TOKENS, here))
+            here = min(tokens, pages.count * self._page)
+            spans.append(Span(pages.slab, pages.first * self._page, here))
             tokens -= here
         return tuple(merged(spans) if len(spans) > 1 else spans)
 
@@ -83,7 +84,7 @@ class BlockTable:
         """Count slots of ``writable`` as tokens from now on."""
         slots = self.tokens + self._tail
         self._hold(merged([*self.spans, *spans]))
-        pages = -((slots - self.tokens) // PAGE_TOKENS)
+        pages = -((slots - self.tokens) // self._page)
         while pages > 0:
             first = self._spare.pop(0)
             if first.count > pages:
@@ -122,15 +123,15 @@ class BlockTable:
         self._replace(first_of(self.spans, start) + after(self.spans, stop))
 
     def page(self, index: int) -> Pages:
-        """The page of the tokens from ``index * PAGE_TOKENS`` on."""
-        span = after(self.spans, index * PAGE_TOKENS)[0]
-        return Pages(span.slab, span.start // PAGE_TOKENS, 1)
+        """The page of the tokens from ``index`` pages on."""
+        span = after(self.spans, index * self._page)[0]
+        return Pages(span.slab, span.start // self._page, 1)
 
     def replace_page(self, index: int, page: Pages) -> None:
         """Use another page of the same content in the place of a full one."""
-        start = index * PAGE_TOKENS
-        span = Span(page.slab, page.first * PAGE_TOKENS, PAGE_TOKENS)
-        self._replace([*first_of(self.spans, start), span, *after(self.spans, start + PAGE_TOKENS)])
+        start = index * self._page
+        span = Span(page.slab, page.first * self._page, self._page)
+        self._replace([*first_of(self.spans, start), span, *after(self.spans, start + self._page)])
 
     def clear(self) -> None:
         """Give back all pages."""
@@ -149,25 +150,25 @@ class BlockTable:
         """The number of unused pages that this many more tokens need, that of a copied last page included."""
         if tokens <= 0:
             return 0
-        return self._last_is_shared() - (-max(tokens - self._tail, 0) // PAGE_TOKENS)
+        return self._last_is_shared() - (-max(tokens - self._tail, 0) // self._page)
 
     def _last_is_shared(self) -> bool:
         """True if others use the last page, too, and it has slots left."""
         if not self._tail:
             return False
         last = self.spans[-1]
-        return bool(last.slab.users[(last.start + last.tokens - 1) // PAGE_TOKENS] > 1)
+        return bool(last.slab.users[(last.start + last.tokens - 1) // self._page] > 1)
 
     def _copy_last_page(self) -> None:
         """Put the last page's tokens into a spare page, so that only this table uses it."""
         last = self.spans[-1]
-        page = (last.stop - 1) // PAGE_TOKENS
-        start = max(last.start, page * PAGE_TOKENS)
+        page = (last.stop - 1) // self._page
+        start = max(last.start, page * self._page)
         spare = self._spare.pop(0)
         if spare.count > 1:
             self._spare.insert(0, Pages(spare.slab, spare.first + 1, spare.count - 1))
         source = Span(last.slab, start, last.stop - start)
-        copy = Span(spare.slab, spare.first * PAGE_TOKENS + start % PAGE_TOKENS, source.tokens)
+        copy = Span(spare.slab, spare.first * self._page + start % self._page, source.tokens)
         copy.keys.copy_(source.keys)
         copy.values.copy_(source.values)
         self._pool.give_back(Pages(last.slab, page, 1))
@@ -177,5 +178,6 @@ class BlockTable:
 
 def pages_of(span: Span) -> Pages:
     """The pages that hold these slots."""
-    first = span.start // PAGE_TOKENS
-    return Pages(span.slab, first, -(-(span.start + span.tokens) // PAGE_TOKENS) - first)
+    size = span.slab.kind.page_tokens
+    first = span.start // size
+    return Pages(span.slab, first, -(-(span.start + span.tokens) // size) - first)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
@@ -44,8 +45,9 @@ from attention_contract.schemas.sessions import (
     TruncateSession,
 )
 from attention_contract.schemas.weights import WeightsReply
+from attention_service.core.kv_cache.paged_trial import paged_fault
 from attention_service.core.kv_cache.policies import keeper_of
-from attention_service.core.kv_cache.slab import PAGE_TOKENS
+from attention_service.core.kv_cache.slab import page_tokens
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.recurrence_binding import check_past
@@ -83,7 +85,7 @@ class Sessions:
 
         ``most``: the number of sessions.
         """
-        self.pool = PagePool(limit)
+        self.pool = PagePool(limit, lambda: runner.budget.available)
         self.registry = SessionRegistry(runner.check_ready, runner.budget.wake, most)
         self._library, self._runner = library, runner
         self._ttl_s = ttl_s
@@ -91,6 +93,23 @@ class Sessions:
         self._room = PageRoom(
             self.pool, runner.budget, limit, pinned_limit, self.registry.totals, lambda: self.registry.live, evict
         )
+
+    async def choose_kernel(self) -> None:
+        """Let PyTorch's kernel for block tables compute steps on a GPU if a trial succeeds; once, at the start."""
+        device = self._runner.device
+        if not device.is_cuda:
+            return
+        fault = await self._runner.executor.call(partial(paged_fault, device.torch))
+        self.pool.paged = fault is None
+        if fault is None:
+            log.info("steps of sessions in half types read their pages by PyTorch's kernel for block tables")
+        else:
+            log.warning("steps of sessions are computed by products: PyTorch's kernel for block tables: %s", fault)
+
+    @property
+    def kernel(self) -> Literal["paged", "products"]:
+        """The computation of steps in place."""
+        return "paged" if self.pool.paged else "products"
 
     @property
     def free_bytes(self) -> int:
@@ -115,7 +134,8 @@ class Sessions:
         sequences = request.sequences or (1 if past is None else past[0].shape[0])
         session = self._new(module, sequences, request)
         if request.share and past is None and session.keeper is None:
-            session.prefixes = [Prefix(_salt(module)) for _ in session.tables]
+            size = page_kind(module).page_tokens
+            session.prefixes = [Prefix(_salt(module), size) for _ in session.tables]
         try:
             self._room.reserve(session, request.capacity or 0)
             if past is not None:
@@ -146,7 +166,7 @@ class Sessions:
             sessions=[session.info() for session in found],
             next=str(found[-1].serial) if more else None,
             total=self.registry.of_caller(),
-            page_tokens=PAGE_TOKENS,
+            page_tokens=page_tokens(self._runner.device.torch),
             pages=self.pool.pages,
             shared_pages=self.pool.shared_pages,
             bytes=self.pool.bytes,

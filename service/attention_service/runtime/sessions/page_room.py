@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_contract.errors import OverBudget, Overloaded
-from attention_service.core.kv_cache.slab import Slab
+from attention_service.core.kv_cache.slab import PageKind, Slab
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
@@ -61,10 +61,11 @@ class PageRoom:
             pages += table.missing(tokens)
         if not pages:
             return
-        need = pages * page_kind(session.module).page_bytes
+        kind = page_kind(session.module)
+        need = pages * kind.page_bytes
         self.totals.count(session)
         self._check(session, need, tokens)
-        if self._short(need):
+        if self._short(kind, need):
             self._evict(session, source, need)
         for table in tables:
             table.reserve(tokens)
@@ -92,10 +93,11 @@ class PageRoom:
                     limit_bytes=self.pinned_limit,
                 )
 
-    def _short(self, need: int, leaving: "_Leaving | None" = None) -> bool:
+    def _short(self, kind: PageKind, need: int, leaving: "_Leaving | None" = None) -> bool:
         """True if bytes of pages lack room, even if some sessions leave."""
         pages, memory = (leaving.pages, leaving.memory) if leaving is not None else (0, 0)
-        return self.pool.bytes - pages + need > self.limit or need > self.budget.available + memory
+        free = self.budget.available + self.pool.spare_bytes(kind) + memory
+        return self.pool.bytes - pages + need > self.limit or need > free
 
     def _evict(self, session: DecodeSession, source: DecodeSession | None, need: int) -> None:
         """Evict as few idle sessions as give enough room, the least recently used first.
@@ -108,20 +110,21 @@ class PageRoom:
             if each not in {session, source} and not each.pinned and not each.turn.locked()
         ]
         idle.sort(key=lambda each: each.used_at, reverse=True)
-        leaving, chosen = _Leaving(), list[DecodeSession]()
-        while idle and self._short(need, leaving):
+        kind = page_kind(session.module)
+        leaving, chosen = _Leaving(kind), list[DecodeSession]()
+        while idle and self._short(kind, need, leaving):
             chosen.append(idle.pop())
             leaving.change(chosen[-1], -1)
-        if not self._short(need, leaving):
+        if not self._short(kind, need, leaving):
             for each in reversed(chosen.copy()):  # some free nothing, or too little to matter
                 leaving.change(each, 1)
-                if self._short(need, leaving):
+                if self._short(kind, need, leaving):
                     leaving.change(each, -1)
                 else:
                     chosen.remove(each)
             for each in chosen:
                 self.evict(each)
-        if self._short(need):
+        if self._short(kind, need):
             raise Overloaded(
                 f"{need} bytes of pages do not fit beside the {self.pool.bytes} that sessions hold now; try again in "
                 "a moment, or end sessions that are not needed",
@@ -133,7 +136,9 @@ class PageRoom:
 class _Leaving:
     """The bytes that would be free without some sessions: a page that others use stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: PageKind) -> None:
+        """``kind``: that of the pages that are wanted."""
+        self._kind = kind
         self.pages = 0
         """Bytes of pages."""
         self.memory = 0
@@ -151,8 +156,11 @@ class _Leaving:
             used = np.count_nonzero(pages)
             pages += users
             grains -= np.count_nonzero(slab.grains(counted[around]))
-            self.pages += int(used - np.count_nonzero(pages)) * slab.kind.page_bytes
-            self.memory += int(grains) * slab.grain_bytes
+            freed = int(used - np.count_nonzero(pages)) * slab.kind.page_bytes
+            self.pages += freed
+            # In slabs that take their memory at once, pages of the same kind serve where they are.
+            in_place = slab.kind == self._kind and not slab.kind.is_mapped
+            self.memory += freed if in_place else int(grains) * slab.grain_bytes
 
 
 def due(sessions: Iterable[DecodeSession]) -> list[DecodeSession]:

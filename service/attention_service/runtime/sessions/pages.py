@@ -1,10 +1,11 @@
 """Pages: the memory of sessions, in slabs, counted by how many sequences use each.
 
-A page holds the keys and values of ``PAGE_TOKENS`` tokens. Adjacent pages of a slab are one view, so the pool gives a
+A page holds the keys and values of 64 or 256 tokens. Adjacent pages of a slab are one view, so the pool gives a
 sequence the page after its last one where that is free, and leaves room behind a new sequence.
 Source: Kwon et al. 2023, section 4.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,11 @@ SHORT_RUN = 16
 MOST_ROOM = 64
 """Pages that are left to grow into before a new sequence, at most."""
 SLAB_BYTES = 2**28
-"""Bytes of one slab, at most."""
+"""Bytes of addresses of one slab on a CPU."""
+LEAST_SLAB_BYTES = 2**24
+"""Bytes of the first slab of a kind on another device, unless its first sequences need more."""
 _LEAST_SLABS = 16
-"""Slabs that a pool's limit has room for, at least."""
+"""Slabs that a pool's limit has room for on another device, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,10 @@ class Pages:
 class PagePool:
     """All pages of one engine. Used from the event loop only."""
 
-    def __init__(self, limit: int = SLAB_BYTES * _LEAST_SLABS) -> None:
-        """``limit``: bytes that pages may take."""
+    def __init__(self, limit: int = 2**32, room: Callable[[], int] | None = None) -> None:
+        """``limit``: bytes that pages may take. ``room``: bytes of memory that new slabs may take now; None for any."""
+        self.paged = False
+        """True if PyTorch's kernel for block tables is to read the slabs. Set before the first is made."""
         self.bytes = 0
         """Bytes of the pages in use."""
         self.held = 0
@@ -51,6 +56,7 @@ class PagePool:
         self.hits = self.misses = 0
         """Pages that were found by their name, and that were not."""
         self._limit = limit
+        self._room = room
         self._slabs: dict[PageKind, list[Slab]] = {}
         self._by_name: dict[bytes, Pages] = {}
         self._names: dict[tuple[Slab, int], bytes] = {}
@@ -62,14 +68,19 @@ class PagePool:
         if after is not None and (here := after.slab.unused_from(after.stop, count)):
             taken.append(self._use(after.slab, after.stop, here))
             count -= here
+        own = None if kind.is_mapped or not count else self._slab_for(kind, count, after)
         while count:
-            slab, first, room = self._largest_gap(kind, count)
+            slab, first, room = self._largest_gap(kind, count) if own is None else _largest_gap_of(own)
             here = min(count, room)
             if first and room > here:  # leave room to grow for the sequence before the gap
                 first += min((room - here) // 2, MOST_ROOM)
             taken.append(self._use(slab, first, here))
             count -= here
         return taken
+
+    def spare_bytes(self, kind: PageKind) -> int:
+        """Bytes of unused pages whose memory is taken nevertheless: those of slabs that take it all at once."""
+        return 0 if kind.is_mapped else sum(slab.unused for slab in self._slabs.get(kind, ())) * kind.page_bytes
 
     def share(self, pages: Pages) -> None:
         """Count one more user of pages in use."""
@@ -140,12 +151,40 @@ class PagePool:
         On a CPU, where unused addresses cost nothing, a new slab takes the place of a short run once an eighth of the
         old slab is used: sequences in many runs take longer.
         """
-        slabs, on_cpu = self._slabs.setdefault(kind, []), kind.device.type == "cpu"
+        slabs = self._slabs.setdefault(kind, [])
         gaps = ((room, -index, slab, first) for index, slab in enumerate(slabs) for first, room in slab.gaps())
         room, _, slab, first = max(gaps, key=lambda each: each[:2], default=(0, 0, None, 0))
-        if slab is not None and (room >= max(wanted, SHORT_RUN) or not on_cpu or 8 * slab.used < len(slab.users)):
+        if slab is not None and (
+            room >= max(wanted, SHORT_RUN) or not kind.is_mapped or 8 * slab.used < len(slab.users)
+        ):
             return slab, first, room
-        size = SLAB_BYTES if on_cpu else min(SLAB_BYTES, self._limit // _LEAST_SLABS)
-        slab = Slab.of(kind, max(size // kind.page_bytes, wanted))
-        slabs.append(slab)
+        slab = self._new_slab(kind, max(SLAB_BYTES // kind.page_bytes, wanted) if kind.is_mapped else wanted)
         return slab, 0, len(slab.users)
+
+    def _slab_for(self, kind: PageKind, wanted: int, after: Pages | None) -> Slab | None:
+        """A slab with so many unused pages, wherever they lie: a sequence in one slab is read in place.
+
+        That of the sequence's last pages if it has them, or a new one if none has. A new one is as large as all of its
+        kind before it, so that they stay few; then as small as it must be. None if memory is short for that too.
+        """
+        slabs = self._slabs.setdefault(kind, [])
+        if after is not None and after.slab.unused >= wanted:
+            return after.slab
+        if slabs and (most := max(slabs, key=lambda slab: slab.unused)).unused >= wanted:
+            return most
+        fitting = None if self._room is None else self._room() // kind.page_bytes
+        if fitting is not None and fitting < wanted:
+            return None
+        usual = max(LEAST_SLAB_BYTES // kind.page_bytes, sum(len(slab.users) for slab in slabs))
+        size = max(min(usual, self._limit // _LEAST_SLABS // kind.page_bytes), wanted)
+        return self._new_slab(kind, size if fitting is None else min(size, fitting))
+
+    def _new_slab(self, kind: PageKind, pages: int) -> Slab:
+        slab = Slab.of(kind, pages, paged=self.paged)
+        self._slabs.setdefault(kind, []).append(slab)
+        return slab
+
+
+def _largest_gap_of(slab: Slab) -> tuple[Slab, int, int]:
+    first, room = max(slab.gaps(), key=lambda gap: gap[1])
+    return slab, first, room

@@ -13,7 +13,6 @@ import numpy as np
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.tensors import Array, dtype_name
-from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.pages import PagePool
 
@@ -24,6 +23,8 @@ class Prefix:
 
     name: bytes
     """The name of the last full page."""
+    page_tokens: int
+    """Tokens of one page."""
     pages: int = 0
     """Number of full pages."""
     rest: list[bytes] = field(default_factory=list)
@@ -31,17 +32,17 @@ class Prefix:
 
     def copy(self) -> "Prefix":
         """The prefix of a copied sequence."""
-        return Prefix(self.name, self.pages, list(self.rest))
+        return Prefix(self.name, self.page_tokens, self.pages, list(self.rest))
 
     def extend(self, tokens: Sequence[bytes]) -> list[bytes]:
         """Add tokens, and return the names of the pages that are full now and were not before."""
         self.rest += tokens
         names = []
-        while len(self.rest) >= PAGE_TOKENS:
+        while len(self.rest) >= self.page_tokens:
             page = hashlib.blake2b(self.name, digest_size=32)
-            for token in self.rest[:PAGE_TOKENS]:
+            for token in self.rest[: self.page_tokens]:
                 page.update(token)
-            del self.rest[:PAGE_TOKENS]
+            del self.rest[: self.page_tokens]
             self.name = page.digest()
             names.append(self.name)
         self.pages += len(names)
@@ -49,7 +50,7 @@ class Prefix:
 
     def cut(self, tokens: int) -> bool:
         """Forget all but the first tokens. False if they end in a full page, whose inputs are not kept."""
-        kept = tokens - self.pages * PAGE_TOKENS
+        kept = tokens - self.pages * self.page_tokens
         if kept < 0:
             return False
         del self.rest[kept:]

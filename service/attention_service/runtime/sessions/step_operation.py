@@ -7,7 +7,7 @@ step is the ordinary forward pass over a past that is gathered from the pages.
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
+from itertools import accumulate, pairwise, repeat
 from operator import attrgetter, itemgetter
 from typing import TypeVar
 
@@ -217,7 +217,7 @@ class Steps:
 
     bounds: Sequence[BoundRequest]
     single: bool = False
-    """Give the fields of the one step rather than those of each by its number."""
+    """Give the fields of the one step rather than those of each by its number. Several have batched layouts."""
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the new tokens to the device, sequence after sequence, and their places if the spec reads them."""
@@ -249,18 +249,18 @@ class Steps:
             context = torch.stack(gathered)
         else:
             context = attend_in_place(q, pasts, first.spec, parameters)
-        output = compute.output(first, parameters, context)
-        if self.single:
-            return {"output": compute.in_reply(output, first, "output")}
-        parts = output.split_with_sizes([bound.batch for bound in self.bounds])
-        return {
-            str(index): {"output": compute.in_reply(x, bound, "output")}
-            for index, (bound, x) in enumerate(zip(self.bounds, parts, strict=True))
-        }
+        return {"output": compute.in_reply(compute.output(first, parameters, context), first, "output")}
 
     def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
+        """Copy the outputs to the host, all in one copy, and give each step its own."""
+        fields = on_host(results)
+        if self.single:
+            return fields
+        borders = [0, *accumulate(bound.batch for bound in self.bounds)]
+        return {
+            str(index): {"output": fields["output"][start:stop]}
+            for index, (start, stop) in enumerate(pairwise(borders))
+        }
 
     def _roles(self, uploaded: Uploaded) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of all new tokens by head, normed and rotated."""

@@ -8,7 +8,7 @@ from attention_contract.schemas.sessions import FullPolicy
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kv_cache.attention import in_place_fault
 from attention_service.core.kv_cache.policies import Keeper, keeper_of
-from attention_service.core.kv_cache.slab import PAGE_TOKENS
+from attention_service.core.kv_cache.slab import page_tokens
 from attention_service.core.positions import POSITIONS
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import TORCH_DTYPES
@@ -59,7 +59,7 @@ class _Priced:
         longest = last(lambda tokens: self._bytes(tokens, self._most_held(tokens)) <= self._free, most)
         return SessionCost(
             token_bytes=kv_cache_bytes_per_token(self.subject.base),
-            page_tokens=PAGE_TOKENS,
+            page_tokens=self._page,
             free_bytes=self._free,
             longest=None if longest == LARGEST_SIZE else longest,
             steps=[self._step(index, past) for index, past in enumerate(self.shape.pasts)],
@@ -69,6 +69,10 @@ class _Priced:
     def _free(self) -> int:
         place = self.subject.place
         return place.free if place.session_free is None else place.session_free
+
+    @property
+    def _page(self) -> int:
+        return page_tokens(self.subject.place.device.torch)
 
     @property
     def _keeps_whole(self) -> bool:
@@ -85,8 +89,8 @@ class _Priced:
 
     def _bytes(self, tokens: int, held: int) -> int:
         """Bytes of pages for ``tokens``, of which ``held`` are held."""
-        pages = -(-held // PAGE_TOKENS) + (-(-tokens // PAGE_TOKENS) if self._keeps_whole else 0)
-        return pages * PAGE_TOKENS * self.shape.sequences * kv_cache_bytes_per_token(self.subject.base)
+        pages = -(-held // self._page) + (-(-tokens // self._page) if self._keeps_whole else 0)
+        return pages * self._page * self.shape.sequences * kv_cache_bytes_per_token(self.subject.base)
 
     def _step(self, index: int, past: int) -> SessionStepCost:
         held = self._held(past)

@@ -1,0 +1,153 @@
+"""Sessions as they are on a GPU: slabs that take their memory at once, and steps by the kernel for block tables."""
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+import torch
+from tests.core.kv_cache.paged_flash import as_on_a_gpu, paged_flash
+from tests.runtime.sessions.session_tree import D_MODEL, Tree, check_counts, close, create, engine_of, uncached
+
+from attention_contract.schemas.sessions import OpenSession, StepRequest, StepsRequest
+from attention_contract.validation import validate
+from attention_service.core.kv_cache import slab
+from attention_service.core.kv_cache.slab import PageKind
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.scheduling import batches
+from attention_service.runtime.sessions import live_sessions, pages, step_operation
+from attention_service.runtime.sessions.step import writable
+
+CAUSAL = {"masks": [{"name": "causal"}]}
+ROPE = CAUSAL | {"position": {"name": "rope"}}
+HALF = {"dtype": "bfloat16", "head_dim": 16}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of the kernel."""
+    as_on_a_gpu(monkeypatch)
+    with paged_flash() as found:
+        yield found
+
+
+@pytest.fixture
+async def engine(tmp_path, calls):
+    """An engine whose slabs lie as the kernel reads them, with the module ``m``."""
+    engine = engine_of(tmp_path)
+    await engine.start()
+    engine.sessions.pool.paged = True
+    await create(engine, "m", ROPE, **HALF)
+    yield engine
+    for session in list(engine.sessions.registry.live):
+        await engine.sessions.delete(session.id)
+    check_counts(engine)
+    assert not engine.sessions.pool._slabs
+    await engine.stop()
+
+
+def tokens(count, seed):
+    return np.random.default_rng(seed).standard_normal((1, count, D_MODEL)).astype(np.float32)
+
+
+async def stepped(engine, ids, inputs):
+    asked = [{"session": ident, "query": x} for ident, x in zip(ids, inputs, strict=True)]
+    return (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
+
+
+async def test_steps_of_64_sessions_are_one_call(engine, calls, monkeypatch):
+    monkeypatch.setattr(step_operation, "_PASS_S", 10.0)
+    lengths, jobs, module = [1 + 8 * seed for seed in range(64)], [], engine.library.get("m")
+    whole = [tokens(length + 1, seed) for seed, length in enumerate(lengths)]
+    for x in whole:
+        ident = (await engine.sessions.open("m", OpenSession(capacity=600))).session
+        await engine.sessions.step(ident, validate(StepRequest, {"query": x[:, :-1]}))
+        rows = tuple(writable(engine.sessions.registry.get(ident).tables, 1))
+        request = validate(StepRequest, {"query": x[:, -1:]})
+        jobs.append(step_operation.prepare(module, request, engine.device, 2**30, rows))
+    calls.clear()
+    found = batches.choose(jobs, spare=2**30).run(engine.device.torch)
+    assert [(call.sequences, call.queries, call.grouped) for call in calls] == [(64, 1, True)]
+    for fields, x in list(zip(found, whole, strict=True))[::7]:
+        close(fields["output"], (await uncached(engine, "m", x, x.shape[1] - 1)).output, "bfloat16")
+
+
+async def test_sessions_that_outgrow_a_slab_share_few(engine, calls, monkeypatch):
+    monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 1)
+    ids = [(await engine.sessions.open("m", OpenSession())).session for _ in range(16)]
+    inputs = [tokens(300, seed) for seed in range(16)]
+    await stepped(engine, ids, inputs)
+    (slabs,) = engine.sessions.pool._slabs.values()
+    assert [len(each.users) for each in slabs] == [2, 2, 4, 8, 16]
+    calls.clear()
+    await stepped(engine, ids, [x[:, :1] for x in inputs])
+    assert sum(call.sequences for call in calls) == 16
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_trees_of_sessions_give_the_numbers_of_passes_without_a_cache(tmp_path, calls, monkeypatch, dtype):
+    if dtype == "float64":  # by products, over slabs of few pages
+        monkeypatch.setattr(slab, "PAGE_TOKENS", 4)
+        monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 2**11)
+
+    async def play():
+        engine = engine_of(tmp_path)
+        await engine.start()
+        engine.sessions.pool.paged = dtype == "bfloat16"
+        specs = (CAUSAL, ROPE, {"masks": [{"name": "causal"}, {"name": "sliding_window", "left": 5}]})
+        for seed, spec in enumerate(specs):
+            await create(engine, f"m{seed}", spec, **HALF | {"dtype": dtype})
+            tree = Tree(engine, f"m{seed}", dtype, np.random.default_rng(seed), longest=4)
+            await tree.walk(8)
+            await tree.end()
+        await engine.stop()
+
+    asyncio.run(play())
+    assert bool(calls) == (dtype == "bfloat16")
+
+
+async def test_a_session_leaves_for_the_memory_that_another_kind_of_page_needs(engine, monkeypatch):
+    """Its slab is held whole, and only a slab without pages gives memory back."""
+    await create(engine, "other", CAUSAL, dtype="bfloat16", head_dim=32)
+    first = (await engine.sessions.open("m", OpenSession(capacity=256))).session
+    held = engine.sessions.pool.held
+    assert held >= pages.LEAST_SLAB_BYTES // 2
+    used = engine.budget.total - engine.budget.available
+    monkeypatch.setattr(engine.budget, "total", used + 2**14)
+    await engine.sessions.open("m", OpenSession(capacity=1024))  # in the same slab
+    assert engine.sessions.pool.held == held
+    await engine.sessions.open("other", OpenSession(capacity=1024))
+    assert engine.sessions.registry.counts["evicted"] == 2
+    assert engine.sessions.pool.held <= held + 2**14
+    assert engine.budget.available >= 0
+    assert first not in {session.id for session in engine.sessions.registry.live}
+
+
+@pytest.mark.parametrize("fault", [None, "no such kernel"])
+async def test_a_trial_at_the_start_chooses_the_kernel(engine, monkeypatch, caplog, fault):
+    engine.sessions.pool.paged = False
+    await engine.sessions.choose_kernel()
+    assert engine.sessions.kernel == "products"  # on a CPU
+    tried = []
+    monkeypatch.setattr(engine.device, "is_cuda", True)
+    monkeypatch.setattr(Device, "await_parameters", lambda self: None)
+    monkeypatch.setattr(live_sessions, "paged_fault", lambda device: tried.append(device) or fault)
+    with caplog.at_level(logging.INFO):
+        await engine.sessions.choose_kernel()
+    assert tried == [torch.device("cpu")]
+    assert engine.sessions.kernel == ("products" if fault else "paged")
+    assert "kernel for block tables" in caplog.text
+    assert (fault or "") in caplog.text
+
+
+def test_40_kinds_of_pages_take_little_more_than_their_sessions(monkeypatch):
+    pool = pages.PagePool(limit=2**35)
+    kinds = [PageKind(8, 64, 64 + 8 * index, torch.bfloat16, torch.device("meta")) for index in range(40)]
+    taken = [pool.take(kind, 4) for kind in kinds]
+    assert pool.held == sum(part.slab.grain_bytes for each in taken for part in each)
+    assert pool.held <= 40 * pages.LEAST_SLAB_BYTES
+    monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 1)
+    for kind in kinds:
+        pool.take(kind, 1000)
+    assert pool.held <= 40 * pages.LEAST_SLAB_BYTES + 2 * sum(1004 * kind.page_bytes for kind in kinds)

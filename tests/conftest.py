@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import httpx
@@ -55,6 +56,11 @@ def eventually(look: Callable[[], FoundT], seconds: float = 60) -> FoundT:
         assert time.monotonic() < deadline, "it did not come to hold"
         time.sleep(0.01)
     return found
+
+
+def asker(engine: Any, question: str) -> Callable[..., Any]:
+    """The method of an engine that answers a question: one of its own name, or ``ask``."""
+    return getattr(engine, question, None) or partial(engine.ask, question)
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import sys
 from contextlib import suppress
 
 from attention_contract.errors import AttentionError
+from attention_contract.operations import ANY_KEY
 from attention_service.api.access.api_keys import FILE, create_key, read_keys
 from attention_service.api.access.layer import needs_keys, unsafe_start
-from attention_service.api.access.scopes import EVERY
 from attention_service.api.app import create_app
 from attention_service.api.http_limits.descriptors import raise_descriptor_limit
 from attention_service.api.observation.log_setup import configure_logging
@@ -69,7 +69,7 @@ def _may_start(settings: Settings) -> bool:
         return False
     if settings.first_key and needs_keys(settings) and not known:
         with suppress(ValueError):  # another server on the same folder was faster
-            key = create_key(settings.models_dir, "first", sorted(EVERY))
+            key = create_key(settings.models_dir, "first", sorted(ANY_KEY))
             sys.stdout.write(f"the API key `first`, which is shown only now: {key}\n")
             sys.stdout.flush()
     reason = unsafe_start(settings)

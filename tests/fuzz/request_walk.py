@@ -30,6 +30,7 @@ from attention_contract.validation import validate
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
+from tests.conftest import asker
 from tests.fuzz.drawn_requests import Situation, as_asked, drawn_request, drawn_situation, settled
 from tests.fuzz.targets import PropertyError, refused
 from tests.plain_attention import as_replied, attend, has_formula, places
@@ -115,7 +116,7 @@ async def _answer(engine: Engine, situation: Situation, request: dict[str, Any])
     try:
         asked = validate(model, request)
         deadline = time.monotonic() + COUNTING_S if situation.operation == "complexity" else None
-        return "answered", await getattr(engine, situation.operation)(module, asked, deadline=deadline)
+        return "answered", await asker(engine, situation.operation)(module, asked, deadline=deadline)
     except AttentionError as error:
         if error.status == 507:
             return "refused", None

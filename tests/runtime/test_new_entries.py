@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import Field
+from tests.conftest import asker
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
@@ -57,7 +58,7 @@ def ask(tmp_path):
             engine = Engine(tmp_path, device)
             await engine.start()
             try:
-                return await getattr(engine, question)(None, request)
+                return await asker(engine, question)(None, request)
             finally:
                 await engine.stop()
 

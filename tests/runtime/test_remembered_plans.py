@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.conftest import asker
 
 from attention_contract.errors import ShapeMismatch
 from attention_contract.json_reading import measure_text
@@ -81,9 +82,9 @@ async def test_requests_alike_are_answered_by_their_own_numbers(engine, rng, que
     for _ in range(3):
         asked = model(**{"query": rng.standard_normal((2, 3, WIDTH), np.float32)} | EXTRAS[extra](rng))
         request = read(model, asked, media_type)
-        found = await getattr(engine, question)("m", request)
+        found = await asker(engine, question)("m", request)
         engine.device.plans = PlanCache()
-        same(found, await getattr(engine, question)("m", request))
+        same(found, await asker(engine, question)("m", request))
 
 
 async def test_lists_keep_the_dtype_of_the_module(engine):

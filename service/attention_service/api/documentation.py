@@ -20,13 +20,12 @@ from attention_contract.errors import (
     Unauthorized,
     error_classes,
 )
-from attention_contract.operations import OPERATIONS, Operation
+from attention_contract.operations import ANY_KEY, OPERATIONS, Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import TENSOR_SCHEMA
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS
-from attention_service.api.access.scopes import EVERY, SCOPES
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
 """Replies with a module or a part of a module. Their version is their ETag."""
@@ -92,7 +91,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
 
 def _request(operation: Operation[Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {"parameters": _condition_headers(operation) + _picture_options(operation)}
-    if scopes := sorted(SCOPES[operation.name]):
+    if scopes := sorted(operation.scopes):
         extra["security"] = [*({"key": [scope]} for scope in scopes), {}]
     else:
         extra["security"] = []
@@ -157,7 +156,7 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
 
 def _refusals(operation: Operation[Any]) -> tuple[type[AttentionError], ...]:
     """The errors of callers who are not let in."""
-    if not SCOPES[operation.name]:
+    if not operation.scopes:
         return ()
     return tuple(error for error in (Unauthorized, Forbidden, Misdirected) if error not in operation.errors)
 
@@ -218,7 +217,7 @@ _PROBLEM = {
 _KEY = {
     "type": "http",
     "scheme": "bearer",
-    "description": f"An API key, if the server needs one. Its scopes are of {', '.join(sorted(EVERY))}.",
+    "description": f"An API key, if the server needs one. Its scopes are of {', '.join(sorted(ANY_KEY))}.",
 }
 _TEXT = {"schema": {"type": "string"}}
 _ONE_VERSION = r'^(\*|(W/)?"[^",]*")$'

@@ -25,6 +25,7 @@ from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES
 from attention_service.api import problems
+from attention_service.api.access.scopes import HELD, lacking
 from attention_service.api.bodies import negotiation, pictures
 from attention_service.api.bodies.negotiation import Headers, header, tensor_bytes
 from attention_service.api.bodies.request_body import UNCOUNTED, query_of, read_request
@@ -125,7 +126,10 @@ class OperationRoute(APIRoute):
 
     async def _answer(self, scope: Scope, receive: Receive, memory: Body) -> ASGIApp:
         """The response, whose memory is held until it is sent."""
-        operation, call = self.operation, call_of(scope)
+        operation = self.operation
+        if operation.scopes and operation.scopes.isdisjoint(scope[HELD]):
+            raise lacking(operation.name, operation.scopes, scope[HELD])
+        call = call_of(scope)
         media_type = JSON if operation.reply is None else negotiation.accepted(call.headers, operation)
         drawn = media_type in PICTURES
         if operation.pictures and (drawn or scope["query_string"]):

@@ -25,6 +25,7 @@ from attention_service.api.bodies.negotiation import accepted
 from attention_service.api.endpoint import Call, Handler, OperationRoute
 from attention_service.api.server_facts import list_variants, server_info
 from attention_service.cost.hardware import HARDWARE
+from attention_service.runtime.engine import QUESTIONS
 
 ReplyT = TypeVar("ReplyT")
 
@@ -80,6 +81,11 @@ async def _known(reply: ReplyT) -> ReplyT:
     return reply
 
 
+def _asked(question: str) -> Handler:
+    """The handler of a question about a module, or about raw attention if the path names none."""
+    return lambda call, body: call.engine.ask(question, call.path.get("name"), body, call.deadline)
+
+
 # A router tries its routes in this order, so the most frequent operations come first.
 HANDLERS: Final[Mapping[str, Handler]] = {
     "forward": lambda call, body: call.engine.forward(call.name, body, call.deadline),
@@ -90,14 +96,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "create_raw_pass": lambda call, body: call.engine.create_pass(None, body, call.deadline),
     "backward": lambda call, body: call.engine.backward(call.id, body, call.deadline),
     # the other questions about a module, and about raw attention
-    "weights": lambda call, body: call.engine.weights(call.name, body, call.deadline),
-    "raw_weights": lambda call, body: call.engine.weights(None, body, call.deadline),
-    "attribution": lambda call, body: call.engine.attribution(call.name, body, call.deadline),
-    "raw_attribution": lambda call, body: call.engine.attribution(None, body, call.deadline),
-    "gradients": lambda call, body: call.engine.gradients(call.name, body, call.deadline),
-    "raw_gradients": lambda call, body: call.engine.gradients(None, body, call.deadline),
-    "effects": lambda call, body: call.engine.effects(call.name, body, call.deadline),
-    "raw_effects": lambda call, body: call.engine.effects(None, body, call.deadline),
+    **{f"{prefix}{question}": _asked(question) for question in QUESTIONS for prefix in ("", "raw_")},
     "complexity": complexity,
     "raw_complexity": complexity,
     "circuits": lambda call, body: call.engine.analyses.circuits(call.name, body, call.deadline),

@@ -16,7 +16,7 @@ from attention_service.core.kernels import KERNELS, MATERIALIZED
 from attention_service.core.kernels.base import Kernel
 from attention_service.core.masks.global_projections import global_rows
 from attention_service.core.masks.visibility import EVERYTHING
-from attention_service.core.methods import METHODS, approximation_of
+from attention_service.core.methods import METHODS, Approximation, approximation_of
 from attention_service.core.nonfinite_keys import affected_queries, find_nonfinite_keys, with_nan_rows, without
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.stages import TAPS, narrow, stages
@@ -51,14 +51,15 @@ def attend(
     for a normalizer other than the softmax it raises ValueError. A method that approximates has no kernel, and the taps
     of ``taps_of``.
     """
-    if approximation_of(problem.spec) is not None:
+    method = METHODS.of(problem.spec.method)
+    if isinstance(method, Approximation):
         return _approximate(problem, taps, selection, edits)
     if isinstance(kernel, str):
         kernel = KERNELS[MATERIALIZED if edits else kernel].make()
     by_stages = kernel.by_stages
     nonfinite = None if by_stages or problem.finite else find_nonfinite_keys(problem)
     given = problem if nonfinite is None else without(nonfinite, problem)
-    whole = METHODS.of(problem.spec.method).attend(given, kernel, taps, edits)
+    whole = method.attend(given, kernel, taps, edits)
     if nonfinite is not None:
         whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}
     if problem.global_qkv is not None and not by_stages and (apart := global_rows(problem, EVERYTHING)) is not None:

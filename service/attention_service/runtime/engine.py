@@ -13,18 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
-from attention_contract.base import valid
+from attention_contract.base import WireModel, valid
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest
-from attention_contract.schemas.attribution import AttributionReply, AttributionRequest
+from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.backward_passes import BackwardRequest, PassReply, PassRequest
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
-from attention_contract.schemas.effects import EffectsReply, EffectsRequest
-from attention_contract.schemas.gradients import GradientsReply, GradientsRequest
+from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.server import Health
-from attention_contract.schemas.weights import WeightsReply, WeightsRequest
+from attention_contract.schemas.weights import WeightsReply
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
@@ -47,15 +47,15 @@ from attention_service.runtime.operations import (
     forward,
     gradients,
     kept_backward,
+    weights,
 )
-from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 from attention_service.runtime.recording_service import RecordingService
 from attention_service.runtime.scheduling.budget import OF_HOST, Budget
 from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.prediction_watch import Predictions
-from attention_service.runtime.scheduling.request_runner import RequestRunner, State
+from attention_service.runtime.scheduling.request_runner import Prepare, RequestRunner, State
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
 from attention_service.runtime.sessions.live_sessions import Sessions
 from attention_service.runtime.store_follower import StoreFollower, report
@@ -64,6 +64,13 @@ log = logging.getLogger(__name__)
 
 _COUNTING_SHARE = 0.8
 """Share of the time before a deadline in which costs are counted; the rest is for the answer."""
+QUESTIONS: Final[dict[str, tuple[Prepare[Any], type[WireModel]]]] = {
+    "weights": (weights.prepare, WeightsReply),
+    "attribution": (attribution.prepare, AttributionReply),
+    "gradients": (gradients.prepare, GradientsReply),
+    "effects": (effects.prepare, EffectsReply),
+}
+"""The questions about one attention beside its output: how each is bound and planned, and its reply."""
 
 
 class Engine:
@@ -198,33 +205,14 @@ class Engine:
         fields, ran = await self.executor.run(job, deadline)
         return valid(ForwardReply, fields | {"ran": ran})
 
-    async def weights(self, name: str | None, request: WeightsRequest, deadline: float | None = None) -> WeightsReply:
-        """Statistics of the weights of each head, top keys, and the weights themselves."""
-        job = await self.runner.planned(inspection.prepare, self._target(name, request), request)
+    async def ask(
+        self, question: str, name: str | None, request: AttentionInputs, deadline: float | None = None
+    ) -> Any:
+        """The reply to one of ``QUESTIONS`` about a module (about raw attention, where there is no name)."""
+        prepare, reply = QUESTIONS[question]
+        job = await self.runner.planned(prepare, self._target(name, request), request)
         fields, ran = await self.executor.run(job, deadline)
-        return valid(WeightsReply, fields | {"ran": ran})
-
-    async def attribution(
-        self, name: str | None, request: AttributionRequest, deadline: float | None = None
-    ) -> AttributionReply:
-        """The share of each weight and each head in a number that depends on the output."""
-        job = await self.runner.planned(attribution.prepare, self._target(name, request), request)
-        fields, ran = await self.executor.run(job, deadline)
-        return AttributionReply(**fields, ran=ran)
-
-    async def gradients(
-        self, name: str | None, request: GradientsRequest, deadline: float | None = None
-    ) -> GradientsReply:
-        """Exact gradients with respect to inputs, taps and parameters."""
-        job = await self.runner.planned(gradients.prepare, self._target(name, request), request)
-        fields, ran = await self.executor.run(job, deadline)
-        return GradientsReply(**fields, ran=ran)
-
-    async def effects(self, name: str | None, request: EffectsRequest, deadline: float | None = None) -> EffectsReply:
-        """The change of the output by each edit of a sweep."""
-        job = await self.runner.planned(effects.prepare, self._target(name, request), request)
-        fields, ran = await self.executor.run(job, deadline)
-        return EffectsReply(**fields, ran=ran)
+        return valid(reply, fields | {"ran": ran})
 
     async def create_pass(self, name: str | None, request: PassRequest, deadline: float | None = None) -> PassReply:
         """The output of a module or of raw attention, kept for its backward pass while there is room."""
@@ -238,7 +226,7 @@ class Engine:
         job = kept_backward.prepare_backward(self.passes.get(kept), request, self.device)
         self.passes.drop(kept)  # the job takes its memory over
         fields, ran = await self.executor.run(job, deadline)
-        return GradientsReply(**fields, ran=ran)
+        return valid(GradientsReply, fields | {"ran": ran})
 
     async def complexity(
         self, name: str | None, request: ComplexityRequest, deadline: float | None = None

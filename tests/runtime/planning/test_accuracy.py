@@ -100,8 +100,8 @@ def test_each_question_is_recorded_with_what_its_reply_says(tmp_path, device):
         engine.predictions.accuracy.watchers.append(seen.extend)
         replies = [
             await engine.forward(None, RawForwardRequest(query=X)),
-            await engine.weights(None, RawWeightsRequest(query=X)),
-            await engine.gradients(None, RawGradientsRequest(query=X)),
+            await engine.ask("weights", None, RawWeightsRequest(query=X)),
+            await engine.ask("gradients", None, RawGradientsRequest(query=X)),
             await engine.analyses.retrieve(HopfieldRequest(stored=X, states=X)),
         ]
         engine.predictions.settle()

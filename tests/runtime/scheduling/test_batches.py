@@ -184,14 +184,14 @@ async def test_inspections_of_equal_lengths_run_together_too(engine, rng, name):
     for more in ({}, {"top_k": 3}, {"return_weights": True, "select": Select(heads=[1])}):
         asks = [WeightsRequest(query=numbers, **more) for numbers in rng.standard_normal((3, 2, 6, 8))]
         asks.append(WeightsRequest(query=rng.standard_normal((6, 8)), **more))
-        alone = [await engine.weights(name, each) for each in asks]
-        found = await asyncio.gather(*(engine.weights(name, each) for each in asks))
+        alone = [await engine.ask("weights", name, each) for each in asks]
+        found = await asyncio.gather(*(engine.ask("weights", name, each) for each in asks))
         assert [each.ran.batch for each in found] == [4] * 4
         for pair in zip(found, alone, strict=True):
             mine, other = (each.model_dump(exclude={"ran"}) for each in pair)
             torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6, equal_nan=True)
     masked = WeightsRequest(query=X, query_mask=np.ones((1, 8), bool))
-    found = await asyncio.gather(*(engine.weights(name, masked) for _ in range(2)))
+    found = await asyncio.gather(*(engine.ask("weights", name, masked) for _ in range(2)))
     assert [each.ran.batch for each in found] == [1, 1]
 
 

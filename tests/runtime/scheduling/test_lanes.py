@@ -36,7 +36,9 @@ def engine(tmp_path):
 
 def ask(engine, request):
     return asyncio.create_task(
-        engine.gradients(None, request) if isinstance(request, RawGradientsRequest) else engine.forward(None, request)
+        engine.ask("gradients", None, request)
+        if isinstance(request, RawGradientsRequest)
+        else engine.forward(None, request)
     )
 
 

@@ -263,7 +263,7 @@ class Tree:
         found = await self.sessions.weights(twin.id, validate(SessionWeightsRequest, {"query": x, "at": twin.length}))
         whole = np.concatenate([twin.tokens, x], 1)
         asked = {"query": x, "key": whole, "offsets": twin.length}
-        expected = await self.engine.weights(self.name + EXACT, validate(WeightsRequest, asked))
+        expected = await self.engine.ask("weights", self.name + EXACT, validate(WeightsRequest, asked))
         close(found.weights, expected.weights, self.dtype)
 
     async def ask_gradients(self, twin: Twin) -> None:
@@ -273,7 +273,7 @@ class Tree:
         asked = {"query": x, "wrt": wrt, "upstream": self.fresh(len(x), x.shape[1])}
         found = await self.sessions.gradients(twin.id, validate(SessionGradientsRequest, asked))
         past = await self.past(twin)
-        expected = await self.engine.gradients(self.name + EXACT, validate(GradientsRequest, asked | past))
+        expected = await self.engine.ask("gradients", self.name + EXACT, validate(GradientsRequest, asked | past))
         assert set(found.gradients) == set(expected.gradients)
         # The gradient of a key's bias is zero as a sum over keys, so its error is that of what is summed.
         largest = max(float(to_torch(each).abs().max()) for each in expected.gradients.values())

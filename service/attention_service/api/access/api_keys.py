@@ -21,9 +21,9 @@ from typing import Final
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from attention_contract.operations import KeyScope, Scopes
 from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.audit import note
-from attention_service.api.access.scopes import KeyScope, Scopes
 from attention_service.modules.store_files import locked, make_folder, replace_file
 from attention_service.runtime.callers import UNLIMITED, Caller
 from attention_service.settings import Settings

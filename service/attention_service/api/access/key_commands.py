@@ -7,9 +7,9 @@ from typing import Annotated, cast
 import typer
 from pydantic import ValidationError
 
+from attention_contract.operations import ANY_KEY, KeyScope
 from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.api_keys import FILE, create_key, read_keys, revoke_key
-from attention_service.api.access.scopes import EVERY, KeyScope
 from attention_service.settings import Settings
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ ModelsDir = Annotated[
     Path | None, typer.Option(help="The model repository of the server; default: ATTENTION_MODELS_DIR.")
 ]
 Scope = Annotated[
-    list[str], typer.Option(metavar="SCOPE", help=f"One of {', '.join(sorted(EVERY))}; several if repeated.")
+    list[str], typer.Option(metavar="SCOPE", help=f"One of {', '.join(sorted(ANY_KEY))}; several if repeated.")
 ]
 Limit = Annotated[
     list[str],
@@ -44,8 +44,8 @@ def create(
     models_dir: ModelsDir = None,
 ) -> None:
     """Make a key and print it, this once: the server keeps its hash alone."""
-    if unknown := set(scope) - EVERY:
-        raise typer.BadParameter(f"{unknown.pop()!r} is none of {', '.join(sorted(EVERY))}", param_hint="--scope")
+    if unknown := set(scope) - ANY_KEY:
+        raise typer.BadParameter(f"{unknown.pop()!r} is none of {', '.join(sorted(ANY_KEY))}", param_hint="--scope")
     typer.echo(create_key(_root(models_dir), name, cast("Sequence[KeyScope]", scope), _limits(limit)))
     typer.echo(f"key {name} may {', '.join(sorted(set(scope)))}; send it as ATTENTION_API_KEY", err=True)
 

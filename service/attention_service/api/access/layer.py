@@ -14,11 +14,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, CallerLimit, Unauthorized
+from attention_contract.operations import ANY_KEY, Scopes
 from attention_contract.wire import VERSION_HEADER
 from attention_service.api import problems
 from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, read_keys
 from attention_service.api.access.quotas import Quotas
-from attention_service.api.access.scopes import EVERY, HELD, OPEN_PATHS, Scopes
+from attention_service.api.access.scopes import HELD, OPEN_PATHS
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
 from attention_service.api.bodies.negotiation import HEADERS, Headers
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
@@ -125,7 +126,7 @@ class Access:
         if key is not None and (held := self._keys.find(key)) is not None:
             return held.caller, held.scopes, held
         if not self._needed:  # other credentials may be for a proxy
-            return self._at(_address(scope)), EVERY, None
+            return self._at(_address(scope)), ANY_KEY, None
         if key is None:
             raise Unauthorized(
                 "this server needs an API key; send it as `Authorization: Bearer KEY` (in the client: api_key or "

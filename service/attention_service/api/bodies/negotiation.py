@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import Cancelled, InvalidRequest, NotAcceptable
-from attention_contract.json_writing import json_pieces
+from attention_contract.json_writing import json_pieces, to_json
 from attention_contract.operations import Operation
+from attention_contract.tensor_files import to_safetensors
 from attention_contract.tensors import Encoding
-from attention_contract.wire import JSON, PICTURES, SAFETENSORS, to_body
+from attention_contract.wire import JSON, PICTURES, SAFETENSORS
 from attention_service.api.bodies.pictures import check_drawable
 from attention_service.api.disconnection import unless_gone
 from attention_service.runtime.request_timing import note
@@ -133,9 +134,11 @@ async def render(
 
 async def pieces_of(model: BaseModel, media_type: str, encoding: Encoding, size: int) -> Sequence[bytes | memoryview]:
     """The pieces of a reply's body. A thread writes tensors of a large ``size`` in bytes as JSON."""
-    if size <= INLINE_TENSOR_BYTES or media_type == SAFETENSORS:
-        return to_body(model, media_type, "reply", encoding)
-    return await run_in_threadpool(to_body, model, media_type, "reply", encoding)
+    if media_type == SAFETENSORS:
+        return to_safetensors(model, "reply")
+    if size <= INLINE_TENSOR_BYTES:
+        return [to_json(model, encoding)]
+    return [await run_in_threadpool(to_json, model, encoding)]
 
 
 def tensor_bytes(value: Any) -> int:

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope
 from attention_contract.errors import BodyTooLarge, InvalidRequest, Unreadable, UnsupportedMediaType
 from attention_contract.json_reading import TextSize, check_text, measure_text
 from attention_contract.operations import Operation
+from attention_contract.tensor_files import request_from_safetensors
 from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, SAFETENSORS, request_from_body
 from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, Headers, content_type
@@ -79,9 +80,9 @@ async def read_request(
         body = await read_body(headers, receive, settings.max_body_bytes, memory, ratio, late)
         began = time.monotonic()
         if int.from_bytes(body[:8], "little") <= _INLINE_HEADER:
-            read = request_from_body(model, body, media_type)
+            read = request_from_safetensors(body, model)
         else:
-            read = await run_in_threadpool(request_from_body, model, body, media_type)
+            read = await run_in_threadpool(request_from_safetensors, body, model)
         note("decode", began)
         return read
     limit = min(settings.max_json_bytes, settings.max_body_bytes)

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from attention_contract.spec import Mask
+from attention_service.core.kernels.fused.cpu_blocks import CUT
+from attention_service.core.masks.operation_count import CHEAP, mask_cost
 from attention_service.core.methods import approximation_of
 from attention_service.cost import Estimate
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.quickness import is_quick
 from attention_service.runtime.scheduling.jobs import Job, Joining
 from attention_service.runtime.scheduling.operation import Fields, execute
 
@@ -29,6 +31,8 @@ _STACKED = frozenset(
     | {"gate", "beta", "initial_state", "initial_normalizer"}
 )
 """Tensors with one entry for each sequence. A mask may be one for all of them."""
+_CELLS = 2**12
+"""Tiles that masks classify in one operation in about the time of a single tile."""
 
 
 def joinable(bound: BoundRequest) -> bool:
@@ -40,6 +44,14 @@ def joinable(bound: BoundRequest) -> bool:
         and approximation_of(bound.spec) is None
         and is_quick(bound.spec.masks, bound.queries, bound.keys)
     )
+
+
+def is_quick(masks: Sequence[Mask], queries: int, keys: int, offsets: int = 1) -> bool:
+    """True if masks take little planning. ``offsets``: number of different offsets of the sequences."""
+    if not masks:
+        return True
+    tiles = -(-queries // CUT.rows) * -(-keys // CUT.cell)
+    return mask_cost(masks) * offsets * (1 + tiles / _CELLS) <= CHEAP
 
 
 def in_common(bound: BoundRequest) -> tuple[object, ...]:

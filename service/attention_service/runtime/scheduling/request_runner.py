@@ -9,11 +9,12 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from attention_contract.errors import Draining, Loading, Unavailable
-from attention_contract.schemas.attention import AttentionInputs
+from attention_contract.schemas.attention import AttentionInputs, RawInputs
+from attention_contract.schemas.gradients import GradientsRequest
 from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.planning.quickness import quickly_planned
+from attention_service.runtime.scheduling.batches import is_quick
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.jobs import Job
@@ -136,3 +137,24 @@ class RequestRunner:
         except Exception as fault:
             self.device.recover(fault)
             raise
+
+
+def quickly_planned(module: Module | None, request: AttentionInputs) -> bool:
+    """True if a request is planned about as fast as one without masks.
+
+    The lengths are estimates from its tensors: binding checks them later.
+    """
+    if isinstance(request, GradientsRequest) and (request.check or request.directions or request.edits):
+        return False
+    masks = (
+        module.config.spec.masks if module is not None else request.spec.masks if isinstance(request, RawInputs) else []
+    )
+    if not masks:
+        return True
+    if request.global_mask is not None:
+        return False
+    new = max(
+        (array.shape[-2] for array in (request.query, request.key) if array is not None and array.ndim > 1), default=0
+    )
+    past = 0 if request.past_key is None or request.past_key.ndim < 2 else request.past_key.shape[-2]
+    return is_quick(masks, new, new + past, 1 if request.offsets is None else request.offsets.size)

@@ -95,7 +95,7 @@ def bandwidth(device: Device) -> float:
 def rates(device: Device, work: Work) -> Iterator[Claim]:
     """The rates that predictions stand on, beside the same products and copies measured now."""
     rated = device.clock.rated(lambda each: each.flops_per_s).median
-    halves = device.clock.rated(lambda each: each.half_flops_per_s or each.flops_per_s).median
+    halves = device.clock.rated(lambda each: each.product_flops_per_s(2)).median
     side = 8192 if device.is_cuda else 128
     for dtype, of_clock in ((torch.float32, rated), (torch.bfloat16, halves)):
         a = torch.randn(side, side, device=device.torch, dtype=dtype)

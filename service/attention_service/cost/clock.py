@@ -16,8 +16,6 @@ Form = Literal["list", "base64", "safetensors"]
 FORMS: tuple[Form, ...] = ("list", "base64", "safetensors")
 _TEXT_S, _ENCODED_S, _RAW_PASSES = 1e-7, 2e-9, 4
 """Seconds to read or write one number as text and one byte in base64; copies of a raw byte."""
-_DOUBLE, _HALF = 1 / 3, 1.75
-"""The rate of products in float64 beside that in float32, and of half types beside the measured one, on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,10 @@ class Rates:
     link_bytes_per_s: float | None = None
     """Bytes a second between the host and a device with memory of its own; None if they share memory."""
     half_flops_per_s: float | None = None
-    """Floating-point operations a second in a product of half types, which may be a fiftieth of those of float32 on a
-    CPU; None if it is not measured."""
+    """Floating-point operations a second in a product of half types: a fiftieth of those of float32 on some CPUs, and 5
+    to 20 times those on a GPU with tensor cores; None if they are as many."""
+    double_flops_per_s: float | None = None
+    """Floating-point operations a second in a product of float64; None if they are as many as in float32."""
     reached: float = 1.0
     """Share of ``bytes_per_s`` that counted bytes reach: each operand counts at every use."""
     function_flops: float = 0.0
@@ -69,11 +69,15 @@ class Rates:
     operation: float = 1 / 16
     """One operation, in smallest attentions."""
 
+    def product_flops_per_s(self, itemsize: int) -> float:
+        """Floating-point operations a second in a product of numbers of this many bytes."""
+        own = {2: self.half_flops_per_s, 8: self.double_flops_per_s}.get(itemsize)
+        return self.flops_per_s if own is None else own
+
     def seconds(self, counts: Traffic, itemsize: int) -> float:
         """Return the time of so many operations on numbers of this many bytes."""
-        rate = self.flops_per_s * (_DOUBLE if itemsize == 8 and self.half_flops_per_s is not None else 1)
-        half = rate if self.half_flops_per_s is None else self.half_flops_per_s * _HALF
-        computing = (counts.products - counts.half_products) / rate + counts.half_products / half
+        whole, half = self.product_flops_per_s(max(itemsize, 4)), self.product_flops_per_s(2)
+        computing = (counts.products - counts.half_products) / whole + counts.half_products / half
         computing += self.function_flops * counts.transcendentals / self.flops_per_s
         moving = counts.moved / (self.reached * self.bytes_per_s)
         working = max(computing, moving) if self.overlaps else computing + moving

@@ -59,4 +59,5 @@ def rank_seconds(x: Attention, name: str, rates: Rates, *, backward: bool) -> fl
             moved = 8 * pairs * itemsize * ways
             operations += (20 + 16 * done.blocks) * (2.5 if backward else 1)
     moving = moved / (rates.reached * rates.bytes_per_s)
-    return computing / rates.flops_per_s + moving + operations * rates.operation * rates.overhead_s
+    rate = rates.product_flops_per_s(x.itemsize) if rates.overlaps else rates.flops_per_s  # a GPU's, or a CPU's
+    return computing / rate + moving + operations * rates.operation * rates.overhead_s

@@ -19,6 +19,7 @@ from attention_contract.errors import Stuck
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
 from attention_service.core.problem import Problem
+from attention_service.core.tensors import to_device
 from attention_service.cost import Clock, Rates, Roofline
 from attention_service.runtime.device.cuda_graphs import Graphs
 from attention_service.runtime.device.plan_cache import PlanCache
@@ -33,6 +34,11 @@ LEAST_CAPABILITY = 7, 5
 _ON_A_CPU = {"reached": 0.45, "function_flops": 150.0, "overlaps": False, "starts": 1.0, "operation": 0.1}
 """Ratios by which counted work becomes time on a CPU, fitted to 1,400 runs of 600 random requests. Starts and
 operations are those of warm caches; with cold ones they are 6 and 1/4."""
+_HALF_ON_A_CPU = 1.75
+"""The rate of products of half types beside the measured one, fitted to the same runs."""
+_AMPERE = 8
+"""The generation from which on GPUs multiply bfloat16."""
+_LAUNCHES = 64
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Constants of ``malloc.h``."""
 _COMPILED = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
@@ -342,28 +348,38 @@ def warm_up(device: Device) -> None:
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """The rates of a float32 matrix product, of a copy, and the cost of the smallest attention, measured now."""
-    side = 4096 if device.type == "cuda" else 512
-    a = torch.rand(side, side, device=device)
-    big, other = torch.empty(2, 2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
+    """The rates of matrix products, of a copy, and the cost of the smallest attention, measured now.
+
+    On a GPU, also those of products in other dtypes, of an upload as requests make it, and of one launch.
+    """
+    on_gpu = device.type == "cuda"
+    side, size = (4096, 2**28) if on_gpu else (512, 2**24)
+    big, other = torch.empty(2, size, dtype=torch.uint8, device=device)
     tiny = Problem(*torch.rand(3, 1, 1, 8, 8, device=device))
-    product = _median_seconds(lambda: a @ a, device)
+    product = _product_flops(side, torch.float32, device)
     copy = _median_seconds(lambda: other.copy_(big), device)
     start = _median_seconds(lambda: attend(tiny), device)
-    link = half = None
-    if device.type == "cpu":  # weights times values: larger products of half types are slower without instructions
+    rates = Rates(product, bytes_per_s=2 * big.nbytes / copy, overhead_s=start)
+    if not on_gpu:
+        # Weights times values: larger products of half types are slower without instructions.
         weights, values = torch.rand(4, 256, 256).bfloat16(), torch.rand(4, 256, 64).bfloat16()
         half = 2 * weights.numel() * 64 / _median_seconds(lambda: weights @ values, device)
-    if device.type == "cuda":
-        host = torch.empty(2**24, dtype=torch.uint8)
-        link = host.nbytes / _median_seconds(lambda: host.to(device), device)
-    return Rates(
-        flops_per_s=2 * side**3 / product,
-        bytes_per_s=2 * big.nbytes / copy,
-        overhead_s=start,
-        half_flops_per_s=half,
-        link_bytes_per_s=link,
+        return replace(rates, half_flops_per_s=_HALF_ON_A_CPU * half, double_flops_per_s=product / 3)
+    host, small = torch.empty(2**24, dtype=torch.uint8), torch.zeros(16, device=device)
+    half_type = torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= _AMPERE else torch.float16
+    launches = _median_seconds(lambda: [small.add_(1) for _ in range(_LAUNCHES)], device)
+    return replace(
+        rates,
+        half_flops_per_s=_product_flops(side, half_type, device),
+        double_flops_per_s=_product_flops(side // 2, torch.float64, device),
+        link_bytes_per_s=host.nbytes / _median_seconds(lambda: to_device(host, device), device),
+        operation=launches / _LAUNCHES / start,
     )
+
+
+def _product_flops(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    a = torch.rand(side, side, device=device).to(dtype)
+    return 2 * side**3 / _median_seconds(lambda: a @ a, device)
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:

@@ -55,7 +55,7 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
-demo: $(VENV)/.demo ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder, ATTENTION_URL=…)
+demo: $(VENV)/.server ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder, ATTENTION_URL=…)
 	$(BIN)/python examples/demo.py $(ARGS)
 
 docs: $(VENV)/.docs ## Build the documents as a site in site/, with the API reference (open site/index.html)
@@ -112,12 +112,8 @@ $(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
 	@touch $@
 
 $(VENV)/.server: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server,plot,hub]'
-	@touch $@
-
-$(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	$(INSTALL) $(PINS) -e '.[server,plot,hub,transformers]'
-	@touch $(VENV)/.server $@
+	@touch $@
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	$(INSTALL) $(PINS) -e '.[docs]'
@@ -125,8 +121,8 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 
 $(VENV)/.test: pyproject.toml $(VENV)/.torch
 	$(INSTALL) $(PINS) -e '.[test]'
-	@touch $(VENV)/.server $(VENV)/.demo $@
+	@touch $(VENV)/.server $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(INSTALL) $(PINS) -e '.[dev]'
-	@touch $(VENV)/.server $(VENV)/.demo $(VENV)/.docs $(VENV)/.test $@
+	@touch $(VENV)/.server $(VENV)/.docs $(VENV)/.test $@

@@ -36,7 +36,7 @@ def read(call: Call[ReplyT], response: httpx.Response, body: bytearray) -> Reply
     if reply is not None:
         object.__setattr__(reply, "_request_id", response.headers.get("x-request-id"))
     if isinstance(reply, DrawableReply):
-        object.__setattr__(reply, "_names", names_of(call.request, call.path.get("name", "")))
+        object.__setattr__(reply, "_names", names_of(call.request, call.path.get("name") or call.path.get("model", "")))
     return reply
 
 

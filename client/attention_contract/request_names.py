@@ -3,9 +3,10 @@
 from typing import Any
 
 from attention_contract.reply_names import Names
-from attention_contract.schemas.attention import ForwardRequest, RawInputs, token_counts
+from attention_contract.schemas.attention import ForwardRequest, RawInputs, Select, token_counts
 from attention_contract.schemas.attribution import AttributionRequest
 from attention_contract.schemas.complexity import ComplexityRequest
+from attention_contract.schemas.models import ModelWeightsRequest
 from attention_contract.schemas.rollout import RolloutOptions, RolloutRequest
 from attention_contract.schemas.sessions import SessionWeightsRequest
 from attention_contract.schemas.weights import WeightsRequest
@@ -20,6 +21,10 @@ def names_of(request: Any, title: str = "", past: int | None = None) -> Names:
         rows = request.queries
         traced = labels if rows is None else [str(row) if labels is None else labels[row] for row in rows]
         return Names(title, labels, traced, method=request.method)
+    if isinstance(request, ModelWeightsRequest):
+        chosen = request.select or Select()
+        numbers = None if chosen.queries is None else [str(row) for row in chosen.queries]
+        return Names(title, None, numbers, chosen.heads, request.average_heads)
     if not isinstance(request, ForwardRequest | WeightsRequest | AttributionRequest):
         return Names(title)
     selected = request.select

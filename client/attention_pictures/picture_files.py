@@ -75,8 +75,8 @@ def facts_of(reply: Any, options: PictureOptions) -> dict[str, Any]:
     facts: dict[str, Any] = {"options": options.stated(), "software": SOFTWARE}
     ran, weights = getattr(reply, "ran", None), getattr(reply, "weights", None)
     if ran is not None:
-        facts |= {"kernel": ran.kernel, "dtype": ran.dtype}
-        facts |= {} if ran.version is None else {"version": ran.version}
+        facts["dtype"] = ran.dtype
+        facts |= {name: getattr(ran, name) for name in ("kernel", "version", "model") if getattr(ran, name, None)}
     if weights is not None:
         facts["shape"] = list(weights.shape)
     return facts | ({} if reply.request_id is None else {"request_id": reply.request_id})
@@ -85,7 +85,7 @@ def facts_of(reply: Any, options: PictureOptions) -> dict[str, Any]:
 def _metadata(ending: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts in the entries that the format knows. No date, so that equal pictures have equal bytes."""
     text = orjson.dumps(dict(facts), option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS).decode()
-    title = f"Attention of {facts.get('module') or facts.get('recording') or 'a reply'}"
+    title = f"Attention of {facts.get('module') or facts.get('model') or facts.get('recording') or 'a reply'}"
     software = str(facts.get("software", SOFTWARE))
     if ending == "svg":
         identity = {"Identifier": str(facts["request_id"])} if facts.get("request_id") else {}

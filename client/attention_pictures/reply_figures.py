@@ -1,6 +1,7 @@
 """The figure of each kind of reply."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.models import ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
@@ -57,27 +59,59 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
     )  # fmt: skip
 
 
+def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names) -> Figure:
+    """Draw the weights of one layer of a model; of several layers, a map of layers × heads for each statistic."""
+    labels = reply.labels if isinstance(reply.labels, list) else [reply.labels]
+    sequence = sequence_of(options, len(labels) if isinstance(reply.labels, list) else None)
+    if len(reply.layers) > 1 or (reply.layers[0].weights is None and options.view is None):
+        if options.view not in {None, "statistics"}:
+            told = f"layers: the view {options.view} is of one layer; name it, or ask for the view statistics"
+            raise InvalidRequest(told, param="layers")
+        rows = [(str(each.layer), statistics_of(each.statistics, sequence)) for each in reply.layers]
+        return _layers_figure(rows, None, options, heading(names, "statistics", f"{len(rows)} layers"))
+    tokens = [token.strip() or repr(token) for token in labels[sequence or 0].tokens]
+    layer, chosen = reply.layers[0], names.queries
+    queries = tokens if chosen is None else [tokens[int(row)] for row in chosen]
+    title = heading(names, f"layer {layer.layer}")
+    return weights_figure(layer, options, replace(names, title=title, keys=tokens, queries=queries))
+
+
 def recording_figure(reply: RecordingStatistics, options: PictureOptions, names: Names) -> Figure:
     """Draw a map of layers × heads for each statistic."""
     attentions = reply.attentions[:MOST_ROWS]
     if not attentions:
         raise InvalidRequest("layers: the recording has no weights to draw statistics of", param="layers")
     heads = max((each.heads for each in attentions), key=len)
-    notes = [*left_out(len(reply.attentions), "layers"), *left_out(len(heads), "heads")]
-    heads = heads[:MOST_ROWS]
-    tables: dict[str, Numbers] = {}
-    for row, each in enumerate(attentions):
-        for name, values in statistics_of(each.statistics, None).items():
-            table = tables.setdefault(name, np.full((len(attentions), len(heads)), np.nan))
-            table[row, : len(values)] = values[:MOST_ROWS]
     title = heading(names, "statistics of the recorded weights", f"{len(reply.attentions)} layers")
-    return layer_maps(tables, [each.name for each in attentions], heads, title, options, notes)
+    rows = [(each.name, statistics_of(each.statistics, None)) for each in reply.attentions]
+    return _layers_figure(rows, heads, options, title)
+
+
+def _layers_figure(
+    layers: Sequence[tuple[str, Mapping[str, Numbers]]],
+    heads: Sequence[str] | None,
+    options: PictureOptions,
+    title: str,
+) -> Figure:
+    """Draw layers × heads of each statistic. ``heads``: their labels, by default their numbers."""
+    shown = layers[:MOST_ROWS]
+    count = max((len(values) for _, tables in shown for values in tables.values()), default=0)
+    labels = heads or [str(head) for head in range(count)]
+    notes = [*left_out(len(layers), "layers"), *left_out(len(labels), "heads")]
+    labels = labels[:MOST_ROWS]
+    tables: dict[str, Numbers] = {}
+    for row, (_, each) in enumerate(shown):
+        for name, values in each.items():
+            table = tables.setdefault(name, np.full((len(shown), len(labels)), np.nan))
+            table[row, : len(values)] = values[:MOST_ROWS]
+    return layer_maps(tables, [name for name, _ in shown], labels, title, options, notes)
 
 
 FIGURES: Final[dict[type, Callable[[Any, PictureOptions, Names], Figure]]] = {
     ForwardReply: output_figure,
     StepReply: output_figure,
     WeightsReply: weights_figure,
+    ModelWeightsReply: model_figure,
     AttributionReply: attribution_figure,
     RecordingStatistics: recording_figure,
     ComplexityReply: costs_figure,

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, heading
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply, Attributions
+from attention_contract.schemas.models import LayerWeights
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
 from attention_pictures.figure_style import spaced
@@ -21,7 +22,7 @@ _MAPS = {"gradient_attention": 3, "integrated": 3, "norm": 3, "relevance": 2, "n
 """The dimensions of an attribution to pairs of tokens, of one sequence."""
 
 
-def weights_figure(reply: WeightsReply, options: PictureOptions, names: Names) -> Figure:
+def weights_figure(reply: WeightsReply | LayerWeights, options: PictureOptions, names: Names) -> Figure:
     """Draw weights or their statistics; with ``compare``, what the edits change."""
     differences = reply.differences
     signed, found = differences is not None, differences or reply

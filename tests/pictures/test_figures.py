@@ -17,6 +17,7 @@ from attention_contract.schemas.attention import ForwardReply, Ran, RawForwardRe
 from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.effects import Effects, EffectsReply
+from attention_contract.schemas.models import LayerWeights, ModelRan, ModelWeightsReply, TokenLabelsReply
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
 from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest, RolloutReply, RolloutRequest
@@ -366,3 +367,48 @@ def test_the_pixels_of_a_png_are_limited(media_type):
         assert caught.value.param == "dpi"
     else:
         assert saving_bytes(figure, media_type) == 0
+
+
+def of_a_model(layers, weights=True, several=False):
+    """The reply of a whole model, each layer with two heads over three tokens, of one text or of two."""
+    rng, lead = np.random.default_rng(0), (2,) if several else ()
+    labels = TokenLabelsReply(tokens=["<s>", " the", "\n"], ids=[0, 1, 2], spans=[None, (0, 4), (4, 5)])
+    ran = ModelRan(
+        model="net", architecture="Net", device="cpu", dtype="float32", kernels=["fused"], compute_ms=1, queue_ms=0,
+        peak_bytes=1,
+    )  # fmt: skip
+    made = [
+        LayerWeights(
+            layer=layer, statistics=HeadStatistics(entropy=rng.random((*lead, 2))), queries=np.full(lead, 3),
+            weights=rng.random((*lead, 2, 3, 3), np.float32) if weights else None,
+        )
+        for layer in layers
+    ]  # fmt: skip
+    return ModelWeightsReply(labels=[labels] * 2 if several else labels, ran=ran, layers=made)
+
+
+def words_of(picture):
+    return [text.text for text in ET.fromstring(picture.data).iter(SVG_TEXT)]  # noqa: S314 - made here
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_one_layer_of_a_model_is_drawn_with_its_tokens(several):
+    words = words_of(of_a_model(["cross.1"], several=several).plot(title="net"))
+    assert "net · layer cross.1 · weights · 2 heads · 3 queries × 3 keys" in words
+    assert {"<s>", "the", "'\\n'", "head 1"} <= set(words)
+
+
+@pytest.mark.parametrize("layers", [[0, 1, 2], [0]])
+def test_statistics_of_a_model_are_layers_and_heads(layers):
+    words = words_of(of_a_model(layers, weights=False).plot(title="net"))
+    assert f"net · statistics · {len(layers)} layers" in words
+    assert {"entropy", *map(str, layers)} <= set(words)
+
+
+def test_weights_of_several_layers_are_no_picture():
+    with pytest.raises(InvalidRequest, match="layers: the view head is of one layer"):
+        of_a_model([0, 1]).plot(view="head")
+
+
+def test_the_facts_of_a_models_picture_name_it():
+    assert b"Attention of net" in of_a_model([0]).plot().data

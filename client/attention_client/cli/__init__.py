@@ -71,6 +71,7 @@ app.command()(recording_commands.record)
 app.command()(recording_commands.show)
 app.command()(recording_commands.predict)
 app.add_typer(recording_commands.app, name="recordings")
+app.add_typer(command_table.group("models", "List, load, ask and end the whole models of a server."), name="models")
 app.add_typer(
     command_table.group("sessions", "List, open, show and end the decode sessions of a server."), name="sessions"
 )

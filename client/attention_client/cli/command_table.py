@@ -1,6 +1,8 @@
 """The commands that send one request, each in a row of ``COMMANDS``."""
 
+from base64 import b64encode
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, get_args
 
 import typer
@@ -20,6 +22,33 @@ EACH_HEAD: Final = {"tap": "context", "over": ["heads"], "set": 0}
 def _for_programs(field: str) -> Callable[[str | None, Fields, Ending], None]:
     """Return a function that asks for a large part of the reply if a program reads it."""
     return lambda _, fields, ending: fields.setdefault(field, ending.whole)
+
+
+def _layers(names: list[str], _: str) -> list[int | str]:
+    """Parse numbers of layers, or names as in decoder.3."""
+    return [int(name) if name.isdecimal() else name for name in names]
+
+
+def _images(paths: list[str], _: str) -> list[dict[str, str]]:
+    """Read images from files."""
+    try:
+        return [{"base64": b64encode(Path(path).read_bytes()).decode()} for path in paths]
+    except OSError as fault:
+        raise typer.BadParameter(f"cannot read {fault.filename}: {fault.strerror}", param_hint="--image") from None
+
+
+_OF_TEXTS: Final = {
+    "text": Form(metavar="TEXT"),
+    "tokens": Form(metavar="JSON|FILE", name="--tokens", read=read_json),
+    "layers": Form(list[str], "LAYER", name="--layer", read=_layers),
+    "images": Form(list[str], "FILE", name="--image", read=_images),
+}
+"""Forms of the input of a whole model."""
+
+
+def _looking(_: str | None, fields: Fields, ending: Ending) -> None:
+    fields.setdefault("top_k", 3)
+    fields.setdefault("return_weights", ending.whole or ending.plot is not None)
 
 
 def _sweep_and_differences(_: str | None, fields: Fields, ending: Ending) -> None:
@@ -109,6 +138,22 @@ COMMANDS: Final = {
             "return_association": Form(bool, name="--return-association/--no-return-association"),
         },
     ),
+    "look": RequestCommand(
+        "models.weights", operations.model_weights, positional=("text",), chief="", prepare=_looking,
+        forms=_OF_TEXTS,
+        help="What each head of a whole model looks at in a text: statistics, and its largest weights.\n\n"
+        "With --layer and --head, the keys of every token. -o and --json give the weights too, --plot draws them.",
+    ),
+    "models list": RequestCommand("models.list", operations.list_models),
+    "models show": RequestCommand("models.get", operations.get_model),
+    "models load": RequestCommand("models.load", operations.load_model, positional=("checkpoint",)),
+    "models unload": RequestCommand("models.unload", operations.unload_model),
+    "models forward": RequestCommand(
+        "models.forward", operations.model_forward, positional=("text",), chief="logits",
+        forms=_OF_TEXTS | {"return_": Form(list[str], "TAP", name="--return")},
+        help="What a whole model predicts after a text, and any taps of its layers.",
+    ),
+    "models complexity": RequestCommand("models.complexity", operations.model_complexity),
     "modules list": RequestCommand("modules.list", operations.list_modules),
     "modules show": RequestCommand("modules.get", operations.get_module),
     "modules replace": RequestCommand("modules.replace_parameters", operations.replace_parameters),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 from rich.tree import Tree
 
+from attention_client.cli.model_tables import looked, predicted
 from attention_client.cli.table_output import by_index, facts, flat, line, number, print_out, records, scaled, table
 from attention_client.cli.tensor_arguments import tensors
 from attention_contract.base import WireModel
@@ -26,6 +27,7 @@ from attention_contract.schemas.checkpoints import CheckpointAttention
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.hardware import HardwareInfo, HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
+from attention_contract.schemas.models import ModelForwardReply, ModelInfo, ModelList, ModelWeightsReply
 from attention_contract.schemas.modules import ModuleInfo, Parameter
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
@@ -39,6 +41,7 @@ NEAREST: Final = 3
 _COLUMNS: Final = {
     ModuleInfo: "name version device config.dtype config.d_model config.num_heads=heads config.num_kv_heads=kv_heads "
     "parameter_count=parameters bytes",
+    ModelInfo: "id state architecture dtype device bytes max_length problem",
     CheckpointAttention: "name config.num_heads config.num_kv_heads config.head_dim config.d_model config.spec missing "
     "problem",
     HardwareInfo: "name memory_bytes=memory bandwidth_gb_s=GB/s link_gb_s=link_GB/s "
@@ -287,6 +290,9 @@ _VIEWS: Final[dict[type, Callable[[Any], None]]] = {
     EffectsReply: _effects,
     HardwareList: lambda reply: records(reply.hardware, columns=_COLUMNS[HardwareInfo]),
     HopfieldReply: _retrieved,
+    ModelForwardReply: predicted,
+    ModelList: lambda reply: records(reply.data, columns=_COLUMNS[ModelInfo]),
+    ModelWeightsReply: looked,
     Parameter: _values,
     RecordingStatistics: _recorded,
     RolloutReply: _traced,

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Annotated, Any, Final
@@ -20,12 +21,15 @@ from attention_client.cli.model_options import (
     parameter,
     with_signature,
 )
+from attention_client.cli.model_progress import loading_shown
 from attention_client.cli.reply_output import LOOK, AsJson, Ending, Output, Plot
+from attention_client.client import Client
 from attention_contract.operations import Operation
 
 Module = Annotated[str, typer.Argument(autocompletion=completion.modules, help="A resident module.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its id on the server.")]
-_PLACES = {"name": Module, "id": Id}
+Model = Annotated[str, typer.Argument(autocompletion=completion.models, help="A whole model, such as tiny.")]
+_PLACES = {"name": Module, "id": Id, "model": Model}
 """The parts of an operation's path."""
 Name = Annotated[
     str | None,
@@ -81,6 +85,11 @@ def check_target(name: str | None, fields: Fields, module: type[BaseModel], raw:
         raise typer.BadParameter(f"expected a module's NAME, or {' and '.join(missing)}", param_hint="NAME")
 
 
+def _named(load: Fields) -> str:
+    """Return the name that a checkpoint is loaded under."""
+    return str(load.get("name") or load["checkpoint"].replace("/", "--"))
+
+
 @dataclass(frozen=True)
 class RequestCommand:
     """A command that sends one request and shows its reply."""
@@ -122,7 +131,13 @@ class RequestCommand:
                     send(client, self.call, name, fields)
                 typer.echo(f"deleted {name}")
                 return
-            ending.answer(ctx, lambda client: send(client, self.call, name, fields), self.chief)
+            loaded = name if place == "model" else _named(fields) if self.call == "models.load" else None
+
+            def answer(client: Client) -> Any:
+                with nullcontext() if loaded is None else loading_shown(client, loaded):
+                    return send(client, self.call, name, fields)
+
+            ending.answer(ctx, answer, self.chief)
 
         with_signature(
             run,

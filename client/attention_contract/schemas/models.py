@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Edit, Index, Select, Tap, Taps
+from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.schemas.weights import ClassName, HeadStatistics, StatisticName, TopKeys, WeightsDifferences
@@ -360,7 +361,7 @@ class LayerWeights(WireModel):
     differences: IfRequested[WeightsDifferences] = ABSENT
 
 
-class ModelWeightsReply(ModelReply):
+class ModelWeightsReply(ModelReply, DrawableReply):
     """The weights of each head of each layer."""
 
     layers: list[LayerWeights]

@@ -165,6 +165,8 @@ def _facts(call: Call, operation: Operation[Any], body: Any) -> tuple[dict[str, 
     facts: dict[str, Any] = {"operation": operation.name, "request_id": problems.request_id.get()}
     if operation.path.startswith("/v1/recordings/"):
         return facts | {"recording": call.id}, None
+    if "model" in call.path:
+        return facts | {"model": call.model}, None
     module = call.engine.modules.get(call.name, body.version) if "name" in call.path else None
     if operation.path.startswith("/v1/sessions/"):
         session = call.engine.sessions.registry.get(call.id)

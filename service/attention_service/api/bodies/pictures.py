@@ -17,6 +17,7 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardRequest, Select, token_counts
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionRequest
 from attention_contract.schemas.complexity import ComplexityRequest, Sweep
+from attention_contract.schemas.models import ModelWeightsRequest
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.validation import validate
@@ -75,6 +76,10 @@ def with_needs(request: Any, options: PictureOptions, heads: int | None, past: i
             return request.model_copy(update={"return_weights": False, "top_k": 0})
         pool = _pool(request, past)
         update = {"return_weights": pool is None, "pool": pool, "top_k": 0, "statistics": []}
+    elif isinstance(request, ModelWeightsRequest):
+        _check_palette(options, signed=request.compare is not None)
+        whole = options.view != "statistics" and request.layers != "all" and len(request.layers) == 1
+        return request.model_copy(update={"return_weights": whole, "top_k": 0})
     else:
         return request
     if options.view in {"head", "lines"} and not getattr(request, "average_heads", False):
@@ -140,7 +145,11 @@ async def draw(
     except LookupError:
         limiter = CapacityLimiter(1)
         _one_at_a_time.set(limiter)
-    title = facts.get("module") or (f"recording {facts['recording'][:8]}" if "recording" in facts else "")
+    title = (
+        facts.get("module")
+        or facts.get("model")
+        or (f"recording {facts['recording'][:8]}" if "recording" in facts else "")
+    )
     stated = drawing.facts_of(reply, options) | dict(facts) | {"software": f"attention-service {__version__}"}
     names = drawing.names_of(request, title, facts.get("past", 0))
     async with limiter:

@@ -1,0 +1,134 @@
+"""What the heads of a whole model look at, as tables for people."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_client.cli.table_output import cell, number, print_out, table
+from attention_client.cli.tensor_arguments import tensors
+from attention_contract.schemas.models import (
+    LayerWeights,
+    ModelForwardReply,
+    ModelRan,
+    ModelWeightsReply,
+    TokenLabelsReply,
+)
+from attention_contract.schemas.weights import TopKeys
+
+_PAIRS: Final = 3
+"""Pairs of tokens that one row names."""
+_FEW: Final = 6
+"""The most heads for which a table has a row for each token and a column for each head."""
+
+
+def looked(reply: ModelWeightsReply) -> None:
+    """Print a row for each head: its statistics, and the pairs of tokens with its largest weights.
+
+    Of a few heads, print a row for each token too, with the keys that each of them attends to.
+    """
+    for text, labels in _texts(reply.labels):
+        if text is not None:
+            print_out(f"text {text}", "bold")
+        heads = [*_heads(reply, text)]
+        tokens = [readable(token) for token in labels.tokens]
+        rows = reply.names.queries
+        queries = tokens if rows is None else [tokens[int(row)] for row in rows]
+        table(
+            {"layer": str(layer.layer), "head": head} | told | {"largest weights": _pairs(top, queries, tokens)}
+            for layer, head, told, top in heads
+        )
+        if len(heads) <= _FEW and all(top is not None for *_, top in heads):
+            print_out("")
+            table(
+                {"token": query}
+                | {f"{layer.layer}.{head}": _keys(top, at, tokens) for layer, head, _, top in heads if top is not None}
+                for at, query in enumerate(queries)
+            )
+    model_ran(reply.ran)
+
+
+def predicted(reply: ModelForwardReply) -> None:
+    """Print a row for each prediction: the token, and those that follow it or stand in its place."""
+    labels = [labels for _, labels in _texts(reply.labels)]
+    table(
+        {
+            "text": str(each.text) if len(labels) > 1 else "",
+            "token": f"{each.position} {readable(labels[each.text].tokens[each.position])}",
+            "probability": "  ".join(
+                f"{readable(token.token)} ({token.probability:.3f}{_before(token.unedited_probability)})"
+                for token in each.top
+            ),
+            "divergence": "" if each.divergence is None else number(each.divergence),
+        }
+        for each in reply.predictions
+    )
+    table(
+        {"layer": str(layer.layer), "tensor": name, "shape": str([*array.shape])}
+        for layer in reply.layers
+        for name, array in tensors(layer).items()
+    )
+    model_ran(reply.ran)
+
+
+def model_ran(told: ModelRan) -> None:
+    """Print one line on what ran."""
+    loaded = f", loaded in {told.load_ms / 1000:.3g} s" if told.load_ms else ""
+    print_out(
+        f"{told.model} ({told.architecture}) on {told.device} in {told.dtype}: {told.compute_ms:.3g} ms "
+        f"(queued {told.queue_ms:.3g}){loaded}, {', '.join(told.kernels)}",
+        "dim",
+    )
+
+
+def readable(token: str) -> str:
+    """Return a token without the space before it; of white space, as a program writes it."""
+    return cell("token", token.strip()) or repr(token)
+
+
+def _before(unedited: float | None) -> str:
+    return "" if unedited is None else f", unedited {unedited:.3f}"
+
+
+def _texts(labels: TokenLabelsReply | Sequence[TokenLabelsReply]) -> Iterator[tuple[int | None, TokenLabelsReply]]:
+    """Yield each text's number, None for the only one, and its tokens."""
+    if isinstance(labels, TokenLabelsReply):
+        yield None, labels
+        return
+    yield from enumerate(labels)
+
+
+def _heads(
+    reply: ModelWeightsReply, text: int | None
+) -> Iterator[tuple[LayerWeights, str, dict[str, str], tuple[NDArray[Any], NDArray[Any]] | None]]:
+    """Yield the layer, the label, the statistics and the top keys with their weights of each head that is asked for."""
+    for layer in reply.layers:
+        every = {name: each if text is None else each[text] for name, each in tensors(layer.statistics).items()}
+        count = len(next(iter(every.values()), ()))
+        for at, head in enumerate(reply.names.heads or range(count)):
+            told = {name.replace("_", " "): number(each[head]) for name, each in every.items() if each.ndim == 1}
+            yield layer, str(head), told, None if layer.top is None else _top(layer.top, text, at)
+
+
+def _top(top: TopKeys, text: int | None, head: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    keys, weights = (top.keys, top.weights) if text is None else (top.keys[text], top.weights[text])
+    return keys[head], weights[head].astype(np.float64)
+
+
+def _pairs(top: tuple[NDArray[Any], NDArray[Any]] | None, queries: Sequence[str], tokens: Sequence[str]) -> str:
+    """Name the largest weights of queries that had a choice: the first query of a causal model has none."""
+    if top is None:
+        return ""
+    keys, weights = top
+    firm = [(weights[query, 0], query, keys[query, 0]) for query in range(len(queries)) if (keys[query] >= 0).sum() > 1]
+    return "  ".join(
+        f"{queries[query]} → {tokens[key]} ({weight:.2f})" for weight, query, key in sorted(firm, reverse=True)[:_PAIRS]
+    )
+
+
+def _keys(top: tuple[NDArray[Any], NDArray[Any]], query: int, tokens: Sequence[str]) -> str:
+    keys, weights = top
+    return "  ".join(
+        f"{tokens[key]} ({weight:.2f})" for key, weight in zip(keys[query], weights[query], strict=True) if key >= 0
+    )

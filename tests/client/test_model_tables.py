@@ -1,0 +1,135 @@
+"""What the heads of a model look at, as tables: of one text and of several, of all heads and of a few."""
+
+import time
+
+import numpy as np
+
+from attention_client.cli import model_progress
+from attention_client.cli.model_tables import looked, predicted, readable
+from attention_contract.errors import ModelNotFound
+from attention_contract.request_names import names_of
+from attention_contract.schemas.attention import Select
+from attention_contract.schemas.models import (
+    LayerTaps,
+    LayerWeights,
+    LikelyToken,
+    ModelForwardReply,
+    ModelInfo,
+    ModelRan,
+    ModelWeightsReply,
+    ModelWeightsRequest,
+    Prediction,
+    TokenLabelsReply,
+)
+from attention_contract.schemas.weights import HeadStatistics, TopKeys
+
+RAN = ModelRan(
+    model="net", architecture="Net", device="cpu", dtype="float32", kernels=["fused"], compute_ms=1, queue_ms=0,
+    load_ms=1500, peak_bytes=1,
+)  # fmt: skip
+LABELS = TokenLabelsReply(tokens=["<s>", " the", "\n"], ids=[0, 1, 2], spans=[None, (0, 4), (4, 5)])
+KEYS = np.array([[[0, -1], [0, 1], [1, 2]], [[0, -1], [1, 0], [2, 0]]])
+WEIGHTS = np.array([[[1, 0], [0.75, 0.25], [0.6, 0.3]], [[1, 0], [0.5, 0.5], [0.9, 0.1]]], np.float32)
+
+
+def layer(name, entropy, heads=slice(None), several=False):
+    wrap = (lambda x: np.stack([x, x])) if several else (lambda x: x)
+    return LayerWeights(
+        layer=name, statistics=HeadStatistics(entropy=wrap(np.array(entropy))), queries=wrap(np.array(3)),
+        top=TopKeys(keys=wrap(KEYS[heads]), weights=wrap(WEIGHTS[heads])),
+    )  # fmt: skip
+
+
+def reply(layers, request=None, labels=LABELS):
+    made = ModelWeightsReply(labels=labels, ran=RAN, layers=layers)
+    object.__setattr__(made, "_names", names_of(request or ModelWeightsRequest(text="the\n"), "net"))
+    return made
+
+
+def test_a_row_for_each_head_has_its_statistics_and_its_largest_weights(capsys):
+    looked(reply([layer(0, [0.5, 0.25]), layer("cross.1", [0.125, 1.5])]))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][:3] == ["layer", "head", "entropy"]
+    assert rows[1] == ["0", "0", "0.5", "the", "→", "<s>", "(0.75)", "'\\n'", "→", "the", "(0.60)"]
+    assert rows[4][:3] == ["cross.1", "1", "1.5"]
+    told = " ".join(rows[-1])
+    assert told == "net (Net) on cpu in float32: 1 ms (queued 0), loaded in 1.5 s, fused"
+    assert rows[6] == ["token", "0.0", "0.1", "cross.1.0", "cross.1.1"], "few heads: a row for each token"
+    assert rows[8][:9] == ["the", "<s>", "(0.75)", "the", "(0.25)", "the", "(0.50)", "<s>", "(0.50)"]
+
+
+def test_a_selected_head_keeps_its_number(capsys):
+    request = ModelWeightsRequest(text="the\n", select=Select(heads=[1]))
+    looked(reply([layer(0, [0.5, 0.25], heads=slice(1, 2))], request))
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split()[:3] == ["0", "1", "0.25"]
+    assert "0.1" in out.splitlines()[3]
+    assert "0.0" not in out.splitlines()[3]
+
+
+def test_selected_rows_have_their_tokens(capsys):
+    request = ModelWeightsRequest(text="the\n", select=Select(heads=[0], queries=[1]))
+    whole = layer(0, [0.5, 0.25])
+    top = TopKeys(keys=KEYS[:1, 1:2], weights=WEIGHTS[:1, 1:2])
+    looked(reply([whole.model_copy(update={"top": top})], request))
+    assert "the    <s> (0.75)  the (0.25)" in capsys.readouterr().out
+
+
+def test_each_text_of_a_batch_has_its_tables(capsys):
+    looked(reply([layer(0, [0.5, 0.25], several=True)], labels=[LABELS, LABELS]))
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("text")] == ["text 0", "text 1"]
+    assert out.count("the → <s> (0.75)") == 2
+
+
+def test_statistics_alone_are_a_table_too(capsys):
+    bare = layer(0, [0.5, 0.25])
+    looked(reply([LayerWeights(layer=0, statistics=bare.statistics, queries=bare.queries)]))
+    assert "largest" not in capsys.readouterr().out
+
+
+def test_predictions_name_their_token_and_the_unedited_probability(capsys):
+    likely = LikelyToken(token=" mat", id=7, logit=1, probability=0.5, unedited_probability=0.25, unedited_logit=0)
+    taps = LayerTaps(layer=0, hidden=np.zeros((3, 8), np.float32))
+    found = Prediction(text=0, position=1, top=[likely], divergence=0.125)
+    predicted(ModelForwardReply(labels=LABELS, ran=RAN, predictions=[found], layers=[taps]))
+    out = capsys.readouterr().out
+    assert "1 the  mat (0.500, unedited 0.250)       0.125" in out
+    assert "hidden  [3, 8]" in out
+
+
+def test_tokens_are_readable():
+    assert [readable(token) for token in (" the", "\n", "  ", "<s>")] == ["the", "'\\n'", "'  '", "<s>"]
+
+
+class Loading:
+    """A client whose model loads."""
+
+    def __init__(self):
+        self.models, self.told = self, []
+
+    def get(self, model, retries):
+        self.told.append(model)
+        if len(self.told) == 1:
+            raise ModelNotFound("not yet")
+        progress = 0.25 * len(self.told)
+        state = "loading" if progress < 1 else "resident"
+        return ModelInfo(id=model, created=1, checkpoint="net", state=state, progress=progress)
+
+
+def test_a_bar_shows_the_progress_of_a_model_that_loads(monkeypatch):
+    client, drawn = Loading(), []
+    monkeypatch.setattr(model_progress, "_SECONDS", 0.01)
+    monkeypatch.setattr(model_progress.Progress, "update", lambda _, task, completed: drawn.append(completed))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with model_progress.loading_shown(client, "net"):
+        while len(client.told) < 6:
+            time.sleep(0.01)
+    assert drawn[:4] == [0.5, 0.75, 1.0, 1.0]
+
+
+def test_nothing_is_asked_where_nobody_watches():
+    client = Loading()
+    with model_progress.loading_shown(client, "net"):
+        time.sleep(0.01)
+    assert client.told == []

@@ -47,6 +47,7 @@ async def keep_within_budget(engine: Engine) -> None:
         await asyncio.sleep(_LOOK_S)
         if not shared:
             await asyncio.to_thread(engine.device.look_at_pinned, _PINNED_KEPT)
+            budget.wake()  # there may be room now
         before = resident_bytes()
         if before <= own + budget.total:
             _note(budget, 0)

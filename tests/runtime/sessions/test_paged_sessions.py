@@ -9,13 +9,14 @@ import torch
 from tests.core.kv_cache.paged_flash import as_on_a_gpu, paged_flash
 from tests.runtime.sessions.session_tree import D_MODEL, Tree, check_counts, close, create, engine_of, uncached
 
-from attention_contract.schemas.sessions import OpenSession, StepRequest, StepsRequest
+from attention_contract.schemas.sessions import ForkSession, OpenSession, StepRequest, StepsRequest
 from attention_contract.validation import validate
 from attention_service.core.kv_cache import slab
 from attention_service.core.kv_cache.slab import PageKind
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling import batches
 from attention_service.runtime.sessions import live_sessions, pages, step_operation
+from attention_service.runtime.sessions.decode_session import page_kind
 from attention_service.runtime.sessions.step import writable
 
 CAUSAL = {"masks": [{"name": "causal"}]}
@@ -72,17 +73,44 @@ async def test_steps_of_64_sessions_are_one_call(engine, calls, monkeypatch):
         close(fields["output"], (await uncached(engine, "m", x, x.shape[1] - 1)).output, "bfloat16")
 
 
-async def test_sessions_that_outgrow_a_slab_share_few(engine, calls, monkeypatch):
+async def test_sessions_that_outgrow_a_slab_go_on_whole_in_another(engine, calls, monkeypatch):
     monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 1)
     ids = [(await engine.sessions.open("m", OpenSession())).session for _ in range(16)]
-    inputs = [tokens(300, seed) for seed in range(16)]
-    await stepped(engine, ids, inputs)
+    inputs = [tokens(513, seed) for seed in range(16)]
+    await stepped(engine, ids, [x[:, :512] for x in inputs])  # two pages each
     (slabs,) = engine.sessions.pool._slabs.values()
-    assert [len(each.users) for each in slabs] == [2, 2, 4, 8, 16]
+    assert [len(each.users) for each in slabs] == [2, 6, 24]
     calls.clear()
-    await stepped(engine, ids, [x[:, :1] for x in inputs])
-    assert sum(call.sequences for call in calls) == 16
-    assert len(calls) == 5
+    replies = await stepped(engine, ids, [x[:, 512:] for x in inputs])
+    assert sum(call.sequences for call in calls) == 16  # none by products
+    for ident in ids:
+        (table,) = engine.sessions.registry.get(ident).tables
+        assert len({id(span.slab) for span in table.spans}) == 1
+    for reply, x in zip(replies, inputs, strict=True):
+        close(reply.output, (await uncached(engine, "m", x, 512)).output, "bfloat16")
+
+
+async def test_a_fork_that_outgrows_its_slab_stays_beside_the_pages_that_it_shares(engine, calls, monkeypatch):
+    monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 1)
+    ident, x = (await engine.sessions.open("m", OpenSession())).session, tokens(513, 0)
+    await stepped(engine, [ident], [x[:, :512]])
+    fork = await engine.sessions.fork(ident, ForkSession())
+    calls.clear()
+    (reply,) = await stepped(engine, [fork.session], [x[:, 512:]])
+    assert not calls  # its pages lie in two slabs
+    assert engine.sessions.info(fork.session).shared_bytes == 2 * engine.sessions.pool.bytes // 3
+    close(reply.output, (await uncached(engine, "m", x, 512)).output, "bfloat16")
+
+
+async def test_a_session_that_outgrows_its_slab_takes_no_more_than_it_must_where_memory_is_short(engine, monkeypatch):
+    monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 1)
+    ident, x = (await engine.sessions.open("m", OpenSession())).session, tokens(513, 0)
+    await stepped(engine, [ident], [x[:, :512]])
+    page = page_kind(engine.library.get("m")).page_bytes
+    monkeypatch.setattr(engine.sessions.pool, "_room", lambda: page)
+    (reply,) = await stepped(engine, [ident], [x[:, 512:]])
+    assert engine.sessions.pool.held == engine.sessions.pool.bytes == 3 * page
+    close(reply.output, (await uncached(engine, "m", x, 512)).output, "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -122,6 +150,18 @@ async def test_a_session_leaves_for_the_memory_that_another_kind_of_page_needs(e
     assert engine.sessions.pool.held <= held + 2**14
     assert engine.budget.available >= 0
     assert first not in {session.id for session in engine.sessions.registry.live}
+
+
+async def test_a_trial_that_fails_with_its_device_decides_nothing(engine, monkeypatch):
+    def broken(self):
+        raise RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")
+
+    monkeypatch.setattr(engine.device, "is_cuda", True)
+    monkeypatch.setattr(Device, "await_parameters", lambda self: None)
+    monkeypatch.setattr(Device, "probe", broken)
+    monkeypatch.setattr(live_sessions, "paged_fault", lambda device: "CUBLAS_STATUS_EXECUTION_FAILED")
+    with pytest.raises(RuntimeError, match="CUBLAS"):
+        await engine.sessions.choose_kernel()
 
 
 @pytest.mark.parametrize("fault", [None, "no such kernel"])

@@ -2,7 +2,7 @@
 
 It is called as PyTorch's own operation: ``torch.nn.attention.varlen`` would load PyTorch's compiler and launch one more
 kernel. Sequences in one call are not split among thread blocks, so that each gets the same bits whatever runs beside
-it. A sequence alone is split, without which it would leave most of a GPU idle.
+it. A sequence alone in a call is split, without which it would leave most of a GPU idle.
 
 Source: Kwon et al. 2023, section 4; Dao 2023 (FlashAttention-2).
 """
@@ -65,10 +65,10 @@ def attend_by_pages(q: Tensor, tables: Sequence[Table], scale: float, left: int 
     parts = to_device(host, q.device).split_with_sizes([part.size for part in numbers])
     rows = q.transpose(1, 2)  # [S, Q, H, D]
     if len(calls) == 1:
-        return calls[0].run(rows, parts, scale, left, splits=None if len(tables) == 1 else 1).transpose(1, 2)
+        return calls[0].run(rows, parts, scale, left).transpose(1, 2)
     sorted_rows = rows.index_select(0, parts[-2]).split_with_sizes([call.sequences for call in calls])
     found = [
-        call.run(own, parts[4 * index : 4 * index + 4], scale, left, splits=1)
+        call.run(own, parts[4 * index : 4 * index + 4], scale, left)
         for index, (call, own) in enumerate(zip(calls, sorted_rows, strict=True))
     ]
     return torch.cat(found).index_select(0, parts[-1]).transpose(1, 2)
@@ -97,15 +97,14 @@ class _Call:
     def sequences(self) -> int:
         return len(self.numbers[3])
 
-    def run(
-        self, rows: Tensor, numbers: Sequence[Tensor], scale: float, left: int | None, splits: int | None
-    ) -> Tensor:
-        """Return the contexts ``[S, Q, H, D]`` of queries of that shape. ``splits`` None leaves it to the kernel."""
+    def run(self, rows: Tensor, numbers: Sequence[Tensor], scale: float, left: int | None) -> Tensor:
+        """Return the contexts ``[S, Q, H, D]`` of queries of that shape."""
         whole = left is None or left >= self.longest - 1
         causal = whole and self.queries > 1
         # Without a border on the right the kernel reads each key once for the heads of a group; one query needs none.
         right = -1 if whole and self.queries == 1 else 0
         by_query, by_key, lengths, block_table, *_ = numbers
+        splits = None if self.sequences == 1 else 1  # None: as many as the kernel likes
         context, *_ = torch.ops.aten._flash_attention_forward(
             rows.flatten(0, 1), _pages_of(self.slab.keys), _pages_of(self.slab.values),
             by_query, by_key, self.queries, self.longest, 0.0, causal, False,

@@ -50,13 +50,38 @@ class BlockTable:
     def reserve(self, tokens: int) -> None:
         """Take pages for this many more tokens."""
         if missing := self.missing(tokens):
-            after = self._spare[-1] if self._spare else pages_of(self.spans[-1]) if self.spans else None
-            for pages in self._pool.take(self._kind, missing, after):
+            end = self._spare[-1] if self._spare else pages_of(self.spans[-1]) if self.spans else None
+            if end is not None and not self._kind.is_mapped and end.slab.unused < missing and self._move(tokens):
+                return
+            for pages in self._pool.take(self._kind, missing, end):
                 last = self._spare[-1] if self._spare else None
                 if last is not None and last.slab is pages.slab and last.stop == pages.first:
                     self._spare[-1] = Pages(last.slab, last.first, last.count + pages.count)
                 else:
                     self._spare.append(pages)
+
+    def _move(self, tokens: int) -> bool:
+        """Copy the tokens into one slab, with room for this many more: a sequence in one slab is read in place.
+
+        False if others use its pages too, or if no slab has room.
+        """
+        if any((each.slab.users[each.first : each.stop] > 1).any() for each in self.pages):
+            return False
+        taken = self._pool.take_together(self._kind, -(-(self.tokens + tokens) // self._page))
+        if not taken:
+            return False
+        slots = [Span(each.slab, each.first * self._page, each.count * self._page) for each in taken]
+        spans, start = first_of(slots, self.tokens), 0
+        for span in spans:
+            slot = span.start
+            for part in first_of(after(self.spans, start), span.tokens):
+                _copy(part, Span(span.slab, slot, part.tokens))
+                slot += part.tokens
+            start += span.tokens
+        self.clear()
+        self._hold(merged(spans))
+        self._spare = [pages_of(rest) for rest in after(slots, self.tokens + self._tail)]
+        return True
 
     def writable(self, tokens: int) -> tuple[Span, ...]:
         """The slots of the next tokens. Takes pages, and copies the last page if others use it."""
@@ -169,11 +194,15 @@ class BlockTable:
             self._spare.insert(0, Pages(spare.slab, spare.first + 1, spare.count - 1))
         source = Span(last.slab, start, last.stop - start)
         copy = Span(spare.slab, spare.first * self._page + start % self._page, source.tokens)
-        copy.keys.copy_(source.keys)
-        copy.values.copy_(source.values)
+        _copy(source, copy)
         self._pool.give_back(Pages(last.slab, page, 1))
         kept = [Span(last.slab, last.start, start - last.start)] if start > last.start else []
         self._hold(merged([*self.spans[:-1], *kept, copy]))
+
+
+def _copy(source: Span, into: Span) -> None:
+    into.keys.copy_(source.keys)
+    into.values.copy_(source.values)
 
 
 def pages_of(span: Span) -> Pages:

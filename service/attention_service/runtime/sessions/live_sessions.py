@@ -100,6 +100,8 @@ class Sessions:
         if not device.is_cuda:
             return
         fault = await self._runner.executor.call(partial(paged_fault, device.torch))
+        if fault is not None:  # of the kernel, or of a device that computes nothing any more
+            await self._runner.executor.call(device.probe)
         self.pool.paged = fault is None
         if fault is None:
             log.info("steps of sessions in half types read their pages by PyTorch's kernel for block tables")

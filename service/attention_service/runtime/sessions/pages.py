@@ -78,6 +78,10 @@ class PagePool:
             count -= here
         return taken
 
+    def take_together(self, kind: PageKind, count: int) -> list[Pages]:
+        """Take unused pages of one slab, made for them if none has so many; none if memory is short for it."""
+        return [] if self._slab_for(kind, count, None) is None else self.take(kind, count)
+
     def spare_bytes(self, kind: PageKind) -> int:
         """Bytes of unused pages whose memory is taken nevertheless: those of slabs that take it all at once."""
         return 0 if kind.is_mapped else sum(slab.unused for slab in self._slabs.get(kind, ())) * kind.page_bytes
@@ -164,20 +168,21 @@ class PagePool:
     def _slab_for(self, kind: PageKind, wanted: int, after: Pages | None) -> Slab | None:
         """A slab with so many unused pages, wherever they lie: a sequence in one slab is read in place.
 
-        That of the sequence's last pages if it has them, or a new one if none has. A new one is as large as all of its
-        kind before it, so that they stay few; then as small as it must be. None if memory is short for that too.
+        That of the sequence's last pages if it has them, or a new one if none has. A new one is three times as large as
+        all of its kind before it, so that they stay few, but takes no more than half of the room unless it must. None
+        if memory is short for that too.
         """
         slabs = self._slabs.setdefault(kind, [])
         if after is not None and after.slab.unused >= wanted:
             return after.slab
-        if slabs and (most := max(slabs, key=lambda slab: slab.unused)).unused >= wanted:
-            return most
-        fitting = None if self._room is None else self._room() // kind.page_bytes
-        if fitting is not None and fitting < wanted:
+        if slabs and (emptiest := max(slabs, key=lambda slab: slab.unused)).unused >= wanted:
+            return emptiest
+        room = self._limit if self._room is None else self._room()
+        if room < wanted * kind.page_bytes:
             return None
-        usual = max(LEAST_SLAB_BYTES // kind.page_bytes, sum(len(slab.users) for slab in slabs))
-        size = max(min(usual, self._limit // _LEAST_SLABS // kind.page_bytes), wanted)
-        return self._new_slab(kind, size if fitting is None else min(size, fitting))
+        usual = max(LEAST_SLAB_BYTES, 3 * sum(slab.grain_bytes for slab in slabs))
+        most = min(self._limit // _LEAST_SLABS, (self._limit - self.held) // 2, room // 2)
+        return self._new_slab(kind, max(min(usual, most) // kind.page_bytes, wanted))
 
     def _new_slab(self, kind: PageKind, pages: int) -> Slab:
         slab = Slab.of(kind, pages, paged=self.paged)

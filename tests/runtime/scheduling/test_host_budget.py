@@ -11,6 +11,7 @@ from attention_contract.errors import NeverFits, OverBudget, Overloaded
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_contract.schemas.sessions import OpenSession
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.api import residency
 from attention_service.runtime.device import torch_device
@@ -18,6 +19,7 @@ from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward, gradients, weights
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.sessions import step
 
 GB = 10**9
 HOST = 16 * GB
@@ -127,6 +129,24 @@ async def test_modules_are_made_on_both(engine, monkeypatch):
     ((on_device, on_host),) = seen
     assert on_device == on_host >= 4 * 64 * 64 * 4
     assert engine.budget.available < 64 * GB
+
+
+async def test_the_cache_of_a_session_is_read_with_memory_of_the_host(engine, monkeypatch):
+    await engine.modules.create(CreateModule(name="m", config=ModuleConfig(d_model=64, num_heads=2)))
+    past = np.ones((1, 2, 100, 32), np.float32)
+    session = (await engine.sessions.open("m", OpenSession(past_key=past, past_value=past))).session
+    seen, real = [], step.past_of
+
+    def past_of(session):
+        seen.append((engine.budget.in_flight, engine.host.in_flight))
+        return real(session)
+
+    monkeypatch.setattr(step, "past_of", past_of)
+    cache = await engine.sessions.cache(session)
+    np.testing.assert_array_equal(cache.past_key, past)
+    ((on_device, on_host),) = seen
+    assert on_device == 0
+    assert on_host >= 2 * past.nbytes
 
 
 async def test_pinned_memory_counts_and_goes_back(engine, device, monkeypatch):

@@ -269,11 +269,11 @@ class Sessions:
         """Return the keys and values that a session holds."""
         async with self.registry.turn(id) as session:
             need = 2 * len(session.tables) * session.held * page_kind(session.module).token_bytes
-            await self._runner.budget.acquire(need)
+            await self._runner.host.acquire(need)
             try:
                 past = await self._runner.in_thread(partial(step.past_of, session))
             finally:
-                self._runner.budget.release(need)
+                self._runner.host.release(need)
             return SessionCache(session=session.id, version=session.module.version, length=session.length, **past)
 
     async def replace_cache(self, id: str, request: ReplaceCache) -> SessionInfo:  # noqa: A002

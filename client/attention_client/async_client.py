@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 import anyio
 import httpx
 
+from attention_client import replies
 from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Awaited
 from attention_client.client_base import ClientBase, Exchange
@@ -77,6 +78,43 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
         except httpx.RequestError as fault:
             raise exchange.attempts.error(fault, response) from fault
         return exchange.reply(response, content)
+
+    async def pieces(self, call: Call[ReplyT]) -> AsyncIterator[ReplyT]:
+        """Send a call whose reply comes as server-sent events, and yield each when it comes.
+
+        A fault before the first one is repeated as by ``send``.
+        """
+        exchange = Exchange.of(call, self._policy)
+        while True:
+            try:
+                response = await self._begun(exchange)
+                break
+            except AttentionError as fault:
+                seconds = exchange.attempts.wait_after(fault)
+            await anyio.sleep(seconds)
+        try:
+            async for line in response.aiter_lines():
+                exchange.attempts.check()
+                if (piece := replies.piece_of(call, response, line)) is not None:
+                    yield piece
+        except httpx.RequestError as fault:
+            raise exchange.attempts.error(fault, response) from fault
+        finally:
+            await response.aclose()
+
+    async def _begun(self, exchange: Exchange[ReplyT]) -> httpx.Response:
+        """The response to one attempt, whose pieces are still to come. Raises the error that it holds."""
+        response = None
+        try:
+            response = await self._http.send(exchange.request(self._http, self._address, AsyncBody), stream=True)
+            if not response.is_success:
+                try:
+                    exchange.reply(response, bytearray(await response.aread()))
+                finally:
+                    await response.aclose()
+        except httpx.RequestError as fault:
+            raise exchange.attempts.error(fault, response) from fault
+        return response
 
     async def raw(
         self, method: Callable[P, Awaitable[AnswerT]], /, *args: P.args, **kwargs: P.kwargs

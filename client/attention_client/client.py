@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
 import httpx
 
+from attention_client import replies
 from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Blocking
 from attention_client.client_base import ClientBase, Exchange
@@ -83,6 +84,43 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
         except httpx.RequestError as fault:
             raise exchange.attempts.error(fault, response) from fault
         return exchange.reply(response, content)
+
+    def pieces(self, call: Call[ReplyT]) -> Iterator[ReplyT]:
+        """Send a call whose reply comes as server-sent events, and yield each when it comes.
+
+        A fault before the first one is repeated as by ``send``.
+        """
+        exchange = Exchange.of(call, self._policy)
+        while True:
+            try:
+                response = self._begun(exchange)
+                break
+            except AttentionError as fault:
+                seconds = exchange.attempts.wait_after(fault)
+            time.sleep(seconds)
+        try:
+            for line in response.iter_lines():
+                exchange.attempts.check()
+                if (piece := replies.piece_of(call, response, line)) is not None:
+                    yield piece
+        except httpx.RequestError as fault:
+            raise exchange.attempts.error(fault, response) from fault
+        finally:
+            response.close()
+
+    def _begun(self, exchange: Exchange[ReplyT]) -> httpx.Response:
+        """The response to one attempt, whose pieces are still to come. Raises the error that it holds."""
+        response = None
+        try:
+            response = self._http.send(exchange.request(self._http, self._address, Body), stream=True)
+            if not response.is_success:
+                try:
+                    exchange.reply(response, bytearray(response.read()))
+                finally:
+                    response.close()
+        except httpx.RequestError as fault:
+            raise exchange.attempts.error(fault, response) from fault
+        return response
 
     def raw(self, method: Callable[P, AnswerT], /, *args: P.args, **kwargs: P.kwargs) -> RawResponse[AnswerT]:
         """Call a method of this client and return status, headers and body of the response beside the reply.

@@ -2,7 +2,7 @@
 
 import time
 from email.utils import parsedate_to_datetime
-from typing import cast
+from typing import Any, cast
 
 import httpx
 
@@ -24,7 +24,7 @@ from attention_contract.operations import Operation
 from attention_contract.request_names import names_of
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.drawable_replies import DrawableReply
-from attention_contract.wire import MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
+from attention_contract.wire import EVENTS, JSON, MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
 
 
 def read(call: Call[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
@@ -40,6 +40,16 @@ def read(call: Call[ReplyT], response: httpx.Response, body: bytearray) -> Reply
     return reply
 
 
+def piece_of(call: Call[ReplyT], response: httpx.Response, line: str) -> ReplyT | None:
+    """Return the object of a line of server-sent events; None for another line. Raises the error that it holds."""
+    if not line.startswith("data: {"):
+        return None
+    body = bytearray(line.removeprefix("data: ").encode())
+    if line.startswith('data: {"error":'):
+        raise _problem(response, body) or _unexpected(response, EVENTS, body)
+    return cast("ReplyT", _read_body(call.operation, response, body, JSON))
+
+
 def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.is_success:
@@ -50,9 +60,13 @@ def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearra
         return cast("ReplyT", Picture(media_type=media_type, data=bytes(body)))
     if media_type not in MEDIA_TYPES:
         raise _unexpected(response, media_type, body)
+    return cast("ReplyT", _read_body(operation, response, body, media_type))
+
+
+def _read_body(operation: Operation[Any], response: httpx.Response, body: bytearray, media_type: str) -> WireModel:
     model = cast("type[WireModel]", operation.reply)
     try:
-        return cast("ReplyT", from_body(model, memoryview(body), media_type, "reply"))
+        return from_body(model, memoryview(body), media_type, "reply")
     except (Unreadable, InvalidRequest) as fault:
         raise UnexpectedReply(
             f"the reply does not read as {model.__name__}: {fault.detail}{_versions(response)}",
@@ -72,7 +86,7 @@ def _versions(response: httpx.Response) -> str:
 
 
 def _error(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
-    error = _problem(response, body) if media_type == PROBLEM_MEDIA_TYPE else None
+    error = _problem(response, body) if media_type in {PROBLEM_MEDIA_TYPE, JSON} else None
     if error is None:
         error = _unexpected(response, media_type, body)
     if isinstance(error, NotFound | InvalidRequest | MethodNotAllowed):
@@ -86,10 +100,16 @@ def _error(response: httpx.Response, media_type: str, body: bytearray) -> Attent
 
 
 def _problem(response: httpx.Response, body: bytearray) -> AttentionError | None:
+    """Return the error of a problem document, or of OpenAI's object of an error."""
     try:
-        return from_problem(response.status_code, from_json(memoryview(body)))
+        told = from_json(memoryview(body))
     except Unreadable:
         return None
+    if isinstance(error := told.get("error"), dict):
+        told = error | {"detail": error.get("message")}
+    elif response.headers.get("content-type", "").startswith(JSON):
+        return None
+    return from_problem(response.status_code, told)
 
 
 def _unexpected(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:

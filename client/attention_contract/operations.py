@@ -19,6 +19,7 @@ from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import models as n
 from attention_contract.schemas import modules as m
+from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import rollout as o
 from attention_contract.schemas import server as s
@@ -306,6 +307,21 @@ model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", n.ModelComplexityRequest, n.ModelComplexityReply,
     "The cost of a text or a generation by a whole model",
     (*READS_BODY, *OF_MODEL), example={"length": 512, "new_tokens": 64}, scopes=ASK,
+)  # fmt: skip
+create_chat_completion = Operation(
+    "create_chat_completion", "POST", "/v1/chat/completions", i.ChatCompletionRequest, i.ChatCompletion,
+    "The answer of a whole model to a conversation, as OpenAI's API has it, with the attention that chose each token",
+    (*READS_BODY, *OF_MODEL, *WRITES), example=i.EXAMPLE_CHAT, scopes=INFER,
+)  # fmt: skip
+create_completion = Operation(
+    "create_completion", "POST", "/v1/completions", i.CompletionRequest, i.Completion,
+    "The continuation of a text by a whole model, as OpenAI's API has it, with the attention that chose each token",
+    (*READS_BODY, *OF_MODEL, *WRITES), example=i.EXAMPLE_TEXT, scopes=INFER,
+)  # fmt: skip
+create_embedding = Operation(
+    "create_embedding", "POST", "/v1/embeddings", i.EmbeddingRequest, i.Embeddings,
+    "One vector a text by a whole model, as OpenAI's API has it",
+    (*READS_BODY, *OF_MODEL), example={"model": "tiny", "input": "the cat sat on the mat"}, scopes=INFER,
 )  # fmt: skip
 list_recordings = Operation(
     "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording", scopes=SEE,

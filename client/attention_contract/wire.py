@@ -30,6 +30,8 @@ VERSION_HEADER: Final = "attention-version"
 """The header of every response that tells the server's version."""
 JSON: Final = "application/json"
 SAFETENSORS: Final = "application/vnd.safetensors"
+EVENTS: Final = "text/event-stream"
+"""Server-sent events: objects of OpenAI's API, as they are made."""
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
 PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png", "application/pdf": "pdf"}
 """Media types of replies that can be drawn, and the ending of their files."""
@@ -72,6 +74,6 @@ def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding 
 
 
 __all__ = [
-    "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "SAFETENSORS", "from_body", "from_json", "from_safetensors",
-    "request_from_body", "to_body", "to_json", "to_safetensors",
+    "EVENTS", "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "SAFETENSORS", "from_body", "from_json",
+    "from_safetensors", "request_from_body", "to_body", "to_json", "to_safetensors",
 ]  # fmt: skip

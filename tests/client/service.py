@@ -25,6 +25,7 @@ from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import models as l
 from attention_contract.schemas import modules as m
+from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import rollout as o
 from attention_contract.schemas import server as s
@@ -61,6 +62,9 @@ EXAMPLES = {
     "model_forward": (("net", "the cat"), {"return_": ["weights"]}, "/v1/models/net/forward"),
     "model_weights": (("net", ["the", "cat"]), {"top_k": 2}, "/v1/models/net/weights"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
+    "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
+    "create_completion": (("net", "the cat"), {"attention": {"top_k": 2}}, "/v1/completions"),
+    "create_embedding": (("net", ["the", "cat"]), {}, "/v1/embeddings"),
     "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
     "replace_parameters": (("demo", {"q_proj.weight": X}), {}, "/v1/modules/demo/parameters"),
     "get_parameter": (("demo", "q_proj.weight"), {"head": 1}, "/v1/modules/demo/parameters/q_proj.weight?head=1"),
@@ -121,8 +125,8 @@ CALLS = {
     if isinstance(inspect.getattr_static(kind, name), Method) and name != "open"
 }
 """The methods of the blocking client that make a call, by their dotted names."""
-COMPOSED = {"modules.import_all", "recordings.read", "recordings.download"}
-"""Methods that make several calls, or ask for a part of a reply."""
+COMPOSED = {"modules.import_all", "recordings.read", "recordings.download", "models.stream", "models.stream_chat"}
+"""Methods that make several calls, or ask for a part of a reply or for its pieces."""
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name
     for name, method in CALLS.items()
@@ -235,6 +239,14 @@ def model_reply(kind: Any) -> Any:
     return made[kind]()
 
 
+GENERATED = {
+    "id": "x",
+    "created": 1,
+    "model": "net",
+    "usage": i.Usage(prompt_tokens=2, completion_tokens=1, total_tokens=3),
+}
+
+
 def reply_to(operation: Operation[Any], request: Any) -> Any:
     """Return a reply of the right kind, with the request's own query as output."""
     name = operation.name.removeprefix("raw_").removeprefix("session_")
@@ -322,6 +334,15 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             ),
             left_out=["position rope"],
             ran=RAN,
+        ),
+        "create_chat_completion": i.ChatCompletion(
+            **GENERATED, choices=[i.ChatChoice(index=0, message=i.AssistantMessage(content="Hi"), finish_reason="stop")]
+        ),
+        "create_completion": i.Completion(
+            **GENERATED, choices=[i.CompletionChoice(index=0, text="sat", finish_reason="stop")]
+        ),
+        "create_embedding": i.Embeddings(
+            data=[i.Embedding(index=0, embedding=[1.0, 0.0])], model="net", usage=GENERATED["usage"]
         ),
         "list_hardware": g.HardwareList(
             hardware=[

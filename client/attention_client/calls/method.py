@@ -5,10 +5,10 @@ and its signature are those of the method, which sends the call.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from functools import update_wrapper
 from inspect import Parameter, Signature, signature
-from types import NoneType
+from types import GenericAlias, NoneType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, get_args, overload
 
 from attention_client.calls.base import Call, CallOptions, ReplyT
@@ -45,6 +45,10 @@ class Calls(ABC, Generic[WayT]):
     def send(self, call: Call[Any]) -> Any:
         """Send a call and return its reply, or an awaitable of it."""
 
+    def pieces(self, call: Call[Any]) -> Any:
+        """Send a call whose reply comes in pieces; yields them, or is an async iterator of them."""
+        raise NotImplementedError
+
 
 class Sender(Calls[WayT]):
     """A client, which its groups of calls send by."""
@@ -64,6 +68,10 @@ class Group(Calls[WayT]):
     def send(self, call: Call[Any]) -> Any:
         """Send a call by the client."""
         return self._client.send(call)
+
+    def pieces(self, call: Call[Any]) -> Any:
+        """Send a call by the client, and yield the pieces of its reply."""
+        return self._client.pieces(call)
 
 
 class Method(Generic[P, BlockingT, AwaitedT]):
@@ -108,6 +116,26 @@ def method(stated: Callable[..., Any]) -> Method[..., Any, Any]:
     async def awaited(self: Calls[Awaited], *args: Any, **kwargs: Any) -> Any:
         return await run_awaited(stated(self, *args, **kwargs), self.send)
 
+    return Method(stated, blocking, awaited)
+
+
+def streamed(
+    stated: Callable[Concatenate[Any, P], Call[ReplyT]],
+) -> Method[P, Iterator[ReplyT], AsyncIterator[ReplyT]]:
+    """Make a method of both clients from a function that returns a call whose reply comes in pieces.
+
+    The blocking one returns an iterator, and the awaited one an async iterator.
+    """
+
+    def blocking(self: Calls[Blocking], *args: Any, **kwargs: Any) -> Any:
+        return self.pieces(stated(self, *args, **kwargs))
+
+    def awaited(self: Calls[Awaited], *args: Any, **kwargs: Any) -> Any:
+        return self.pieces(stated(self, *args, **kwargs))
+
+    pieces = get_args(signature(stated).return_annotation)
+    blocking.__annotations__["return"] = GenericAlias(Iterator, pieces)
+    awaited.__annotations__["return"] = GenericAlias(AsyncIterator, pieces)
     return Method(stated, blocking, awaited)
 
 

@@ -5,7 +5,8 @@ from typing import Literal, Unpack
 
 from attention_client.arguments import ModelForwardFields, ModelWeightsFields
 from attention_client.calls.base import Call, CallOptions, call
-from attention_client.calls.method import Group, WayT, method
+from attention_client.calls.generation_calls import Generation
+from attention_client.calls.method import WayT, method
 from attention_contract import operations
 from attention_contract.schemas.models import (
     ModelComplexityReply,
@@ -18,7 +19,7 @@ from attention_contract.schemas.models import (
 from attention_contract.tensors import FloatName
 
 
-class Models(Group[WayT]):
+class Models(Generation[WayT]):
     """Calls about whole models."""
 
     @method

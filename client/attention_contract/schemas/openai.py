@@ -376,3 +376,10 @@ class Embeddings(WireModel):
     data: list[Embedding]
     model: str
     usage: Usage
+
+
+_LOOK: Final[dict[str, Any]] = {"max_tokens": 4, "temperature": 0, "attention": {"layers": [0], "top_k": 2}}
+EXAMPLE_TEXT: Final[dict[str, Any]] = {"model": "tiny", "prompt": "the cat sat on the", **_LOOK}
+EXAMPLE_CHAT: Final[dict[str, Any]] = {
+    "model": "tiny", "messages": [{"role": "user", "content": "Who sat on the mat?"}], **_LOOK,
+}  # fmt: skip

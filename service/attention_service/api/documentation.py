@@ -6,6 +6,7 @@ of its operation; ``complete`` adds the schemas of tensors and problems, which a
 
 import re
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from inspect import Parameter as Argument
 from inspect import Signature
 from typing import Annotated, Any
@@ -25,7 +26,8 @@ from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterL
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import TENSOR_SCHEMA
-from attention_contract.wire import JSON, PICTURES, SAFETENSORS
+from attention_contract.wire import EVENTS, JSON, PICTURES, SAFETENSORS
+from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_status
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
 """Replies with a module or a part of a module. Their version is their ETag."""
@@ -42,6 +44,9 @@ _TAGS = {
     "/v1/sessions": "sessions",
     "/v1/modules": "modules",
     "/v1/models": "models",
+    "/v1/chat": "OpenAI's API",
+    "/v1/completions": "OpenAI's API",
+    "/v1/embeddings": "OpenAI's API",
     "/v1/attention": "raw attention",
     "/v1/hopfield": "hopfield",
     "/v1/recordings": "recordings",
@@ -84,7 +89,7 @@ def signature_of(operation: Operation[Any]) -> Callable[[], None]:
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """FastAPI's document with the schemas and headers that the operations refer to."""
     components = _refer_to_tensors(document["components"])
-    components["schemas"] |= {"Tensor": TENSOR_SCHEMA, "Problem": _PROBLEM}
+    components["schemas"] |= {"Tensor": TENSOR_SCHEMA, "Problem": _PROBLEM, "OpenAIError": _OPENAI_ERROR}
     components |= {"headers": _HEADERS, "securitySchemes": {"key": _KEY}}
     return document | {"components": components, "security": [{"key": []}, {}]}
 
@@ -145,13 +150,19 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
     if operation.reply is not None:
         pictures = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in PICTURES}
         shown = {} if operation.reply_example is None else {JSON: {"example": operation.reply_example}}
-        success["content"] = shown | _safetensors(operation) | (pictures if operation.pictures else {})
+        events = (
+            {EVENTS: {"schema": {"type": "string"}}}
+            if "stream" in getattr(operation.request, "model_fields", {})
+            else {}
+        )
+        success["content"] = events | shown | _safetensors(operation) | (pictures if operation.pictures else {})
     responses: dict[int | str, dict[str, Any]] = {operation.status: success}
     if versioned and operation.method == "GET":
         responses[304] = {"description": "Not changed since", "headers": _headers("ETag")}
-    return (
-        responses | _failures(operation.errors + _refusals(operation)) | {"default": _failure("Any other problem", [])}
-    )
+    errors = operation.errors + _refusals(operation)
+    if operation.path in OPENAI_PATHS:
+        return responses | _openai_failures(errors)
+    return responses | _failures(errors) | {"default": _failure("Any other problem", [])}
 
 
 def _refusals(operation: Operation[Any]) -> tuple[type[AttentionError], ...]:
@@ -185,6 +196,15 @@ def _failure(description: str, errors: Iterable[type[AttentionError]]) -> dict[s
     }
 
 
+def _openai_failures(errors: Iterable[type[AttentionError]]) -> dict[int | str, dict[str, Any]]:
+    """The same errors on the paths of OpenAI's API."""
+    content = {JSON: {"schema": {"$ref": f"{_SCHEMAS}OpenAIError"}}}
+    statuses = {openai_status(error): _failure("", [error]) for error in errors}
+    described = {status: told | {"description": HTTPStatus(status).phrase} for status, told in statuses.items()}
+    found: dict[int | str, dict[str, Any]] = {status: told | {"content": content} for status, told in described.items()}
+    return found | {"default": _failure("Any other error", []) | {"content": content}}
+
+
 def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
@@ -212,6 +232,23 @@ _PROBLEM = {
         "code": {"enum": sorted(error_classes())},
         "param": {"type": "string", "description": "The request field at fault, dotted when nested."},
         "request_id": {"type": "string"},
+    },
+}
+_OPENAI_ERROR = {
+    "title": "OpenAIError",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"enum": sorted(error_classes())},
+            },
+        }
     },
 }
 _KEY = {

@@ -1,5 +1,6 @@
 """Errors as problem documents (RFC 9457)."""
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from http import HTTPStatus
 
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Mount
+from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import (
     PROBLEM_MEDIA_TYPE,
@@ -21,7 +23,8 @@ from attention_contract.errors import (
     NotFound,
     from_problem,
 )
-from attention_contract.wire import to_json
+from attention_contract.wire import JSON, to_json
+from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_error, openai_headers, openai_status
 from attention_service.runtime.request_timing import timing
 
 log = structlog.get_logger(__name__)
@@ -41,7 +44,23 @@ def render(error: AttentionError) -> Response:
         headers["Connection"] = "close"  # the server closes the connection soon; the caller must not use it again
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.facts.get("allowed", ()))
-    return Response(to_json(error.to_problem()), error.status, headers, PROBLEM_MEDIA_TYPE)
+    return ProblemResponse(error, headers)
+
+
+class ProblemResponse(Response):
+    """An error as a problem document; on the paths of OpenAI's API, as its clients read it."""
+
+    def __init__(self, error: AttentionError, headers: Mapping[str, str]) -> None:
+        super().__init__(to_json(error.to_problem()), error.status, headers, PROBLEM_MEDIA_TYPE)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the form that the path has."""
+        if scope.get("path") in OPENAI_PATHS:
+            self.status_code, self.body = openai_status(self._error), to_json(openai_error(self._error))
+            told = {"content-type": JSON, "content-length": str(len(self.body)), **openai_headers(self._error)}
+            self.headers.update(told)
+        await super().__call__(scope, receive, send)
 
 
 def install(app: FastAPI) -> None:

@@ -23,6 +23,7 @@ from attention_contract.schemas.server import Health
 from attention_contract.wire import SAFETENSORS
 from attention_service.api.bodies.negotiation import accepted
 from attention_service.api.endpoint import Call, Handler, OperationRoute
+from attention_service.api.openai.openai_handlers import embed, generate
 from attention_service.api.server_facts import list_variants, server_info
 from attention_service.cost.hardware import HARDWARE
 from attention_service.runtime.engine import QUESTIONS
@@ -137,6 +138,10 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "model_forward": lambda call, body: call.engine.models.ask(call.model, "forward", body, ModelForwardReply),
     "model_weights": lambda call, body: call.engine.models.ask(call.model, "weights", body, ModelWeightsReply),
     "model_complexity": lambda call, body: call.engine.models.ask(call.model, "complexity", body, ModelComplexityReply),
+    # the same by OpenAI's API
+    "create_chat_completion": generate,
+    "create_completion": generate,
+    "create_embedding": embed,
     # recordings
     "list_recordings": lambda call, _: call.engine.recordings.list(),
     "create_recording": lambda call, body: call.engine.recordings.add(body),

@@ -27,8 +27,8 @@ def asked(family, **fields):
     request = validate(CompletionRequest, {"model": family, "prompt": PROMPTS, "max_tokens": NEW, **fields})
     given = []
     model = loaded(family)
-    ended = generate(model, request, plan_generation(model, request), given.extend)
-    return given, ended
+    done = generate(model, request, plan_generation(model, request), given.extend)
+    return given, done.last
 
 
 def completion(family, **fields):

@@ -237,6 +237,11 @@ class _Counted(Collector):
         for event, count in counts.items():
             events.add_metric([event], count)
         yield events
+        yield CounterMetricFamily(
+            "attention_generated_tokens",
+            "Tokens of finished generations",
+            value=self._engine.models.host.generated_tokens,
+        )
         lives = CounterMetricFamily(
             "attention_model_events", "Whole models loaded, and ended for some reason", labels=["event"]
         )

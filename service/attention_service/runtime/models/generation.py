@@ -6,7 +6,7 @@ Greedy and drawn tokens are those of ``generate`` with the same settings after t
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,17 @@ _UNLIKELY: Final = -9999.0
 """The log-probability by which OpenAI's API tells of a token that is very unlikely."""
 
 
-def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> list[Json]:
-    """Generate. ``emit`` gets the objects of a stream as they come; those that end it, or the whole, are returned.
+class Generated(NamedTuple):
+    """The end of a generation."""
+
+    last: list[Json]
+    """The objects that end a stream, or the whole."""
+    tokens: int
+    """The number of generated tokens."""
+
+
+def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> Generated:
+    """Generate. ``emit`` gets the objects of a stream as they come, but for those that end it.
 
     With ``keep``, ``LoadedModel.recording`` then holds the run. Raises Abandoned between two tokens if nobody waits any
     more.
@@ -40,11 +49,12 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     if plan.look is not None:
         look = TokenAttention(plan.look, [place.key for place in plan.places], pads, [*map(len, prompts)])
     attention = GenerationAttention(loaded, look, plan.edits)
-    emit(objects.begin())
+    if began := objects.begin():
+        emit(began)
     with attention.installed(), _logits(model, sampling.logprobs) as logits:
         before = [[] if loaded.reader.pairs else prompt for prompt in prompts]
         texts = [GeneratedText(tokenizer, prompt, sampling.stops) for prompt in before]
-        events = TokenEvents(texts, pads, loaded, plan, lambda each: emit(objects.add(each)), logits, attention)
+        events = TokenEvents(texts, pads, loaded, plan, lambda each: _given(objects.add(each), emit), logits, attention)
         if sampling.seed is None:
             torch.seed()
         else:
@@ -59,7 +69,12 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     if plan.keeps:
         edits = {} if request.attention is None else request.attention.edits
         loaded.forward(ModelForwardRequest(tokens=found[0].tolist(), edits=edits, top_k=0, keep=True))
-    return objects.end(keeps=plan.keeps)
+    return Generated(objects.end(keeps=plan.keeps), objects.generated)
+
+
+def _given(objects: list[Json], emit: Emit) -> None:
+    if objects:
+        emit(objects)
 
 
 def _batch(plan: GenerationPlan, device: torch.device, *, left: bool) -> tuple[Tensor, Tensor, list[int]]:

@@ -67,7 +67,7 @@ class LayerQuestion:
     traced: Sequence[str] = ()
     """The taps to keep with their gradients' graph."""
     put: Mapping[str, Tensor] = field(default_factory=dict)
-    """What to put in the place of whole taps, after the edits."""
+    """Tensors to put in the place of whole taps, after the edits."""
 
 
 NOTHING: Final = LayerQuestion()

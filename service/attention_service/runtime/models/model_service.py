@@ -5,10 +5,13 @@ the least recently used ones end when their memory is needed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
+
+import orjson
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InternalError, ModelExists, ModelNotFound, Overloaded
@@ -135,7 +138,7 @@ class ModelService:
             raise InternalError("the process of the model gave no answer")
         return await self._completed(from_body(reply, question.reply, SAFETENSORS, "reply"), model, question)
 
-    async def stream(self, name: str, operation: str, request: WireModel) -> AsyncIterator[memoryview]:
+    async def stream(self, name: str, operation: str, request: WireModel) -> AsyncGenerator[memoryview]:
         """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does."""
         model = await self._named(name)
         events: asyncio.Queue[memoryview | None] = asyncio.Queue()
@@ -146,9 +149,19 @@ class ModelService:
             while (event := await events.get()) is not None:
                 yield event
             await asking
+            if question.last:
+                yield await self._with_recording(question.last, question)
         finally:
             asking.cancel()
             await asyncio.wait([asking])
+            if question.began:
+                self._noted(ran_of(model), model, question)
+
+    async def _with_recording(self, last: memoryview, question: Question) -> memoryview:
+        """The last event of a generation, with the id of its recording if it has one."""
+        if question.recording is None:
+            return last
+        return memoryview(orjson.dumps(orjson.loads(last) | {"recording": await self._stored(question.recording)}))
 
     async def _named(self, name: str) -> ResidentModel:
         """The model of a name, kept for later. Raises ModelNotFound."""
@@ -166,7 +179,15 @@ class ModelService:
     async def _completed(self, answer: ReplyT, model: ResidentModel, question: Question) -> ReplyT:
         """The answer with what only the server knows: its waits, and the id of its recording."""
         if not isinstance(answer, ModelReply):
+            self._noted(ran_of(model), model, question)
             return answer
+        more: dict[str, object] = {"ran": self._noted(answer.ran, model, question)}
+        if question.recording is not None:
+            more["recording"] = await self._stored(question.recording)
+        return answer.model_copy(update=more)
+
+    def _noted(self, ran: ModelRan, model: ResidentModel, question: Question) -> ModelRan:
+        """A run with what only the server knows, its waits; it is counted."""
         loaded = max(question.loaded, question.came)
         told = {
             "model": model.name,
@@ -174,10 +195,19 @@ class ModelService:
             "load_ms": (loaded - question.came) * 1e3,
             "peak_bytes": question.need,
         }
-        ran: ModelRan = answer.ran.model_copy(update=told)
-        note_run(question.came, ran)
-        more: dict[str, object] = {"ran": ran}
-        if question.recording is not None:
-            recording = from_body(RecordingFile, question.recording, SAFETENSORS, "recording")
-            more |= {"recording": (await self._recordings.add(recording)).id}
-        return answer.model_copy(update=more)
+        told |= {} if ran.compute_ms else {"compute_ms": (time.monotonic() - question.began) * 1e3}
+        noted: ModelRan = ran.model_copy(update=told)
+        note_run(question.came, noted)
+        return noted
+
+    async def _stored(self, recording: memoryview) -> str:
+        return (await self._recordings.add(from_body(RecordingFile, recording, SAFETENSORS, "recording"))).id
+
+
+def ran_of(model: ResidentModel) -> ModelRan:
+    """The run of a request whose reply tells nothing of it."""
+    info = model.info()
+    return ModelRan(
+        model=model.name, architecture=info.architecture or "", device=info.device or "", dtype=info.dtype or "",
+        kernels=[], compute_ms=0.0, queue_ms=0.0, peak_bytes=0,
+    )  # fmt: skip

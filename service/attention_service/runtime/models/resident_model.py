@@ -31,6 +31,7 @@ class Host:
     budget: Budget
     idle_s: float
     """Seconds without a request after which a model ends."""
+    generated_tokens: int = 0
     counts: Counter[ModelEvent] = field(default_factory=Counter)
 
 
@@ -52,6 +53,8 @@ class Question:
     need: int = 0
     """Bytes that it was admitted for."""
     reply: memoryview | None = None
+    last: memoryview | None = None
+    """The last event of a generation."""
     recording: memoryview | None = None
 
     def fail(self, fault: AttentionError) -> None:
@@ -270,6 +273,9 @@ class ResidentModel:
             case "event":
                 if not question.done.done():
                     question.on_event(message.body)
+            case "last":
+                question.last = message.body
+                self._host.generated_tokens += message.facts["tokens"]
             case "recording":
                 question.recording = message.body
             case "reply":

@@ -3,7 +3,7 @@
 Each request is checked and priced before it runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -16,10 +16,14 @@ from attention_contract.schemas.models import (
     ModelGradientsRequest,
     ModelWeightsRequest,
 )
-from attention_contract.wire import SAFETENSORS, from_body
+from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.wire import SAFETENSORS, from_body, to_json
+from attention_service.runtime.models.generation import generate
+from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.text_embeddings import embed, embedding_bytes
 from attention_service.runtime.models.worker import Answer, Emit, Work, serve
 
 RequestT = TypeVar("RequestT", bound=WireModel)
@@ -64,6 +68,26 @@ class ServedModel:
         request = _read(ModelComplexityRequest, body)
         return Work(0, lambda: Answer(self.costs.report(request, room)))
 
+    def _chat(self, body: memoryview, _: int, emit: Emit) -> Work:
+        return self._generating(_read(ChatCompletionRequest, body), emit)
+
+    def _complete(self, body: memoryview, _: int, emit: Emit) -> Work:
+        return self._generating(_read(CompletionRequest, body), emit)
+
+    def _embed(self, body: memoryview, *_: object) -> Work:
+        request = _read(EmbeddingRequest, body)
+        return Work(embedding_bytes(self.loaded, request), lambda: Answer(embed(self.loaded, request)))
+
+    def _generating(self, request: GenerationRequest, emit: Emit) -> Work:
+        plan = plan_generation(self.loaded, request)
+
+        def run() -> Answer:
+            done = generate(self.loaded, request, plan, lambda objects: emit(_lines(objects)))
+            recording, self.loaded.recording = self.loaded.recording, None
+            return Answer(recording=recording, last=_lines(done.last), tokens=done.tokens)
+
+        return Work(plan.needed_bytes(self.loaded), run)
+
     def _asking(self, request: Any, answer: Callable[[Any], WireModel]) -> Work:
         """The work of a question about an input, whose recording the model has afterwards."""
         asked = self.loaded.asked(request)
@@ -76,6 +100,11 @@ class ServedModel:
         return Work(self.costs.needed_bytes(asked, request), run)
 
 
+def _lines(objects: Sequence[Any]) -> bytes:
+    """Objects as JSON, one a line."""
+    return b"\n".join([to_json(each) for each in objects])
+
+
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:
     return from_body(kind, body, SAFETENSORS, "request")
 
@@ -85,6 +114,9 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work
     "weights": ServedModel._weights,
     "gradients": ServedModel._gradients,
     "complexity": ServedModel._complexity,
+    "chat": ServedModel._chat,
+    "complete": ServedModel._complete,
+    "embed": ServedModel._embed,
 }
 """The preparation of each operation."""
 

@@ -41,6 +41,10 @@ class Answer(NamedTuple):
     """None of a generation, whose events are its answer."""
     recording: RecordingFile | None = None
     """To be stored, if the request keeps its run."""
+    last: bytes | None = None
+    """The last event of a generation, in which the server puts the id of the recording."""
+    tokens: int = 0
+    """The number of generated tokens."""
 
 
 Emit = Callable[[bytes], None]
@@ -109,6 +113,8 @@ class Worker:
                 answer = work.run()
                 if answer.recording is not None:
                     self.tell("recording", body=to_body(answer.recording, SAFETENSORS, "recording"))
+                if answer.last is not None:
+                    self.tell("last", {"tokens": answer.tokens}, [answer.last])
                 if answer.reply is not None:
                     self.tell("reply", body=to_body(answer.reply, SAFETENSORS, "reply"))
                 del work, answer

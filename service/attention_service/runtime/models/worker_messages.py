@@ -2,7 +2,7 @@
 
 A message is the lengths of its head and its body, the head as JSON, and the body: bytes of the contract. Nothing is
 ever unpickled. To the process go ``load``, ``ask``, ``go`` and ``cancel``. From it come ``progress``, ``loaded``,
-``need``, ``event``, ``recording``, ``reply`` and ``problem``, and ``done`` after the last word on a request.
+``need``, ``event``, ``recording``, ``last``, ``reply`` and ``problem``, and ``done`` after the last word on a request.
 """
 
 import struct

@@ -12,8 +12,8 @@ from tests.runtime.models.small_models import device, eager
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.openai import EmbeddingRequest
 from attention_contract.validation import validate
-from attention_service.runtime.models.embeddings import embed, embedding_bytes
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.text_embeddings import embed, embedding_bytes
 
 TEXTS = ["the cat sat", "the dog sat on the mat", "mat"]
 

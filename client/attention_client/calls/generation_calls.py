@@ -1,0 +1,98 @@
+"""Generation by whole models: the arguments are those of OpenAI's API, and one more."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack, cast
+
+from attention_client.calls.base import Call, CallOptions, call
+from attention_client.calls.method import Group, WayT, method, streamed
+from attention_contract import operations
+from attention_contract.operations import Operation
+from attention_contract.schemas.openai import (
+    AttentionOfTokens,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Embeddings,
+)
+
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class SamplingFields(CallOptions, total=False):
+    """The settings of a generation that are None by default, and those of the call; see ``client.models.generate``."""
+
+    max_tokens: int | None
+    n: int | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[str, float] | None
+    attention: AttentionOfTokens | Mapping[str, Any] | None
+
+
+class CompletionFields(SamplingFields, total=False):
+    """The same, of a text."""
+
+    logprobs: int | None
+
+
+class ChatFields(SamplingFields, total=False):
+    """The same, of a conversation."""
+
+    logprobs: bool | None
+    top_logprobs: int | None
+
+
+class Generation(Group[WayT]):
+    """Calls that generate, and embeddings."""
+
+    @method
+    def generate(self, model: str, prompt: Prompt, **options: Unpack[CompletionFields]) -> Call[Completion]:
+        """Continue a text, or several as one batch.
+
+        ``temperature=0`` takes the likeliest tokens; otherwise they are drawn, the same ones after the same ``seed``.
+        ``stop`` names texts that end a choice, and ``n`` asks for several. ``logprobs`` is the number of likeliest
+        tokens to name beside each. ``attention`` tells what the heads looked at when they chose a token, and edits
+        them: ``{"layers": [0, 3], "top_k": 3, "edits": {"3": [{"tap": "context", "heads": [0], "set": 0}]}}``.
+        Raises ModelNotFound and InvalidRequest.
+        """
+        return call(operations.create_completion, locals())
+
+    @streamed
+    def stream(self, model: str, prompt: Prompt, **options: Unpack[CompletionFields]) -> Call[Completion]:
+        """Yield what ``generate`` returns piece by piece, as it comes."""
+        return call(operations.create_completion, _streaming(locals()))
+
+    @method
+    def chat(self, model: str, messages: Messages, **options: Unpack[ChatFields]) -> Call[ChatCompletion]:
+        """Answer a conversation: ``[{"role": "user", "content": "Hello"}]``.
+
+        ``logprobs=True`` returns the log-probability of each token, beside ``top_logprobs`` of the likeliest. The
+        other arguments are those of ``generate``.
+        """
+        return call(operations.create_chat_completion, locals())
+
+    @streamed
+    def stream_chat(self, model: str, messages: Messages, **options: Unpack[ChatFields]) -> Call[ChatCompletionChunk]:
+        """Yield what ``chat`` returns piece by piece, as it comes."""
+        whole = cast("Operation[Any]", operations.create_chat_completion)
+        return call(replace(whole, reply=ChatCompletionChunk), _streaming(locals()))
+
+    @method
+    def embed(
+        self, model: str, input: Prompt, *, dimensions: int | None = None, **options: Unpack[CallOptions],  # noqa: A002
+    ) -> Call[Embeddings]:  # fmt: skip
+        """Return a vector for each text, pooled as the model's checkpoint says.
+
+        ``dimensions`` keeps the first numbers of each. Raises ModelNotFound and InvalidRequest.
+        """
+        return call(operations.create_embedding, locals())
+
+
+def _streaming(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "whole"} | {"stream": True}

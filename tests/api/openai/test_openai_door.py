@@ -1,0 +1,142 @@
+"""OpenAI's API over plain HTTP: the form of events and errors, callers who leave, deadlines, limits, recordings."""
+
+import json
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from attention_client import AsyncClient, Client
+from attention_contract.schemas.server import CallerLimits
+from attention_service.api.access.api_keys import create_key
+from tests.api.openai.conftest import fill
+from tests.conftest import eventually, live_server
+
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
+LONG = {"model": "talker", "prompt": "Hello", "max_tokens": 1900, "stream": True}
+SHORT = {"model": "talker", "prompt": "Hello", "max_tokens": 3, "temperature": 0}
+
+
+@pytest.fixture
+def http(door):
+    with httpx.Client(base_url=door, timeout=60) as client:
+        yield client
+
+
+def metric(http, name):
+    lines = http.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_events_are_objects_and_a_last_word(http):
+    with http.stream("POST", "/v1/completions", json=SHORT | {"stream": True}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.headers["cache-control"] == "no-cache"
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, None, "length"]
+    assert all(piece["choices"][0]["logprobs"] is None for piece in pieces)
+
+
+def test_a_caller_who_leaves_stops_the_generation(http):
+    with http.stream("POST", "/v1/completions", json=LONG) as answer:
+        next(answer.iter_lines())
+    began = time.monotonic()
+    assert http.post("/v1/completions", json=SHORT).status_code == 200  # one request at a time
+    assert time.monotonic() - began < 2
+    assert eventually(lambda: metric(http, "attention_in_flight_bytes") == 0)
+
+
+def test_a_deadline_ends_a_stream_with_an_error(http):
+    assert http.post("/v1/completions", json=SHORT).status_code == 200  # loaded
+    with http.stream("POST", "/v1/completions", json=LONG, headers={"Prefer": "wait=0.3"}) as answer:
+        assert answer.status_code == 200
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert error["request_id"] == answer.headers["x-request-id"]
+    late = http.post("/v1/completions", json=LONG | {"stream": False}, headers={"Prefer": "wait=0.3"})
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "deadline_exceeded")
+
+
+def test_errors_have_the_form_of_openai_on_its_paths_alone(http):
+    for path, body, status in (
+        ("/v1/completions", b"{", 400),
+        ("/v1/completions", b'{"model": "talker"}', 400),
+        ("/v1/chat/completions", b"[]", 400),
+        ("/v1/embeddings", b'{"model": "nobody", "input": "x"}', 404),
+    ):
+        answer = http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/json"
+        assert {"message", "type", "param", "code"} <= answer.json()["error"].keys()
+    assert http.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
+    elsewhere = http.post("/v1/models/talker/forward", json={"texts": 1})
+    assert elsewhere.headers["content-type"] == "application/problem+json"
+
+
+def test_what_would_never_fit_is_not_to_be_repeated(http):
+    answer = http.post("/v1/completions", json=LONG | {"n": 100, "attention": {"weights": True}})
+    assert answer.status_code == 507
+    assert answer.headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in http.post("/v1/completions", json={}).headers
+
+
+def test_tokens_are_counted(http):
+    before = metric(http, "attention_generated_tokens_total")
+    http.post("/v1/completions", json=SHORT | {"n": 2, "temperature": 1})
+    assert metric(http, "attention_generated_tokens_total") == before + 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_kept_run_is_a_recording(door, http, stream):
+    asked = SHORT | {"stream": stream, "attention": {"keep": True, "weights": True}}
+    answer = http.post("/v1/completions", json=asked)
+    objects = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if "{" in line]
+    with Client(door) as client:
+        recording = client.recordings.get(objects[-1]["recording"])
+        assert len(recording.tokens["layers"]) == len("Hello") + 3
+        tokens = [token for each in objects for choice in each["choices"] for token in choice["attention"]]
+        row = client.recordings.read(recording.id, 1, "weights", queries=[tokens[-1]["position"] - 1]).value
+    told = tokens[-1]["layers"][1]["weights"]
+    assert row[:, 0, : len(told[0])] == pytest.approx(np.array(told), abs=1e-5)
+
+
+def test_scopes_and_limits_of_keys_hold(tmp_path):
+    fill(tmp_path)
+    reader = create_key(tmp_path, "reader", ["inspect"])
+    slow = create_key(tmp_path, "slow", ["infer"], CallerLimits(concurrent=1))
+    with live_server(tmp_path, require_keys=True) as url, httpx.Client(base_url=url, timeout=60) as http:
+        denied = http.post("/v1/completions", json=SHORT, headers={"authorization": f"Bearer {reader}"})
+        assert (denied.status_code, denied.json()["error"]["type"]) == (403, "permission_error")
+        nobody = http.post("/v1/completions", json=SHORT)
+        assert nobody.status_code == 401
+        assert nobody.headers["www-authenticate"]
+        assert nobody.json()["error"]["type"] == "authentication_error"
+        key = {"authorization": f"Bearer {slow}"}
+        assert http.post("/v1/completions", json=SHORT, headers=key).status_code == 200
+        with http.stream("POST", "/v1/completions", json=LONG, headers=key) as answer:
+            next(answer.iter_lines())
+            busy = httpx.post(f"{url}/v1/completions", json=SHORT, headers=key)
+        assert busy.json()["error"]["type"] == "rate_limit_error"
+        assert busy.headers["retry-after"]
+
+
+async def test_the_client_generates_whole_and_piece_by_piece(door):
+    asked = {"max_tokens": 5, "temperature": 0, "attention": {"layers": [1], "top_k": 2}}
+    with Client(door) as client:
+        whole = client.models.generate("talker", "Hello", **asked)
+        pieces = [*client.models.stream("talker", "Hello", **asked)]
+        assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+        assert [piece.choices[0].attention[0].id for piece in pieces] == [
+            each.id for each in whole.choices[0].attention
+        ]
+        assert len(client.models.embed("encoder", ["the cat", "mat"], dimensions=3).data[1].embedding) == 3
+    async with AsyncClient(door) as client:
+        messages = [{"role": "user", "content": "Hello"}]
+        answer = await client.models.chat("talker", messages, **asked)
+        pieces = [each async for each in client.models.stream_chat("talker", messages, **asked)]
+        assert "".join(piece.choices[0].text for piece in pieces) == answer.choices[0].text

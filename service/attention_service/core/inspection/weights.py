@@ -66,8 +66,10 @@ class KeptWeights:
             self._whole = found
             return found
         if self._whole is None:
-            self._whole = found.new_zeros(*self._problem.q.shape[:3], self._problem.k.shape[2])
-        self._part(self._whole, tile)[..., : found.shape[3]].copy_(found)
+            self._whole = found.new_empty(*self._problem.q.shape[:3], self._problem.k.shape[2])
+        part = self._part(self._whole, tile)
+        part[..., : found.shape[3]].copy_(found)
+        part[..., found.shape[3] :].zero_()
         return found
 
     def read(self, tile: Selection) -> Tensor:

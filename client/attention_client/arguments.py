@@ -70,6 +70,13 @@ class ModelForwardFields(SelectedFields, total=False):
     compare: Literal["unedited"] | None
 
 
+class ModelGradientsFields(SelectedFields, total=False):
+    """The fields of a request for a model's gradients that are None by default."""
+
+    of: PredictedLogit | GivenUpstream | Mapping[str, Any] | None
+    integrated: int | None
+
+
 class ModelWeightsFields(SelectedFields, total=False):
     """The fields of a request for a model's weights that are None by default."""
 

@@ -303,6 +303,11 @@ model_weights = Operation(
     (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, pictures=WEIGHT_VIEWS,
     example=n.EXAMPLE_TEXT | {"top_k": 2, "return_weights": False}, scopes=INFER,
 )  # fmt: skip
+model_gradients = Operation(
+    "model_gradients", "POST", "/v1/models/{model}/gradients", n.ModelGradientsRequest, n.ModelGradientsReply,
+    "Exact gradients of what a whole model predicts: by token, head, tap and hidden state",
+    (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, example=n.EXAMPLE_TEXT | {"wrt": ["tokens"]}, scopes=INFER,
+)  # fmt: skip
 model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", n.ModelComplexityRequest, n.ModelComplexityReply,
     "The cost of a text or a generation by a whole model",

@@ -61,6 +61,7 @@ EXAMPLES = {
     "unload_model": (("net",), {}, "/v1/models/net"),
     "model_forward": (("net", "the cat"), {"return_": ["weights"]}, "/v1/models/net/forward"),
     "model_weights": (("net", ["the", "cat"]), {"top_k": 2}, "/v1/models/net/weights"),
+    "model_gradients": (("net", "the cat"), {"wrt": ["tokens"]}, "/v1/models/net/gradients"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
     "create_completion": (("net", "the cat"), {"attention": {"top_k": 2}}, "/v1/completions"),
@@ -234,6 +235,7 @@ def model_reply(kind: Any) -> Any:
         l.ModelList: lambda: l.ModelList(data=[info]),
         l.ModelComplexityReply: lambda: l.ModelComplexityReply(**numbers | {"model": "net"}),
         l.ModelForwardReply: lambda: l.ModelForwardReply(labels=[], ran=ran),
+        l.ModelGradientsReply: lambda: l.ModelGradientsReply(labels=[], ran=ran, value=np.ones(())),
         l.ModelWeightsReply: lambda: l.ModelWeightsReply(labels=[], ran=ran, layers=[]),
     }
     return made[kind]()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
-from attention_client.arguments import ModelForwardFields, ModelWeightsFields
+from attention_client.arguments import ModelForwardFields, ModelGradientsFields, ModelWeightsFields
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
@@ -11,6 +11,8 @@ from attention_contract import operations
 from attention_contract.schemas.models import (
     ModelComplexityReply,
     ModelForwardReply,
+    ModelGradient,
+    ModelGradientsReply,
     ModelInfo,
     ModelList,
     ModelTap,
@@ -74,6 +76,20 @@ class Models(Generation[WayT]):
         Inputs as in ``forward``. The other arguments are those of ``Client.weights``.
         """
         return call(operations.model_weights, locals())
+
+    @method
+    def gradients(
+        self, model: str, text: str | Sequence[str] | None = None, *, wrt: Sequence[ModelGradient] = ("tokens",),
+        by_head: bool = True, check: bool = False, **options: Unpack[ModelGradientsFields],
+    ) -> Call[ModelGradientsReply]:  # fmt: skip
+        """Return exact gradients of log p(token at a position), or of another number that a model predicts.
+
+        ``of`` says which: ``{"position": -1, "token": "mat", "against": "dog"}`` for the margin of two tokens, or
+        ``{"upstream": ∂L/∂logits}``; by default the likeliest token after the last. ``wrt`` names tokens, embeddings,
+        hidden, output and taps; ``by_head`` adds Σ gradient · context of each head. ``integrated`` integrates those of
+        tokens over so many steps from zeros. ``check`` compares with central differences. Inputs as in ``forward``.
+        """
+        return call(operations.model_gradients, locals())
 
     @method
     def complexity(

@@ -14,7 +14,7 @@ from attention_client.transformers.session_attention import attend_in_session, s
 from attention_client.transformers.session_layer import new_tokens
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, Tap
-from attention_transformers.attention_calls import attention_call
+from attention_transformers.function_calls import attention_call
 from attention_transformers.model_masks import MASK_FUNCTION, uncompiled
 
 

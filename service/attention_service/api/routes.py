@@ -16,6 +16,7 @@ from attention_contract.schemas.complexity import ComplexityReply, ComplexityReq
 from attention_contract.schemas.models import (
     ModelComplexityReply,
     ModelForwardReply,
+    ModelGradientsReply,
     ModelWeightsReply,
 )
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
@@ -137,6 +138,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "unload_model": lambda call, _: call.engine.models.unload(call.model),
     "model_forward": lambda call, body: call.engine.models.ask(call.model, "forward", body, ModelForwardReply),
     "model_weights": lambda call, body: call.engine.models.ask(call.model, "weights", body, ModelWeightsReply),
+    "model_gradients": lambda call, body: call.engine.models.ask(call.model, "gradients", body, ModelGradientsReply),
     "model_complexity": lambda call, body: call.engine.models.ask(call.model, "complexity", body, ModelComplexityReply),
     # the same by OpenAI's API
     "create_chat_completion": generate,

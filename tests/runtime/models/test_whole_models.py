@@ -67,6 +67,20 @@ def test_edits_of_one_layer_change_what_the_model_predicts(models):
     assert models.forward("llama", TEXT, edits={"1": []}, compare="unedited").predictions[0].divergence == 0
 
 
+def test_gradients_are_those_of_the_eager_model(models, eager):
+    table = eager.get_input_embeddings()(ids()).detach().requires_grad_()
+    value = eager(inputs_embeds=table).logits[0, -1].log_softmax(-1)[5]
+    (expected,) = torch.autograd.grad(value, table)
+    reply = models.gradients("llama", TEXT, of={"token": 5}, wrt=["tokens", "embeddings", "weights"], check=True)
+    np.testing.assert_allclose(reply.embeddings, expected[0], atol=1e-4)
+    np.testing.assert_allclose(reply.value, value.item(), rtol=1e-5)
+    assert [layer.gradients["weights"].shape for layer in reply.layers] == [(4, 6, 6)] * 2
+    assert all(each.passed for each in reply.check.values())
+    with pytest.raises(InvalidRequest) as fault:
+        models.gradients("bert", TEXT)
+    assert fault.value.param == "of"
+
+
 def test_encoders_and_pairs_answer_too(models):
     assert len(models.weights("bert", TEXT).layers) == 2
     reply = models.weights("t5", TEXT, target="die Katze", layers=["cross.1"])

@@ -21,7 +21,7 @@ from attention_service.runtime.models.layer_attention import AttentionPass, Laye
 from attention_service.runtime.models.module_hooks import after
 from attention_service.runtime.planning.blank_requests import new_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
-from attention_transformers.attention_calls import RawAttentionInputs
+from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import AttentionModule, LayerKey, layer_path
 
 TEXT, TARGET = 5, 3

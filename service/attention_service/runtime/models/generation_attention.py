@@ -29,7 +29,7 @@ from attention_service.runtime.models.layer_attention import AttentionPass, prob
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.module_hooks import after
 from attention_service.runtime.operations.compute import bind_edits
-from attention_transformers.attention_calls import attention_call
+from attention_transformers.function_calls import attention_call
 from attention_transformers.model_layers import LayerKey
 
 _BY_QUERY: Final = ("position_bias", "indices")

@@ -36,7 +36,7 @@ from attention_service.runtime.planning.blank_requests import new_request
 from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel, least_bytes
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
-from attention_transformers.attention_calls import RawAttentionInputs, attention_call
+from attention_transformers.function_calls import RawAttentionInputs, attention_call
 from attention_transformers.model_layers import AttentionModule, LayerKey
 from attention_transformers.model_masks import MASK_FUNCTION
 

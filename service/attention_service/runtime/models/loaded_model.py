@@ -43,7 +43,7 @@ from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack, Tokens
 from attention_service.runtime.models.model_loading import load_checkpoint
 from attention_service.runtime.models.model_recordings import recording_of
-from attention_service.runtime.models.predictions import places_of, predictions, predicts, rows_at
+from attention_service.runtime.models.token_predictions import places_of, predictions, predicts, rows_at
 from attention_service.runtime.planning.blank_requests import unsent
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import LayerKey, UnsupportedModel, attention_modules, own_attentions

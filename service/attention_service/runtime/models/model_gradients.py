@@ -35,7 +35,7 @@ from attention_service.runtime.models.layer_attention import NOTHING, AttentionP
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.module_hooks import State, after, before, on_turn
-from attention_service.runtime.models.predictions import places_of, rows_at
+from attention_service.runtime.models.token_predictions import places_of, rows_at
 from attention_service.runtime.operations.gradient_check import CHECK_FLOOR, TOLERANCE
 from attention_transformers.model_layers import LayerKey
 

@@ -13,11 +13,11 @@ from attention_service.core.multihead import (
     Sizes,
     initial_parameters,
     joint_projection,
+    laid_side_by_side,
     parameter_shapes,
     project,
     project_jointly,
     project_out,
-    side_by_side,
 )
 from attention_service.core.problem import Problem
 
@@ -147,7 +147,7 @@ def drawn(**config):
 def test_projections_side_by_side_are_the_same_and_one(bias, kv_heads):
     torch.manual_seed(0)
     sizes, apart = drawn(bias=bias, num_kv_heads=kv_heads)
-    laid = side_by_side(apart, sizes)
+    laid = laid_side_by_side(apart, sizes)
     assert all(laid[name].equal(value) for name, value in apart.items())
     joint = joint_projection(laid)
     if not isinstance(bias, bool):  # some have one and some have not: they are not made in one product

@@ -26,7 +26,7 @@ from attention_contract.positions import (
     Sinusoidal,
     YarnScaling,
 )
-from attention_service.core.positions import POSITIONS, Heads
+from attention_service.core.positions import POSITIONS, Heads, rotary
 from attention_service.core.positions.frequencies import frequencies
 from attention_service.core.positions.token_positions import places_of
 
@@ -258,3 +258,20 @@ def test_places_count_the_past_and_offsets_move_the_queries_alone():
     assert told.queries.tolist() == [[4, 9], [0, 0]]
     assert told.keys.tolist() == [[0, 4, 9], [0, 0, 0]]
     assert told.reach.tolist() == [[10], [1]]
+
+
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+@pytest.mark.parametrize("dim", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_gpu_rotates_to_the_same_numbers(monkeypatch, joint, dtype, dim, style):
+    """It converts as it computes, and turns queries and keys at once where they lie side by side."""
+    together = torch.randn(2, 5, 6, 8, dtype=dtype).transpose(1, 2)
+    q, k = together[:, :4], together[:, 4:] if joint else torch.randn(2, 2, 5, 8, dtype=dtype)
+    entry = POSITIONS.of(Rope(style=style, dim=dim))
+    places = places_of(5, 5, 3)
+    expected = entry.rotated(q, k, places)
+    monkeypatch.setattr(rotary, "on_gpu", lambda x: True)
+    for found, other in zip(entry.rotated(q, k, places), expected, strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, other, rtol=0, atol={8: 1e-15, 4: 1e-6, 2: 2e-2}[dtype.itemsize])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attention_contract.tensors import DTYPES, Untyped
-from attention_service.core.tensors import TORCH_DTYPES, to_numpy, to_torch, torch_dtype_name
+from attention_service.core.tensors import TORCH_DTYPES, side_by_side, to_numpy, to_torch, torch_dtype_name
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -51,3 +51,21 @@ def test_strides_subclasses_and_gradients_are_no_obstacle():
     assert type(to_torch(array.view(Untyped))) is torch.Tensor
     tensor = torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)
     assert to_numpy(tensor.T).shape == (3, 2)
+
+
+def test_parts_side_by_side_are_one_tensor_without_a_copy():
+    whole = torch.randn(2, 6, 3)
+    parts = whole.split([1, 2, 3], 1)
+    found = side_by_side(parts, 1)
+    assert found.equal(whole)
+    assert found.data_ptr() == whole.data_ptr()
+    assert side_by_side(parts[1:], 1).equal(whole[:, 1:])
+    for others in (
+        [parts[1], parts[0]],
+        [parts[0], parts[2]],
+        [parts[0], parts[1].clone()],
+        [parts[0], whole[:, 1:3, :2]],
+    ):
+        assert side_by_side(others, 1) is None
+    assert side_by_side([whole[:, :3], whole[:, 3:]], 0) is None
+    assert side_by_side([whole.mT[:, :2], whole.mT[:, 2:]], 1).equal(whole.mT)

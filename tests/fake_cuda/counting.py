@@ -59,11 +59,11 @@ class Counts:
         if any(x.device.type == "cpu" and x.ndim for x in arguments):
             self.mixed.append(f"{name} at {place()}")
 
-    def hold(self, made: Iterable[Tensor]) -> None:
-        """Count the memory of tensors for as long as anybody holds it."""
-        for x in made:
+    def hold(self, made: Iterable[Tensor], given: Iterable[Tensor] = ()) -> None:
+        """Count the memory of tensors for as long as anybody holds it; that of ``given`` ones was there before."""
+        for x, is_new in (*((x, False) for x in given), *((x, True) for x in made)):
             storage = x.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
+            key, size = storage._cdata, storage.nbytes() if is_new else 0
             if x.is_cuda and key not in self._alive:
                 self._alive[key] = weakref.ref(storage, partial(self._free, key, size))
                 self._held += size

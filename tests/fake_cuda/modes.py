@@ -4,6 +4,7 @@ Operations of the host run as they are. Those of the device run on shapes alone 
 host is one number everywhere.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from tests.fake_cuda.attention_kernels import refuse
 from tests.fake_cuda.counting import Counts, name_of
 
 _READ_BY_HOST = {"_local_scalar_dense", "is_nonzero", "item"}
-_SHOWN_WHOLE = {"linear", "matmul"}
+_SHOWN_WHOLE = {"linear", "matmul", "to"}
 """Operations that inference mode does not take apart."""
 _LAUNCH_NOTHING = {
     "_unsafe_view", "alias", "detach", "device", "empty", "empty_like", "empty_strided", "expand", "lift_fresh",
@@ -38,16 +39,16 @@ class DeviceSide(TorchDispatchMode):
         """Run one operation."""
         kwargs = kwargs or {}
         name = name_of(func)
+        if name in _SHOWN_WHOLE:
+            with self:
+                return func.decompose(*args, **kwargs)
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         device = kwargs.get("device")
         if not any(x.is_cuda for x in tensors) and (device is None or torch.device(device).type != "cuda"):
             return _on_host(func, args, kwargs)
         if name in _READ_BY_HOST:
             self.counts.wait("reads a number")
-            return bool(self.scalar) if args[0].dtype == torch.bool else self._number(args[0].dtype)
-        if name in _SHOWN_WHOLE:
-            with self:
-                return func.decompose(*args, **kwargs)
+            return self._number(args[0].dtype)
         if name == "copy_" and {x.device.type for x in args[:2]} == {"cpu", "cuda"}:
             return self._copied(*args, **kwargs)
         if name == "_to_copy" and device is not None and torch.device(device).type != tensors[0].device.type:
@@ -56,13 +57,15 @@ class DeviceSide(TorchDispatchMode):
         with self.fake:  # PyTorch's own shapes of that one expect other arguments than the operation has
             found = results(name, args) if name == "_efficient_attention_backward" else func(*args, **kwargs)
         made = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
-        self.counts.hold(made)
+        self.counts.hold(made, tensors)
         if not (_is_view(func) or name in _LAUNCH_NOTHING):
             self.counts.launch(name, tensors, made)
         return found
 
     def _number(self, dtype: torch.dtype) -> float | int:
-        return self.scalar if dtype.is_floating_point else int(self.scalar)
+        if dtype == torch.bool:
+            return bool(self.scalar)
+        return self.scalar if dtype.is_floating_point else int(math.isfinite(self.scalar) and self.scalar)
 
     def _copied(self, into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         host = source if into.is_cuda else into

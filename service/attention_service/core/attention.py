@@ -20,6 +20,7 @@ from attention_service.core.methods import METHODS, Approximation, approximation
 from attention_service.core.nonfinite_keys import affected_queries, find_nonfinite_keys, with_nan_rows, without
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.stages import TAPS, narrow, stages
+from attention_service.core.tensors import constant
 
 _OVER_PAIRS = {"scores", "capped_scores", "masked_scores", "weights"}
 
@@ -65,7 +66,7 @@ def attend(
     if problem.global_qkv is not None and not by_stages and (apart := global_rows(problem, EVERYTHING)) is not None:
         chosen = blocks(problem, Selection(queries=apart.rows))
         far = torch.cat([dict(stages(problem, {"context"}, selection=each))["context"] for each in chosen], 2)
-        whole = {"context": whole["context"].index_copy(2, torch.tensor(apart.rows, device=far.device), far)}
+        whole = {"context": whole["context"].index_copy(2, constant(apart.rows, far.device), far)}
     if not taps:
         return Attended(whole["context"], {})
     again = _again(problem, set(taps) - set(whole), selection)

@@ -88,6 +88,11 @@ def exceeds_a_slice(work: float) -> bool:
     return work > SLICE_FLOPS and work > slice_flops()
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Return True for a tensor on a GPU, and where one is rehearsed."""
+    return x.is_cuda or (x.is_meta and _rehearsed_threads.get() == 0)
+
+
 def cuts(x: Tensor) -> bool:
     """Return True if long operations on this tensor are cut: on a CPU, and where one is rehearsed."""
     return x.device.type == "cpu" or (x.is_meta and bool(_rehearsed_threads.get()))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.problem import Selection
-from attention_service.core.tensors import heads_read_by, pick
+from attention_service.core.tensors import constant, heads_read_by, pick
 
 AXES: dict[str, dict[str, int]] = {
     "q": {"heads": 1, "queries": 2},
@@ -115,7 +115,7 @@ def _replacement(x: Tensor, edit: BoundEdit, listed: dict[int, tuple[int, ...]])
     if edit.value is not None:
         sizes = [len(listed[dim]) if dim in listed else size for dim, size in enumerate(x.shape)]
         places = [
-            torch.tensor(listed.get(dim, range(size)), dtype=torch.int64, device=x.device)  # of none it would be floats
+            constant(listed.get(dim, range(size)), x.device, torch.int64)  # of none it would be floats
             for dim, size in enumerate(x.shape)
         ]
         patch = edit.value.to(device=x.device, dtype=x.dtype).expand(sizes)
@@ -130,6 +130,6 @@ def _region(x: Tensor, listed: dict[int, tuple[int, ...]]) -> Tensor:
     region = torch.ones((1,) * x.ndim, dtype=torch.bool, device=x.device)
     for dim, index in listed.items():
         inside = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device)
-        inside = inside.index_fill(0, torch.tensor(index, device=x.device), True)
+        inside = inside.index_fill(0, constant(index, x.device), True)
         region = region & inside.view([-1 if d == dim else 1 for d in range(x.ndim)])
     return region

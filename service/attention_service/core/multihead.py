@@ -19,7 +19,7 @@ from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.methods import METHODS
 from attention_service.core.problem import Learned, Problem, Widths, added_keys
 from attention_service.core.stages import stage_tensors
-from attention_service.core.tensors import pick
+from attention_service.core.tensors import pick, side_by_side
 
 Parameters = Mapping[str, Tensor]
 Joint = tuple[Tensor, Tensor | None]
@@ -123,7 +123,7 @@ def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str,
     return parameters
 
 
-def side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
+def laid_side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]:
     """The parameters with the projections of queries, keys and values one behind the other in memory.
 
     As long as all three read inputs of one width; then one product with all of them (``joint_projection``) is made of
@@ -174,13 +174,7 @@ def largest_finite(parameters: Parameters) -> float:
 
 
 def _joint(parts: Sequence[Tensor]) -> Tensor | None:
-    first, end = parts[0], parts[0].data_ptr()
-    for part in parts:
-        apart = part.data_ptr() != end or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-        if apart or part.shape[1:] != first.shape[1:] or not part.is_contiguous():
-            return None
-        end += part.nbytes
-    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+    return side_by_side(parts, 0) if all(part.is_contiguous() for part in parts) else None
 
 
 def with_added_keys(problem: Problem) -> Problem:

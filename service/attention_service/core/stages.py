@@ -21,7 +21,7 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.pair_bias import pair_bias
 from attention_service.core.problem import Learned, Problem, Selection, Span, Widths
 from attention_service.core.scores import SCORES, qk_norm
-from attention_service.core.tensors import heads_read_by, pick, product
+from attention_service.core.tensors import constant, heads_read_by, pick, product
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
 """Taps in the order of the computation. Only a softmax has ``lse``."""
@@ -204,7 +204,7 @@ def kept_weights(problem: Problem, selection: Selection = EVERYTHING) -> Tensor:
     device, (batch, heads, queries, _) = problem.q.device, problem.q.shape
     first = problem.dropout.first
     chosen = (range(first, first + batch), selection.heads or range(heads), selection.queries or range(queries))
-    of_batch, of_heads, of_queries = (torch.tensor(each, dtype=torch.int64, device=device) for each in chosen)
+    of_batch, of_heads, of_queries = (constant(each, device, torch.int64) for each in chosen)
     spans = selection.keys_of(problem)
     of_keys = places((Span(0, problem.k.shape[2]),) if spans is None else spans, device)
     rows = rows_at_once(batch, len(of_heads), len(of_keys))  # the numbers drawn are eight times as large as the answer

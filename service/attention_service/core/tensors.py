@@ -114,14 +114,45 @@ def to_device(host: Tensor, device: torch.device, dtype: torch.dtype | None = No
     return placed
 
 
+def constant(numbers: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """These numbers on the device. A GPU is not waited for, as it is where they are made on it."""
+    return to_device(torch.tensor(numbers, dtype=dtype), device)
+
+
 def to_host(tensor: Tensor) -> Tensor:
     """The tensor on the host, all of it there. Unless it is large, the device wrote it to pinned memory by itself."""
-    if tensor.device.type != "cuda" or not 0 < tensor.nbytes <= MOST_PINNED:
-        return tensor.cpu()
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    pinned.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return pinned
+    return all_to_host([tensor])[0]
+
+
+def all_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors on the host, as ``to_host`` has them. The device is waited for once, unless they are large."""
+    hosts, room = [], MOST_PINNED
+    for tensor in tensors:
+        if tensor.device.type != "cuda" or not 0 < tensor.nbytes <= room:
+            hosts.append(tensor.cpu())
+            continue
+        room -= tensor.nbytes
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        hosts.append(pinned.copy_(tensor, non_blocking=True))
+    if room < MOST_PINNED:
+        torch.cuda.current_stream(next(x.device for x in tensors if x.is_cuda)).synchronize()
+    return hosts
+
+
+def side_by_side(parts: Sequence[Tensor], dim: int) -> Tensor | None:
+    """The tensor of which these are parts along a dimension, one behind the other in memory; None if they are not."""
+    first, storage = parts[0], parts[0].untyped_storage()._cdata
+    end = first.storage_offset()
+    for part in parts:
+        others = part.shape[:dim] + part.shape[dim + 1 :] != first.shape[:dim] + first.shape[dim + 1 :]
+        if others or part.stride() != first.stride() or part.dtype != first.dtype:
+            return None
+        if part.storage_offset() != end or part.untyped_storage()._cdata != storage:
+            return None
+        end += part.shape[dim] * part.stride(dim)
+    sizes = list(first.shape)
+    sizes[dim] = sum(part.shape[dim] for part in parts)
+    return first.as_strided(sizes, first.stride(), first.storage_offset())
 
 
 def pick(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
@@ -130,7 +161,7 @@ def pick(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
         return x.narrow(dim, index[0], 1)
     if isinstance(index, range) and index.step == 1:
         return x.narrow(dim, index.start, len(index))
-    return x.index_select(dim, torch.tensor(index, device=x.device))
+    return x.index_select(dim, constant(index, x.device))
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from attention_service.core.multihead import (
     Joint,
     Sizes,
     joint_projection,
+    laid_side_by_side,
     largest_finite,
     parameter_shapes,
-    side_by_side,
 )
 from attention_service.core.positions import check_position
 from attention_service.core.tensors import TORCH_DTYPES, to_numpy, torch_dtype_name
@@ -38,8 +38,8 @@ class Module:
     """With every default filled in."""
     sizes: Sizes
     parameters: Mapping[str, Tensor] = field(repr=False)
-    """On one device, in the module's dtype, laid out as ``side_by_side`` says, without gradients; in the order of the
-    computation."""
+    """On one device, in the module's dtype, laid out as ``laid_side_by_side`` says, without gradients; in the order of
+    the computation."""
     version: str
     source: Source | None = None
     durable: bool = True
@@ -65,7 +65,7 @@ class Module:
     def on(self, device: torch.device) -> "Module":
         """The same module on a device, laid out for computing."""
         moved = {name: value.to(device) for name, value in self.parameters.items()}
-        return replace(self, parameters=MappingProxyType(side_by_side(moved, self.sizes)))
+        return replace(self, parameters=MappingProxyType(laid_side_by_side(moved, self.sizes)))
 
     @cached_property
     def device(self) -> torch.device:

@@ -6,11 +6,10 @@ Source: Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.tensors import one_for_each_query_head
+from attention_service.core.tensors import constant, one_for_each_query_head
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def value_lengths(v: Tensor, projection: Tensor | None, heads: Sequence[int], of
     by_key = one_for_each_query_head(v, len(heads)).transpose(1, 2).double()  # [B, K, H, V]
     if projection is None:
         return ValueLengths(by_key.square().sum(-1).diag_embed())
-    kept = torch.tensor(heads, device=v.device)
+    kept = constant(heads, v.device)
     columns = projection.double().view(-1, of, v.shape[3]).index_select(1, kept)  # [width of the output, H, V]
     found = by_key.new_empty(*by_key.shape[:3], len(heads))
     for at in range(len(heads)):

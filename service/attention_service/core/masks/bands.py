@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles
+from attention_service.core.tensors import to_device
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Queries(_Listed, Part):
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Look up the positions."""
-        return torch.isin(p, self._listed.to(p.device))
+        return torch.isin(p, to_device(self._listed, p.device))
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """Count the listed positions among the tile's queries."""
@@ -85,7 +86,7 @@ class Keys(_Listed, Part):
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Look up the positions."""
-        return torch.isin(j, self._listed.to(j.device))
+        return torch.isin(j, to_device(self._listed, j.device))
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """Count the listed positions among the tile's keys."""

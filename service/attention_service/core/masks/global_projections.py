@@ -12,7 +12,7 @@ from torch import Tensor
 from attention_contract.spec import Mask
 from attention_service.core.masks.global_tokens import listed as global_tokens
 from attention_service.core.problem import Problem, Selection
-from attention_service.core.tensors import pick
+from attention_service.core.tensors import constant, pick
 
 
 def has_separate(masks: Sequence[Mask]) -> bool:
@@ -41,7 +41,7 @@ class GlobalRows:
     def put(self, x: Tensor, far: Tensor) -> Tensor:
         """Replace these rows of a tap ``[B, H, Q, ...]`` by ``far`` ``[B, H, R, ...]``."""
         near = pick(x, 2, self.rows)
-        return x.index_copy(2, torch.tensor(self.rows, device=x.device), torch.where(self.mine, far, near))
+        return x.index_copy(2, constant(self.rows, x.device), torch.where(self.mine, far, near))
 
 
 def global_rows(problem: Problem, selection: Selection) -> GlobalRows | None:

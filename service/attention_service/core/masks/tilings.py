@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_service.core.masks.pattern import Bounds, Coverage, Line, Part, Tiles
+from attention_service.core.tensors import to_device
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Segments(Part):
         return Coverage((p_first <= j_last) & (j_first <= p_last), one & (p_first == j_first))
 
     def _number(self, positions: Tensor) -> Tensor:
-        return torch.searchsorted(self._listed.to(positions.device), positions.contiguous(), right=True)
+        return torch.searchsorted(to_device(self._listed, positions.device), positions.contiguous(), right=True)
 
     @cached_property
     def _listed(self) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from attention_service.core.masks.key_spans import pick_spans, places
 from attention_service.core.masks.rules import allowed
 from attention_service.core.problem import Problem, Selection
-from attention_service.core.tensors import pick
+from attention_service.core.tensors import constant, pick
 
 EVERYTHING = Selection()
 """All heads and queries."""
@@ -70,7 +70,7 @@ def _of_positions(problem: Problem, selection: Selection) -> Tensor | None:
     """Combine the masks of positions: bool ``[1 or B, 1, Q, K]``; None if they hide nothing."""
     device, queries, keys, offsets = problem.q.device, problem.q.shape[2], problem.keys, problem.offsets
     chosen, spans = selection.queries, selection.keys
-    rows = None if chosen is None else torch.tensor(chosen, device=device, dtype=torch.int64)
+    rows = None if chosen is None else constant(chosen, device, torch.int64)
     if spans is not None and not any(span.masked for span in spans):
         return None
     if problem.sequence_masks is None:

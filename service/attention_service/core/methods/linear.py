@@ -17,7 +17,7 @@ from attention_service.core.methods.recurrence import Features, Running, Tokens
 from attention_service.core.methods.recurrence_cost import FeatureCost, running_cost
 from attention_service.core.problem import Learned, Problem, Widths
 from attention_service.core.problem import Running as GivenRunning
-from attention_service.core.tensors import one_for_each_query_head
+from attention_service.core.tensors import constant, one_for_each_query_head
 
 _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
 """exp, subtract, compare and add as one of 3 an element, half of which take each branch; square, sum and multiply."""
@@ -182,7 +182,7 @@ def _accumulated(x: Tensor) -> Tensor:
 def implied_by(features: Features, problem: Problem, rows: Sequence[int]) -> Tensor:
     """Return the weights that features imply: φ(q_i)·φ(k_j) / Σ over the keys that query i sees, all real."""
     dtype = torch.promote_types(problem.q.dtype, torch.float32)
-    index = torch.tensor(rows, dtype=torch.int64, device=problem.q.device)  # of none it would be floats
+    index = constant(rows, problem.q.device, torch.int64)  # of none it would be floats
     real = real_keys(problem)
     kept = None if real is None else real[:, None, :, None]
     q = features.queries(problem.q.index_select(2, index).to(dtype))

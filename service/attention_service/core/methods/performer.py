@@ -27,6 +27,7 @@ from attention_service.core.methods.linear import implied_by
 from attention_service.core.methods.recurrence import Running, Tokens
 from attention_service.core.methods.recurrence_cost import FeatureCost, running_cost
 from attention_service.core.problem import Problem
+from attention_service.core.tensors import to_device
 
 
 @METHODS.register(
@@ -80,7 +81,7 @@ class Performer(Approximation):
         directions = orthogonal_directions(self.features(width), width, self.options.seed, drawn_on)
         root = abs(factor) ** 0.5
         dtype = torch.promote_types(q.dtype, torch.float32)
-        return PositiveRandom(directions.to(q.device, dtype), -root if factor < 0 else root, root)
+        return PositiveRandom(to_device(directions.to(dtype), q.device), -root if factor < 0 else root, root)
 
     def _context(self, problem: Problem) -> dict[str, Tensor]:
         q, k, factor = scored(problem)

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
+from attention_service.core.tensors import constant
 
 
 def frequencies(rope: options.Rope, dim: int, reach: Tensor) -> tuple[Tensor, float]:
     """Return the angle per place of each pair, ``[dim/2]`` or ``[1 or B, 1, dim/2]``, and a factor for rotated vectors.
 
-    reach ``[1 or B, 1]`` is the number of places of each sequence. Only a dynamic scaling depends on it.
+    reach ``[1 or B, 1]`` is the number of places of each sequence. Of any scaling that does not depend on it
+    (``outgrown_length``) it tells the device alone.
     """
-    plain = rope.theta ** -exponents(dim, reach.device)
+    pairs = dim // 2  # θ^(−2c/dim), by one operation
+    plain = torch.logspace(0, 2 / dim - 1 if pairs else 0, pairs, rope.theta, dtype=torch.float64, device=reach.device)
     match rope.scaling:
         case None:
             return plain, 1.0
@@ -47,9 +50,9 @@ def exponents(dim: int, device: torch.device) -> Tensor:
 
 def _ntk(scaling: options.NtkScaling, theta: float, dim: int, reach: Tensor) -> Tensor:
     """Scale theta. Source: Peng et al. 2023, definition 1; dynamic: section 3.3."""
-    stretch, length = torch.full_like(reach, 1, dtype=torch.float64), scaling.original_max_position_embeddings
+    length = scaling.original_max_position_embeddings
     if length is None:
-        stretch = stretch * scaling.factor
+        stretch = torch.full((1, 1), scaling.factor, dtype=torch.float64, device=reach.device)
     else:
         stretch = scaling.factor * reach.clamp(min=length) / length - (scaling.factor - 1)
     base = theta * stretch.double() ** (dim / (dim - 2))  # [1 or B, 1]
@@ -84,7 +87,6 @@ def _yarn(scaling: options.YarnScaling, theta: float, plain: Tensor) -> Tensor:
 def _long(scaling: options.LongRopeScaling, plain: Tensor, reach: Tensor) -> Tensor:
     """Choose the long factors beyond the original length. Source: Ding et al. 2024, section 3."""
     short, long = (
-        plain / torch.tensor(each, dtype=plain.dtype, device=plain.device)
-        for each in (scaling.short_factor, scaling.long_factor)
+        plain / constant(each, plain.device, plain.dtype) for each in (scaling.short_factor, scaling.long_factor)
     )
     return torch.where(reach > scaling.original_max_position_embeddings, long, short)[:, None]  # [1 or B, 1, dim/2]

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
+from attention_service.core.cancellation import on_gpu
 from attention_service.core.positions.base import POSITIONS, Inert, PositionCost
-from attention_service.core.positions.frequencies import frequencies
+from attention_service.core.positions.frequencies import frequencies, outgrown_length
 from attention_service.core.positions.token_positions import TokenPositions
 from attention_service.core.problem import Widths
+from attention_service.core.tensors import side_by_side
 
 
 @POSITIONS.register(
@@ -42,23 +44,43 @@ class Rope(Inert):
 
     def rotated(self, q: Tensor, k: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys. Angles are float64, and the rotation is float32 or wider."""
-        dim = self.options.dim or q.shape[-1]
-        speed, factor = frequencies(self.options, dim, places.reach)
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dim, dtype = self.options.dim or q.shape[-1], torch.promote_types(q.dtype, torch.float32)
+        dynamic = outgrown_length(self.options) is not None
+        speed, factor = frequencies(self.options, dim, places.reach if dynamic else places.queries)
         turn = _turn(places.queries, speed, factor, dtype)
-        other = turn if places.new_keys is places.queries else _turn(places.new_keys, speed, factor, dtype)
-        return self._apply(q, turn), self._apply(k, other)
+        if places.new_keys is not places.queries:
+            return self._apply(q, turn), self._apply(k, _turn(places.new_keys, speed, factor, dtype))
+        together = side_by_side((q, k), 1) if on_gpu(q) and not _differentiated(q, k) else None
+        if together is None:
+            return self._apply(q, turn), self._apply(k, turn)
+        heads = q.shape[1], k.shape[1]
+        turned = self._apply(together, turn).split_with_sizes(heads, 1)
+        return turned[0], turned[1]
 
     def _apply(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         """Rotate the first dimensions of x ``[B, H, L, D]`` and keep the others."""
         cos, sin = turn
         dim = self.options.dim or x.shape[-1]
-        turning = x[..., :dim].to(cos.dtype)
-        half = self.options.style == "half"
-        a, b = turning.chunk(2, -1) if half else (turning[..., ::2], turning[..., 1::2])
+        if on_gpu(x) and not _differentiated(x):  # which converts as it computes, so that four operations are enough
+            done = torch.empty_like(x)
+            (a, b), (to_a, to_b) = self._pairs(x[..., :dim]), self._pairs(done[..., :dim])
+            torch.addcmul(a * cos, b, sin, value=-1, out=to_a)
+            torch.addcmul(b * cos, a, sin, out=to_b)
+            if dim != x.shape[-1]:
+                done[..., dim:] = x[..., dim:]
+            return done
+        a, b = self._pairs(x[..., :dim].to(cos.dtype))
         parts = a * cos - b * sin, b * cos + a * sin  # [B, H, L, dim/2]
+        half = self.options.style == "half"
         done = (torch.cat(parts, -1) if half else torch.stack(parts, -1).flatten(-2)).to(x.dtype)
         return done if dim == x.shape[-1] else torch.cat([done, x[..., dim:]], -1)
+
+    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the second of each pair of dimensions that turn together."""
+        if self.options.style == "half":
+            half = x.shape[-1] // 2
+            return x[..., :half], x[..., half:]
+        return x[..., ::2], x[..., 1::2]
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """Count, per pair of dimensions, an angle, its cosine and sine, four products and two sums."""
@@ -66,10 +88,16 @@ class Rope(Inert):
         return PositionCost(place=3 * pairs, rotated=6 * pairs)
 
 
+def _differentiated(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def _turn(places: Tensor, speed: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cosines and sines ``[1 or B, 1, L, dim/2]`` of the angles at places ``[1 or B, L]``."""
-    angles = places[..., None] * speed
-    cos, sin = angles.cos(), angles.sin()
+    angles = (places[..., None] * speed)[:, None]
     if factor != 1:
-        cos, sin = cos * factor, sin * factor
-    return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+    if dtype == angles.dtype or not on_gpu(angles):
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = (angles.new_empty(angles.shape, dtype=dtype) for _ in range(2))
+    return torch.cos(angles, out=cos), torch.sin(angles, out=sin)

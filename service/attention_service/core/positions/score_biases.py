@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_contract import positions as options
 from attention_service.core.positions.base import POSITIONS, Heads, Inert, PositionCost, Tensors
 from attention_service.core.problem import Learned, Widths
+from attention_service.core.tensors import constant
 
 TABLE = "relative_bias.weight"
 
@@ -33,7 +34,7 @@ class Alibi(Inert):
         if self.options.symmetric:
             ahead = ahead.abs().neg()
         picked = slopes(heads.count) if heads.picked is None else [slopes(heads.count)[head] for head in heads.picked]
-        return ahead.to(dtype) * torch.tensor(picked, dtype=dtype, device=keys.device).view(-1, 1, 1)
+        return ahead.to(dtype) * constant(picked, keys.device, dtype).view(-1, 1, 1)
 
     def cost(self, head_dim: int, width: int) -> PositionCost:
         """The slope times the distance, and the sum."""
@@ -78,7 +79,7 @@ class RelativeBias(Inert):
 
     def buckets(self, ahead: Tensor) -> Tensor:
         """Return the bucket of key place minus query place."""
-        starts = torch.tensor(bucket_starts(self.options), device=ahead.device)
+        starts = constant(bucket_starts(self.options), ahead.device)
         if not self.options.bidirectional:
             return torch.bucketize(ahead.neg(), starts, right=True)
         buckets = torch.bucketize(ahead.abs(), starts, right=True)

@@ -1,6 +1,5 @@
 """The steps around one attention: upload tensors, project, prepare, project out. All are differentiable."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +12,14 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.spec import Linear
 from attention_contract.tensors import Array
 from attention_service.core import multihead
+from attention_service.core.cancellation import on_gpu
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.inputs import make_problem
 from attention_service.core.kv_cache.past import gathered
 from attention_service.core.masks.global_projections import separate_positions
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import Parameters
+from attention_service.core.nonfinite_keys import are_finite
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import TORCH_DTYPES, to_device, to_torch, torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, strip
@@ -72,7 +73,7 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
         return result
     narrowed = torch.finfo(dtype).max < _largest(host.dtype)
     # A sum is finite only where all is, and much cheaper than the closer look.
-    suspect = narrowed and not math.isfinite(result.sum())
+    suspect = narrowed and not are_finite(result.sum())
     infinite = (result == torch.inf if name == "mask" else result.isinf()) if suspect else None
     if infinite is not None and bool((infinite.cpu() & ~host.isinf()).any()):
         raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
@@ -122,7 +123,7 @@ def problem(
     """
     learned = {name: parameters[name] for name in names} if (names := learned_names(bound)) else {}
     simple = (views or three is not None) and _is_simple(bound, parameters)
-    joint = bound.module.joint if simple and bound.module is not None else None
+    joint = _joint(bound, parameters) if simple or (views and _on_gpu(bound)) else None
 
     def by_head(query: Tensor, key: Tensor, value: Tensor) -> Three:
         if three is not None:
@@ -158,10 +159,22 @@ def projected(bound: BoundRequest, tokens: Tensor, parameters: Parameters) -> Th
     """Queries, keys and values by head of tokens ``[B, L, d_model]`` that have all three roles."""
     if bound.module is None:
         raise TypeError("raw attention has no projections")
-    joint = bound.module.joint if _is_simple(bound, parameters) else None
+    joint = _joint(bound, parameters) if _is_simple(bound, parameters) or _on_gpu(bound) else None
     if joint is not None:
         return multihead.project_jointly(joint, bound.module.sizes, tokens)
     return multihead.project(parameters, bound.module.sizes, tokens, tokens, tokens)
+
+
+def _joint(bound: BoundRequest, parameters: Parameters) -> multihead.Joint | None:
+    """The module's projections as one, for heads of one width."""
+    module = bound.module
+    if module is None or parameters is not module.parameters or bound.head_dim != bound.value_dim:
+        return None
+    return module.joint
+
+
+def _on_gpu(bound: BoundRequest) -> bool:
+    return bound.module is not None and on_gpu(bound.module.parameters["q_proj.weight"])
 
 
 def _is_simple(bound: BoundRequest, parameters: Parameters) -> bool:

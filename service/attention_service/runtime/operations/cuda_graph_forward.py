@@ -18,7 +18,7 @@ from attention_contract.spec import Causal, Mask, SlidingWindow
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
 from attention_service.core.methods import METHODS
-from attention_service.core.nonfinite_keys import sum_of
+from attention_service.core.nonfinite_keys import are_finite, sum_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.frequencies import outgrown_length
 from attention_service.core.tensors import TORCH_DTYPES
@@ -113,7 +113,7 @@ class ForwardRecipe(Recipe):
     def run(self, module: Module, tensors: Tensors) -> tuple[Tensor, Tensor]:
         """The output, and a number that is finite if all keys and values are."""
         bound = self._bound.replaced(module=module)
-        problem = compute.problem(bound, dict(tensors), module.parameters)
+        problem = compute.problem(bound, dict(tensors), module.parameters, views=True)
         context = METHODS.of(bound.spec.method).attend(problem, KERNELS[self._kernel].make(), (), ())["context"]
         return compute.output(bound, module.parameters, context), sum_of(problem.k, problem.v)
 
@@ -146,7 +146,7 @@ class GraphedForward:
         bound, parameters = self.bound, uploaded.parameters
         whole, told = self.graph.replay(uploaded.tensors)
         output = whole[: bound.batch, : bound.queries]
-        if not math.isfinite(told):  # only the queries that may look at a key that is not finite give NaN
+        if not are_finite(told):  # only the queries that may look at a key that is not finite give NaN
             query = uploaded.tensors["query"][: bound.batch, : bound.queries]
             problem = compute.problem(bound, {"query": query}, parameters)
             output = compute.output(bound, parameters, attend(problem, (), kernel=self.kernel).context)

@@ -21,7 +21,7 @@ from attention_contract.tensors import DTYPES, Array
 from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.masks.global_tokens import with_global_tokens
 from attention_service.core.methods import approximation_of
-from attention_service.core.multihead import Sizes, learned_of, parameter_shapes
+from attention_service.core.multihead import Sizes, laid_side_by_side, learned_of, parameter_shapes
 from attention_service.core.problem import Widths, added_keys
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
@@ -102,7 +102,8 @@ def blank_module(sizes: Sizes, dtype: str) -> Module:
     """A module of these sizes without numbers."""
     shapes = parameter_shapes(sizes)
     parameters = {name: torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=META) for name, shape in shapes.items()}
-    return Module("", unsent(ModuleConfig, dtype=dtype, spec=sizes.spec), sizes, MappingProxyType(parameters), "")
+    laid = MappingProxyType(laid_side_by_side(parameters, sizes))
+    return Module("", unsent(ModuleConfig, dtype=dtype, spec=sizes.spec), sizes, laid, "")
 
 
 def unsent(model: type[ModelT], **fields: Any) -> ModelT:

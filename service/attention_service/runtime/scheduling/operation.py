@@ -3,15 +3,19 @@
 ``launch`` reads and makes device tensors only, so that it also runs on meta tensors, which have shapes and no numbers.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from attention_contract.errors import InvalidRequest
 from attention_service.core.edits import BoundEdit
-from attention_service.core.tensors import to_numpy
+from attention_service.core.nonfinite_keys import assumed_finite, assumed_sums
+from attention_service.core.tensors import all_to_host, to_numpy
 
 Fields = dict[str, Any]
 """The fields of a reply, but for ``ran``."""
@@ -43,19 +47,62 @@ class Operation(Protocol):
         """Copy the results to the host."""
 
 
+class _NotFinite(Exception):
+    """Numbers that were taken for finite are not."""
+
+
 def execute(operation: Operation, device: torch.device) -> Fields:
-    """Run all three steps and wait for the result."""
+    """Run all three steps and wait for the result.
+
+    On a GPU, whose numbers would have to be waited for, they are taken for finite, and looked at as the result comes;
+    the steps run again if some are not.
+    """
+    if device.type == "cuda":
+        with assumed_finite() as sums, suppress(_NotFinite):
+            return _looked_at(operation, device, sums)
     return operation.collect(operation.launch(operation.upload(device)))
 
 
+def _looked_at(operation: Operation, device: torch.device, sums: list[Tensor]) -> Fields:
+    try:
+        fields = operation.collect(operation.launch(operation.upload(device)))
+    except InvalidRequest as fault:  # perhaps of what comes of numbers that are not finite
+        if sums:
+            raise _NotFinite from fault
+        raise
+    _look(all_to_host(sums))
+    return fields
+
+
+def _look(sums: Sequence[Tensor]) -> None:
+    if not all(map(math.isfinite, sums)):
+        raise _NotFinite
+
+
 def on_host(results: Results) -> Fields:
-    """The results with numpy arrays in place of tensors; other values stay as they are."""
-    return {name: _on_host(value) for name, value in results.items()}
+    """The results with numpy arrays in place of tensors; other values stay as they are. A GPU is waited for once."""
+    if (sums := assumed_sums()) is None:
+        return {name: _on_host(value) for name, value in results.items()}
+    tensors = [*_tensors(results)]
+    hosts = all_to_host([*tensors, *sums])
+    _look(hosts[len(tensors) :])
+    sums.clear()
+    arriving = iter(hosts)
+    return {name: _on_host(value, arriving) for name, value in results.items()}
 
 
-def _on_host(value: Any) -> Any:
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the order in which ``_on_host`` meets them."""
     if isinstance(value, Tensor):
-        return to_numpy(value)
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _on_host(value: Any, hosts: Iterator[Tensor] | None = None) -> Any:
+    if isinstance(value, Tensor):
+        return to_numpy(value if hosts is None else next(hosts))
     if isinstance(value, list):
-        return [_on_host(each) for each in value]
-    return on_host(value) if isinstance(value, dict) else value
+        return [_on_host(each, hosts) for each in value]
+    return {name: _on_host(each, hosts) for name, each in value.items()} if isinstance(value, dict) else value

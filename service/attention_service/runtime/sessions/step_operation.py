@@ -4,7 +4,6 @@ A step that returns its output alone attends in place, with steps of other sessi
 step is the ordinary forward pass over a past that is gathered from the pages.
 """
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, repeat
@@ -25,7 +24,7 @@ from attention_service.core.attention import attend
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.kv_cache.attention import Runs, attend_in_place, in_place_fault
 from attention_service.core.kv_cache.past import Cached, write
-from attention_service.core.nonfinite_keys import sum_of
+from attention_service.core.nonfinite_keys import are_finite, sum_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Inert
 from attention_service.core.problem import Problem, added_keys
@@ -243,7 +242,7 @@ class Steps:
             pasts += map(Cached.runs, cached, hidden or repeat(0))
         q, k, v = self._roles(uploaded)
         write(rows, k, v)
-        if first.queries > 1 and not math.isfinite(sum_of(k, v)):
+        if first.queries > 1 and not are_finite(sum_of(k, v)):
             learned = {name: parameters[name] for name in compute.learned_names(first)}
             gathered = [_over_gathered(*each, first.spec, learned) for each in zip(q, pasts, strict=True)]
             context = torch.stack(gathered)

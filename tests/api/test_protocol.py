@@ -186,5 +186,6 @@ def test_health_and_metrics_tell_the_truth(http):
     assert 'attention_requests_total{operation="get_module",status="404"}' in text
     assert "attention_resident_bytes" in text
     info = http.get("/v1").json()
+    assert info["session_kernel"] == "products"  # on a CPU
     assert info["limits"]["memory_budget_bytes"] > 0
     assert info["memory"]["in_flight_bytes"] == 0

@@ -9,6 +9,7 @@ import torch
 from tests.core.kv_cache.paged_flash import as_on_a_gpu, paged_flash
 from tests.runtime.sessions.session_tree import D_MODEL, Tree, check_counts, close, create, engine_of, uncached
 
+from attention_contract.errors import Overloaded
 from attention_contract.schemas.sessions import ForkSession, OpenSession, StepRequest, StepsRequest
 from attention_contract.validation import validate
 from attention_service.core.kv_cache import slab
@@ -150,6 +151,23 @@ async def test_a_session_leaves_for_the_memory_that_another_kind_of_page_needs(e
     assert engine.sessions.pool.held <= held + 2**14
     assert engine.budget.available >= 0
     assert first not in {session.id for session in engine.sessions.registry.live}
+
+
+async def test_a_device_without_memory_for_pages_is_overloaded(engine, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    ident, x = (await engine.sessions.open("m", OpenSession())).session, tokens(257, 0)
+    await stepped(engine, [ident], [x[:, :256]])
+    held = engine.sessions.pool.held
+    monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 1)
+    monkeypatch.setattr(pages.Slab, "of", full)
+    long = np.concatenate([x] * 600, 1)
+    with pytest.raises(Overloaded, match="the device has no memory"):
+        await engine.sessions.step(ident, validate(StepRequest, {"query": long}))
+    assert engine.sessions.info(ident).length == 256
+    assert engine.sessions.pool.held == held
+    assert (await stepped(engine, [ident], [x[:, 256:]]))[0].length == 257
 
 
 async def test_a_trial_that_fails_with_its_device_decides_nothing(engine, monkeypatch):

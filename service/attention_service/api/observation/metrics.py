@@ -141,6 +141,10 @@ class Metrics:
                 lambda: engine.sessions.pool.held + engine.sessions.registry.reply_bytes,
             ),
             "attention_session_pages": ("Pages of sessions", lambda: engine.sessions.pool.pages),
+            "attention_session_paged": (
+                "1 if steps of sessions run by PyTorch's kernel for block tables",
+                lambda: engine.sessions.kernel == "paged",
+            ),
             "attention_session_shared_pages": ("Pages with several users", lambda: engine.sessions.pool.shared_pages),
         }
         for name, (text, read) in gauges.items():

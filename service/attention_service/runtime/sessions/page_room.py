@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from attention_contract.errors import OverBudget, Overloaded
@@ -53,7 +54,8 @@ class PageRoom:
     def reserve(self, session: DecodeSession, tokens: int, source: DecodeSession | None = None) -> None:
         """Take the pages for this many more tokens of each sequence of a session.
 
-        Evicts others but ``source``. Raises OverBudget if the limit is too small, Overloaded if others hold too much.
+        Evicts others but ``source``. Raises OverBudget if the limit is too small, Overloaded if others hold too much or
+        the device has no memory.
         Nothing is taken then.
         """
         tables, pages = session.all_tables, 0
@@ -67,9 +69,18 @@ class PageRoom:
         self._check(session, need, tokens)
         if self._short(kind, need):
             self._evict(session, source, need)
-        for table in tables:
-            table.reserve(tokens)
-        self.totals.count(session)
+        try:
+            for table in tables:
+                table.reserve(tokens)
+        except torch.OutOfMemoryError:  # who else uses the GPU is in no budget
+            for table in tables:
+                table.trim()
+            raise Overloaded(
+                f"the device has no memory for {need} bytes of pages, although the budget has; try again in a moment",
+                needed_bytes=need,
+            ) from None
+        finally:
+            self.totals.count(session)
 
     def _check(self, session: DecodeSession, need: int, tokens: int) -> None:
         if (most := min(self.limit, self.budget.total)) < need:

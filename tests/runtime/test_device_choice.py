@@ -10,7 +10,8 @@ from attention_service.runtime.device.torch_device import resolve
 def machine(monkeypatch):
     """Make PyTorch tell of other GPUs, by their compute capabilities, and of another build of its own."""
 
-    def of(*capabilities, cuda="13.0", hip=None):
+    def of(*capabilities, cuda="13.0", hip=None, code=("sm_75", "sm_80", "sm_90a", "compute_120")):
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: list(code))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
@@ -45,11 +46,13 @@ def test_a_gpu_that_there_is_not(machine):
         resolve("cuda:1")
 
 
-def test_a_gpu_before_turing_is_refused(machine):
+def test_a_gpu_for_which_the_build_has_no_code_is_refused(machine):
     machine((7, 0))
     for wanted in ("cuda", "auto"):
-        with pytest.raises(ValueError, match=r"compute capability 7\.0; at least 7\.5"):
+        with pytest.raises(ValueError, match=r"compute capability 7\.0, and this build of torch has code from 7\.5 on"):
             resolve(wanted)
+    machine((7, 0), cuda="12.6", code=("sm_50", "sm_70", "sm_120"))
+    assert resolve("cuda") == torch.device("cuda", 0)
 
 
 def test_only_gpus_of_nvidia(machine):

@@ -29,8 +29,6 @@ _PROCESSORS = Path("/proc/cpuinfo")
 BUDGET_SHARE = 0.8
 """The share of the free memory that is the default budget; the rest is for the interpreter and the allocator."""
 
-LEAST_CAPABILITY = 7, 5
-"""The compute capability from which on PyTorch's build for CUDA 13 has code: Turing."""
 _ON_A_CPU = {"reached": 0.45, "function_flops": 150.0, "overlaps": False, "starts": 1.0, "operation": 0.1}
 """Ratios by which counted work becomes time on a CPU, fitted to 1,400 runs of 600 random requests. Starts and
 operations are those of warm caches; with cold ones they are 6 and 1/4."""
@@ -254,12 +252,20 @@ def resolve(wanted: str) -> torch.device:
         raise ValueError(f"device {wanted!r} is not supported by this build of torch; only GPUs of NVIDIA are")
     if index >= torch.cuda.device_count():
         raise ValueError(f"device {wanted!r} is not there; {_why_not()}")
-    if (found := torch.cuda.get_device_capability(index)) < LEAST_CAPABILITY:
+    found = torch.cuda.get_device_capability(index)
+    if found < (least := _least_capability()):
+        told, needed = (".".join(map(str, each)) for each in (found, least))
         raise ValueError(
-            f"device {wanted!r} has compute capability {found[0]}.{found[1]}; at least "
-            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} (Turing) is needed"
+            f"device {wanted!r} has compute capability {told}, and this build of torch has code from {needed} on; "
+            "deploy/README.md says how to take another build"
         )
     return torch.device("cuda", index)
+
+
+def _least_capability() -> tuple[int, int]:
+    """Return the compute capability from which on PyTorch has code: 7.5 (Turing) in builds for CUDA 13."""
+    names = (name.removeprefix("sm_").rstrip("af") for name in torch.cuda.get_arch_list() if name.startswith("sm_"))
+    return min((divmod(int(name), 10) for name in names), default=(0, 0))
 
 
 def _why_not() -> str:

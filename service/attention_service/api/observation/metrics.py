@@ -225,13 +225,6 @@ class _Counted(Collector):
         yield CounterMetricFamily(
             "attention_recalibrations", "Corrections of predicted times by those of what ran", value=changes
         )
-        steps = GaugeMetricFamily(
-            "attention_session_kernel",
-            "The computation of steps of sessions on a GPU, as GET /v1 names it",
-            labels=["kernel"],
-        )
-        steps.add_metric([self._engine.sessions.kernel], 1)
-        yield steps
         pool = self._engine.sessions.pool
         counts = self._engine.sessions.registry.counts | {"prefix_hits": pool.hits, "prefix_misses": pool.misses}
         events = CounterMetricFamily(

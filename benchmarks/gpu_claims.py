@@ -215,13 +215,14 @@ def decoding(device: Device, work: Work) -> Iterator[Claim]:
         dtype="bfloat16",
         spec=CAUSAL,
     )
-    past = bfloat16(1, kv_heads, work.past, width)
+    past, kernels = bfloat16(1, kv_heads, work.past, width), set[str]()
 
     async def steps(engine: Engine) -> list[float]:
         await engine.modules.create(CreateModule(name="m", config=config))
         opening = OpenSession(past_key=past, past_value=past)
         opened = [await engine.sessions.open("m", opening) for _ in range(work.sessions)]
         query, taken = bfloat16(1, 1, config.d_model), []
+        kernels.add(engine.sessions.kernel)
         for _ in range(work.rounds):
             request = StepsRequest(steps=[SessionStep(session=each.session, query=query) for each in opened])
             reply = await engine.sessions.steps(request)
@@ -234,6 +235,7 @@ def decoding(device: Device, work: Work) -> Iterator[Claim]:
     taken = _with_engine(device, steps)
     floor = work.sessions * 2 * past.nbytes / bandwidth(device) * 1e3
     yield Claim(f"a step of {work.sessions} sessions × {work.past}", median(taken), None, " ms")
+    yield Claim("kernels of these steps that are not PyTorch's for block tables", len(kernels - {"paged"}), 0)
     yield Claim("the same over one read of their cache", median(taken) / floor, 1.3)
 
 

@@ -89,16 +89,17 @@ def write(rows: Sequence[Cached], keys: Tensor, values: Tensor) -> None:
         for row, key, value in zip(rows, keys, values, strict=True):
             row.write(key, value)
         return
-    by_slab: dict[Slab, tuple[list[int], list[int]]] = {}  # the slot mapping of all new tokens: slots, and tokens
+    by_slab: dict[Slab, list[tuple[int, Span]]] = {}  # new tokens by their number, and their slots
     for index, row in enumerate(rows):
         token = index * count
         for span in row.new:
-            slots, tokens = by_slab.setdefault(span.slab, ([], []))
-            slots += range(span.start, span.stop)
-            tokens += range(token, token + span.tokens)
+            by_slab.setdefault(span.slab, []).append((token, span))
             token += span.tokens
     flat = [x.transpose(0, 1).flatten(1, 2) for x in (keys, values)]
-    for slab, mapping in by_slab.items():
-        slot, chosen = to_device(torch.tensor(mapping), keys.device)
+    for slab, spans in by_slab.items():
+        mapping = [[slot for _, span in spans for slot in range(span.start, span.stop)]]
+        if len(by_slab) > 1:
+            mapping.append([number for token, span in spans for number in range(token, token + span.tokens)])
+        slots, *chosen = to_device(torch.tensor(mapping), keys.device)
         for into, x in zip((slab.keys, slab.values), flat, strict=True):
-            into.index_copy_(1, slot, x if len(by_slab) == 1 else x.index_select(1, chosen))
+            into.index_copy_(1, slots, x.index_select(1, chosen[0]) if chosen else x)

@@ -8,7 +8,7 @@ RUN python -m venv /opt/attention
 COPY pyproject.toml constraints.txt ./
 COPY deploy/install_torch.sh deploy/trim.sh deploy/
 # Dependencies without the project, so that a change of code does not install them anew.
-ARG EXTRAS=server,plot
+ARG EXTRAS=server,plot,transformers
 RUN python -c 'import os, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
     extras = [p["optional-dependencies"][extra] for extra in os.environ["EXTRAS"].split(",")]; \
     print(*p["dependencies"], *sum(extras, []), sep="\n")' > requirements.txt

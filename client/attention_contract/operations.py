@@ -30,7 +30,6 @@ from attention_contract.schemas.effects import EffectsReply, EffectsRequest, Raw
 from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
 from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
-from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)
@@ -335,22 +334,6 @@ create_recording = Operation(
     "create_recording", "POST", "/v1/recordings", r.RecordingFile, r.RecordingInfo,
     "Store a recording: a text's way through a model",
     (*READS_BODY, *WRITES, e.TooLarge), status=201, tensors=True, example=r.EXAMPLE, scopes=INFER,
-)  # fmt: skip
-record_text = Operation(
-    "record_text", "POST", "/v1/recordings/text", r.RecordText, r.RecordingInfo,
-    "Record a text's way through a checkpoint of the model repository",
-    (*READS_BODY, *WRITES, e.CheckpointNotFound, e.InvalidCheckpoint, e.TooLarge), status=201, safe_to_repeat=False,
-    example={"checkpoint": "minilm", "text": "the cat sat on the mat"}, scopes=INFER,
-)  # fmt: skip
-predict_text = Operation(
-    "predict_text", "POST", "/v1/recordings/predictions", PredictText, TextPredictions,
-    "Tokens that a checkpoint of the model repository predicts, unedited and with edits of its attention",
-    (*READS_BODY, e.CheckpointNotFound, e.InvalidCheckpoint),
-    example={
-        "checkpoint": "gpt2", "text": "the cat sat on the",
-        "edits": {"layers.0": [{"tap": "context", "heads": [0], "set": 0}]},
-    },
-    scopes=INFER,
 )  # fmt: skip
 get_recording = Operation(
     "get_recording", "GET", "/v1/recordings/{id}", r.RecordingQuery, r.RecordingInfo,

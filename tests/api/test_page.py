@@ -17,8 +17,8 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import Ran, RawForwardRequest
 from attention_contract.schemas.attribution import RawAttributionRequest
 from attention_contract.schemas.complexity import RawComplexityRequest
+from attention_contract.schemas.models import ModelForwardRequest
 from attention_contract.schemas.modules import CreateModule
-from attention_contract.schemas.recordings import RecordText
 from attention_contract.schemas.weights import HeadStatistics
 from attention_contract.wire import SAFETENSORS
 from tests.api.test_recordings import file_of
@@ -149,7 +149,7 @@ def test_the_page_forbids_the_browser_what_it_does_not_need(page):
 def test_every_field_that_an_error_may_mark_is_one_of_the_contract():
     known = {
         path
-        for model in (CreateModule, RawForwardRequest, RawAttributionRequest, RawComplexityRequest, RecordText)
+        for model in (CreateModule, RawForwardRequest, RawAttributionRequest, RawComplexityRequest, ModelForwardRequest)
         for path in paths(model)
     }
     marked = {name for text in sources() for name in re.findall(r'\bparam="([\w.]+)"', text)}

@@ -137,8 +137,8 @@ def _answer_every_example(http: httpx.Client) -> None:
     http.post("/v1/modules", json={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0})
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     recording = http.post("/v1/recordings", json=create_recording.example).json()["id"]
-    left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint", "record_text"}
-    left_out |= {"predict_text", "delete_recording", "delete_session"}
+    left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}
+    left_out |= {"delete_recording", "delete_session"}
     session = http.post("/v1/modules/demo/sessions", json={}).json()["session"]
     kept = http.post("/v1/attention/passes", json=create_raw_pass.example).json()["id"]
     ids = {"sessions": session, "passes": kept, "recordings": recording}

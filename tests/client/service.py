@@ -37,7 +37,6 @@ from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.effects import Effects, EffectsReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply
 from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
-from attention_contract.schemas.text_predictions import PredictedToken, TextPredictions
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 
@@ -91,8 +90,6 @@ EXAMPLES = {
     "hopfield_retrieve": ((X, X), {"eps": 0.1}, "/v1/hopfield/retrieve"),
     "list_recordings": ((), {}, "/v1/recordings"),
     "create_recording": ((r.EXAMPLE,), {}, "/v1/recordings"),
-    "record_text": (("minilm", "the cat"), {}, "/v1/recordings/text"),
-    "predict_text": (("gpt2", "the cat"), {"top_k": 2}, "/v1/recordings/predictions"),
     "get_recording": (("0" * 32,), {}, f"/v1/recordings/{'0' * 32}"),
     "rollout": ((np.ones((2, 3, 3)),), {"residual": 0.25}, "/v1/attention/rollout"),
     "recording_rollout": (("0" * 32,), {"method": "flow", "queries": [1]}, f"/v1/recordings/{'0' * 32}/rollout"),
@@ -388,15 +385,6 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
             bytes=344, limit_bytes=1000, damaged=["1" * 32],
         ),
         "create_recording": RECORDING,
-        "record_text": RECORDING,
-        "predict_text": TextPredictions(
-            tokens=["the", "cat"], predicts="next", position=1, divergence=[0.0, 0.5],
-            top=[
-                PredictedToken(
-                    token="sat", id=5, logit=2.0, edited_logit=1.0, probability=0.75, edited_probability=0.25
-                )
-            ],
-        ),
         "get_recording": RECORDING,
         "recording_statistics": RecordingStatistics(id="0" * 32, attentions=[
             StatisticsOfAttention(

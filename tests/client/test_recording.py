@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from attention_client.recording import Recording, predict, record
+from attention_client.recording import Recording, record
 from attention_client.recording.mapped_tensors import MappedTensors
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.schemas.recordings import RecordingFile
@@ -299,91 +299,3 @@ def headed(kind, family):
     config = tiny_models.CONFIGS[family]()
     config.initializer_range = 0.5
     return kind(config).eval()
-
-
-@pytest.fixture(scope="module")
-def masked():
-    from transformers import BertForMaskedLM
-
-    return headed(BertForMaskedLM, "bert")
-
-
-def logits(model, tokenizer, **more):
-    with torch.no_grad():
-        return model(**dict(tokenizer(TEXT, return_tensors="pt")) | more).logits[0].double()
-
-
-def check_predictions(told, before, after, top_k=5):
-    assert told.tokens == TEXT.split()
-    p, q = before.softmax(-1), after.softmax(-1)
-    same(np.array(told.divergence), (p * (p.log() - q.log())).sum(-1)[None], 1e-6)
-    place, ids = told.position, [each.id for each in told.top]
-    assert set(ids) == {*p[place].topk(top_k).indices.tolist(), *q[place].topk(top_k).indices.tolist()}
-    assert [each.token for each in told.top] == [tiny_models.WORDS[each] for each in ids]
-    for name, expected in (("logit", before), ("edited_logit", after), ("probability", p), ("edited_probability", q)):
-        found = np.array([getattr(each, name) for each in told.top])
-        np.testing.assert_allclose(found, expected[place][ids], atol=1e-5)
-
-
-def test_hiding_a_token_in_every_layer_predicts_what_masking_it_does(masked, tokenizer):
-    hide = {"tap": "weights", "keys": [2], "set": 0, "renormalize": True}
-    told = predict(masked, tokenizer, TEXT, edits={"layers.0": [hide], "layers.1": [hide]}, position=1, top_k=3)
-    mask = torch.ones(1, 6, dtype=torch.long)
-    mask[0, 2] = 0
-    assert (told.predicts, told.position) == ("own", 1)
-    check_predictions(told, logits(masked, tokenizer), logits(masked, tokenizer, attention_mask=mask), top_k=3)
-    unchanged = predict(masked, tokenizer, TEXT)
-    assert max(unchanged.divergence) == 0
-    assert unchanged.position == 5
-
-
-def test_knocking_out_a_head_predicts_what_zeros_before_its_projection_do(tokenizer):
-    from transformers import GPT2LMHeadModel
-
-    model = headed(GPT2LMHeadModel, "gpt2")
-    told = predict(model, tokenizer, TEXT, edits={"layers.1": [{"tap": "context", "heads": [2], "set": 0}]})
-    before = logits(model, tokenizer)
-
-    def zero(_module, inputs):
-        context = inputs[0].clone()
-        context[..., 8:12] = 0
-        return (context,)
-
-    hook = model.transformer.h[1].attn.c_proj.register_forward_pre_hook(zero)
-    after = logits(model, tokenizer)
-    hook.remove()
-    assert told.predicts == "next"
-    assert max(told.divergence) > 1e-4
-    check_predictions(told, before, after)
-
-
-def test_a_scale_of_the_scores_predicts_what_a_scale_of_the_queries_does(masked, tokenizer):
-    scores, queries = (
-        predict(masked, tokenizer, TEXT, edits={"layers.0": [{"tap": tap, "scale": 0.5}]})
-        for tap in ("masked_scores", "q")
-    )
-    assert max(scores.divergence) > 1e-4
-    np.testing.assert_allclose(scores.divergence, queries.divergence, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"position": 6}, "position: expected 0 to 5, got 6"),
-        ({"edits": {"layers.2": []}}, "expected layers among 0, 1; got 2"),
-        ({"edits": {"layers.0": [{"tap": "context", "heads": [4], "set": 0}]}}, "heads 4 of context is out of range"),
-        ({"edits": {"layers.0": [{"tap": "context", "keys": [0], "set": 0}]}}, "context has no keys"),
-        ({"edits": {"layers.0": [{"tap": "scores", "scale": 2}]}}, "this edit of scores is not computed"),
-        ({"edits": {"layers.0": [{"tap": "masked_scores", "scale": -1}]}}, "this edit of masked_scores"),
-        ({"edits": {"layers.0": [{"tap": "q", "value": [[[1.0]]]}]}}, "this edit of q is not computed"),
-    ],
-)
-def test_an_edit_that_is_not_computed_beside_a_model_is_refused(masked, tokenizer, arguments, told):
-    with pytest.raises(InvalidRequest, match=told):
-        predict(masked, tokenizer, TEXT, **arguments)
-    assert masked.config._attn_implementation == "sdpa"
-
-
-def test_a_model_without_a_head_predicts_nothing(tokenizer):
-    with pytest.raises(InvalidRequest, match="BertModel has no head"):
-        predict(tiny_models.model("bert"), tokenizer, TEXT)

@@ -11,7 +11,7 @@ import pytest
 
 import attention_service
 from attention_client import Client
-from attention_client.recording import Recording, predict
+from attention_client.recording import Recording
 from tests.conftest import live_server
 from tests.web.conftest import PICTURES, Visit, release_of
 
@@ -642,9 +642,11 @@ def test_a_typed_sentence_is_recorded_by_the_server_and_edited_to_the_logits(bro
         row = page.locator("table", has_text="Likeliest tokens").locator("tbody tr").first
         shown = [row.locator("th").inner_text(), *row.locator("td").all_inner_texts()]
         knocked = [{"tap": "context", "heads": [2], "set": 0}]
-        top = predict(model, tokenizer, "the cat sat", edits={"layers.1": knocked}).top[0]
-        assert shown[0] == top.token
-        expected = [top.probability, top.edited_probability, top.logit, top.edited_logit - top.logit]
+        asked = {"text": "the cat sat", "edits": {"1": knocked}, "compare": "unedited"}
+        top = visited.post("/v1/models/tiny/forward", json=asked).json()["predictions"][0]["top"][0]
+        assert shown[0] == top["token"]
+        expected = [top["unedited_probability"], top["probability"], top["unedited_logit"]]
+        expected.append(top["logit"] - top["unedited_logit"])
         assert [float(each.replace("−", "-")) for each in shown[1:]] == pytest.approx(expected, rel=2e-3, abs=1e-5)
         seen = Visit(page, url, visited)
         seen.picture("logits", page.get_by_role("heading", name="Logits"))

@@ -38,7 +38,9 @@ export interface Told {
 export interface Whole {
   model: string;
   text: string;
-  target?: string | null;
+  target?: string | null | undefined;
+  /** The tokens that it predicts at: the decoder's, of a model with both. */
+  tokens: number;
 }
 
 export interface Subject {
@@ -250,7 +252,7 @@ function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server:
   return {
     title: `${facts.model}: ${facts.text}`,
     counting,
-    whole: facts,
+    whole: { model: facts.model, text: facts.text, target: facts.target, tokens: facts.tokens["decoder" in facts.tokens ? "decoder" : "layers"].length },
     facts: [...told, ["recording", from], ...Object.entries(facts.versions)],
     layers,
     sequences: 1,

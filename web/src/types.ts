@@ -44,14 +44,21 @@ export interface CheckpointInfo {
   heads: number | null;
   d_model: number | null;
   problem: string | null;
-  records_text: boolean;
+}
+export interface ModelInfo {
+  id: string;
+  checkpoint: string;
+  takes: string[];
+  problem?: string;
 }
 export interface Predictions {
-  tokens: string[];
+  labels: { tokens: string[] };
   predicts: "next" | "own";
-  position: number;
-  top: { token: string; id: number; logit: number; edited_logit: number; probability: number; edited_probability: number }[];
-  divergence: number[];
+  predictions: {
+    position: number;
+    top: { token: string; id: number; logit: number; unedited_logit: number; probability: number; unedited_probability: number }[];
+    divergence: number;
+  }[];
 }
 export interface CheckpointAttention {
   name: string;

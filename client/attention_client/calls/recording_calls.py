@@ -5,17 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from attention_client.arguments import EditLike
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Flow, Group, WayT, method
 from attention_client.recording.recorded import Indices, Recording, query_of
 from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.schemas.recording_statistics import RecordingStatistics
-from attention_contract.schemas.recordings import LocalTap, RecordingFile, RecordingInfo, RecordingList
+from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList
 from attention_contract.schemas.rollout import CombinedHeads, RecordingRollout, RolloutMethod
 from attention_contract.schemas.similarity import ComparedTensor, RecordingSimilarity
-from attention_contract.schemas.text_predictions import TextPredictions
 from attention_contract.schemas.weights import StatisticName
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, SAFETENSORS
@@ -38,33 +36,6 @@ class Recordings(Group[WayT]):
         file = recording.file() if isinstance(recording, Recording) else recording
         request = file if isinstance(file, RecordingFile) else validate(RecordingFile, file)
         return Call(operations.create_recording, request=request, options=options)
-
-    @method
-    def record(
-        self, checkpoint: str, text: str, *,
-        target: str | None = None, taps: Sequence[LocalTap] = ("weights",), **options: Unpack[CallOptions],
-    ) -> Call[RecordingInfo]:  # fmt: skip
-        """Let the server record a text's way through a checkpoint of its model repository, and store the recording.
-
-        It holds the hidden states and the taps of every layer. ``target`` is the decoder's text of a model with
-        both. The server needs transformers; it takes seconds to load. Raises CheckpointNotFound,
-        InvalidCheckpoint and StoreFull.
-        """
-        return call(operations.record_text, locals())
-
-    @method
-    def predict(
-        self, checkpoint: str, text: str, *,
-        edits: Mapping[str, Sequence[EditLike]] | None = None, target: str | None = None,
-        position: int | None = None, top_k: int = 5, **options: Unpack[CallOptions],
-    ) -> Call[TextPredictions]:  # fmt: skip
-        """Let the server compare the tokens that a checkpoint predicts for a text, unedited and with edits.
-
-        ``edits`` are by attention: ``{"layers.3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``position`` is the
-        token whose prediction is told, by default the last. The rest is as in ``record``; the checkpoint needs the
-        head that predicts. Raises CheckpointNotFound, InvalidCheckpoint and InvalidRequest.
-        """
-        return call(operations.predict_text, locals())
 
     @method
     def list(self, **options: Unpack[CallOptions]) -> Call[RecordingList]:

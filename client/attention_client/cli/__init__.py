@@ -69,7 +69,6 @@ app.command()(bench_commands.bench)
 app.command("explain")(explain_commands.explain_command)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)
-app.command()(recording_commands.predict)
 app.add_typer(recording_commands.app, name="recordings")
 app.add_typer(command_table.group("models", "List, load, ask and end the whole models of a server."), name="models")
 app.add_typer(

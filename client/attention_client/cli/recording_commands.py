@@ -1,34 +1,29 @@
-"""``attention record``, ``attention predict``, ``attention show`` and ``attention recordings``."""
+"""``attention record``, ``attention show`` and ``attention recordings``."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attention_client.cli import recording_tables
 from attention_client.cli.command_table import group
 from attention_client.cli.invocation import client_of
-from attention_client.cli.model_options import Fields, options_of, takes
 from attention_client.cli.reply_output import AsJson, drawable, present
 from attention_client.cli.request_commands import Id
 from attention_client.cli.tensor_arguments import ending_in
 from attention_client.recording import Recording
-from attention_client.recording import predict as predict_text
 from attention_client.recording import record as record_text
-from attention_client.recording.checkpoint_model import load_model, load_predictor, path_in_repository
+from attention_client.recording.checkpoint_model import load_model, path_in_repository
 from attention_client.recording.recorder import check_taps
-from attention_contract.schemas.recordings import TARGET_VARIABLE, TEXT_VARIABLE
-from attention_contract.schemas.text_predictions import PredictText
 from attention_contract.wire import to_json
 
 app = group("recordings", "List, store, fetch and remove recordings of a server.")
 Checkpoint = Annotated[str, typer.Argument(help="A folder of transformers, here or inside the model repository.")]
-Text = Annotated[str, typer.Argument(help="The text to read.", envvar=TEXT_VARIABLE, show_envvar=False)]
+Text = Annotated[str, typer.Argument(help="The text to read.")]
 Target = Annotated[
     str | None,
-    typer.Option(help="The decoder's text, of a model with an encoder too.", envvar=TARGET_VARIABLE, show_envvar=False),
+    typer.Option(help="The decoder's text, of a model with an encoder too."),
 ]
 ModelsDir = Annotated[
     Path | None, typer.Option(envvar="ATTENTION_MODELS_DIR", help="The model repository, if it is on this machine.")
@@ -61,7 +56,11 @@ def record(
     """
     chosen = taps or ["weights"]
     check_taps(chosen, remote=not local)
-    model, tokenizer = _loaded("record", load_model, checkpoint, models_dir)
+    try:
+        model, tokenizer = load_model(checkpoint, models_dir)
+    except ImportError as fault:
+        typer.echo(f"attention record needs {fault.name}: pip install 'attention-service[transformers]'", err=True)
+        raise typer.Exit(1) from None
     with nullcontext() if local else client_of(ctx) as client:
         place = None if local else path_in_repository(checkpoint, models_dir)
         recording = record_text(model, tokenizer, text, taps=chosen, target=target, client=client, checkpoint=place)  # type: ignore[arg-type]
@@ -73,30 +72,6 @@ def record(
             typer.echo(f"stored as {client.recordings.create(recording).id}")
     recording_tables.facts(recording)
     recording_tables.heads(recording, None, None)
-
-
-@takes(options_of(PredictText, only={"edits", "position", "top_k"}, checked=True))
-def predict(
-    fields: Fields,
-    ctx: typer.Context,
-    checkpoint: Checkpoint,
-    text: Text,
-    target: Target = None,
-    models_dir: ModelsDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the tokens that a whole model predicts here, unedited and with edits of its attention."""
-    model, tokenizer = _loaded("predict", load_predictor, checkpoint, models_dir)
-    present(predict_text(model, tokenizer, text, target=target, **fields), as_json)
-
-
-def _loaded(command: str, load: Callable[..., Any], checkpoint: str, models_dir: Path | None) -> Any:
-    """Load a model and its tokenizer. Raises typer.Exit without transformers."""
-    try:
-        return load(checkpoint, models_dir)
-    except ImportError as fault:
-        typer.echo(f"attention {command} needs {fault.name}: pip install 'attention-service[transformers]'", err=True)
-        raise typer.Exit(1) from None
 
 
 def show(

@@ -7,11 +7,10 @@
     recording = Recording.load("cat.safetensors")  # mapped: tensors are read when they are asked for
     recording.top_keys("layers.0", head=3, query=2)
 
-``record`` and ``predict`` need the extra ``transformers``; all else needs numpy and safetensors only.
+``record`` needs the extra ``transformers``; all else needs numpy and safetensors only.
 """
 
-from attention_client.recording.predictions import predict
 from attention_client.recording.recorded import Recording
 from attention_client.recording.recorder import record
 
-__all__ = ["Recording", "predict", "record"]
+__all__ = ["Recording", "record"]

@@ -1,15 +1,12 @@
 """Models and tokenizers of transformers from checkpoints on this machine. Nothing is downloaded or unpickled."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+from attention_contract.errors import CheckpointNotFound
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
-"""Ends of the class names of models that predict tokens."""
 
 
 def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
@@ -19,20 +16,6 @@ def load_model(checkpoint: str, models_dir: Path | None = None) -> "tuple[PreTra
     user), or a name in the local cache of transformers. Raises CheckpointNotFound where one of the two cannot be
     loaded, and ImportError without the extra ``transformers``.
     """
-    return _load(checkpoint, models_dir, headed=False)
-
-
-def load_predictor(
-    checkpoint: str, models_dir: Path | None = None
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Load a model with the head that predicts tokens, and its tokenizer, as ``load_model`` does.
-
-    Raises CheckpointNotFound, InvalidCheckpoint for one without such a head, and ImportError.
-    """
-    return _load(checkpoint, models_dir, headed=True)
-
-
-def _load(checkpoint: str, models_dir: Path | None, headed: bool) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 - imports torch
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415
 
@@ -46,10 +29,7 @@ def _load(checkpoint: str, models_dir: Path | None, headed: bool) -> "tuple[PreT
     logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
-        kind: Any = _headed_class(checkpoint, place) if headed else AutoModel
-        model, loading = kind.from_pretrained(
-            place, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
+        model = AutoModel.from_pretrained(place, local_files_only=True, use_safetensors=True)
     except (OSError, ValueError) as fault:
         reason = str(fault).strip().partition("\n")[0]
         raise CheckpointNotFound(
@@ -60,29 +40,7 @@ def _load(checkpoint: str, models_dir: Path | None, headed: bool) -> "tuple[PreT
     finally:
         logging.enable_progress_bar()
         logging.set_verbosity(level)
-    if headed and loading["missing_keys"]:
-        lacking = sorted(loading["missing_keys"])
-        raise InvalidCheckpoint(
-            f"checkpoint: {checkpoint} lacks {len(lacking)} tensors of {kind.__name__}, such as {lacking[0]}; it "
-            "predicts no tokens",
-            param="checkpoint",
-        )
     return model, tokenizer
-
-
-def _headed_class(checkpoint: str, place: str) -> Any:
-    """The class that the checkpoint's config names, if it predicts tokens. Raises InvalidCheckpoint."""
-    import transformers  # noqa: PLC0415 - imports torch
-
-    config = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
-    name = next(iter(config.architectures or []), "none")
-    if not name.endswith(_HEADS) or not hasattr(transformers, name):
-        raise InvalidCheckpoint(
-            f"checkpoint: the architecture of {checkpoint} is {name}, which predicts no tokens; expected one whose "
-            f"name ends with {', '.join(_HEADS)}",
-            param="checkpoint",
-        )
-    return getattr(transformers, name)
 
 
 def path_in_repository(checkpoint: str, models_dir: Path | None = None) -> str:

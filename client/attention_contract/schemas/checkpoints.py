@@ -51,8 +51,6 @@ class CheckpointInfo(WireModel):
     """Width of the first attention's query and output."""
     problem: str | None = None
     """The reason why nothing of it can be imported."""
-    records_text: bool = False
-    """True if ``POST /v1/recordings/text`` may take it: a tokenizer lies beside it, and the server has transformers."""
 
 
 class CheckpointReply(CheckpointInfo):

@@ -31,9 +31,6 @@ from attention_contract.recording_tensors import (
 from attention_contract.tensors import Array, Encoding, FloatArray, Untyped
 from attention_contract.validation import validate
 
-TEXT_VARIABLE: Final = "ATTENTION_TEXT"
-TARGET_VARIABLE: Final = "ATTENTION_TARGET"
-"""Variables by which a server gives texts to the command that runs them."""
 RecordingId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Label = Annotated[str, Field(max_length=1024)]
 
@@ -114,23 +111,6 @@ class RecordingFile(RecordingFacts):
 
 LocalTap = Literal["weights", "q", "k", "v", "context"]
 """The taps that are recorded where the whole model runs."""
-
-
-def weights_alone() -> list[LocalTap]:
-    """The taps that a text is recorded with by default."""
-    return ["weights"]
-
-
-class RecordText(WireModel):
-    """Let the server record a text's way through a checkpoint: hidden states and taps of every layer."""
-
-    checkpoint: str = Field(min_length=1, max_length=1024)
-    """Its path inside the model repository: a folder with config.json, a tokenizer and safetensors files."""
-    text: str = Field(min_length=1, max_length=20_000, pattern=r"^[^\x00]*$")
-    target: str | None = Field(default=None, min_length=1, max_length=20_000, pattern=r"^[^\x00]*$")
-    """The decoder's text, of a model with an encoder and a decoder."""
-    taps: Listed[LocalTap] = Field(default_factory=weights_alone, min_length=1, max_length=8)
-    """The taps of every layer to record. With q, k and v too, an attention can be computed again, and edited."""
 
 
 def check_tensors(facts: RecordingFacts, tensors: Iterable[tuple[str, tuple[int, ...]]]) -> None:

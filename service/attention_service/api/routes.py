@@ -147,8 +147,6 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     # recordings
     "list_recordings": lambda call, _: call.engine.recordings.list(),
     "create_recording": lambda call, body: call.engine.recordings.add(body),
-    "record_text": lambda call, body: call.engine.recordings.record_text(body, call.deadline),
-    "predict_text": lambda call, body: call.engine.recordings.predict_text(body, call.deadline),
     "get_recording": get_recording,
     "recording_statistics": lambda call, body: call.engine.recordings.statistics(call.id, body),
     "recording_similarity": lambda call, body: call.engine.recordings.similarity(call.id, body, call.deadline),

@@ -118,7 +118,7 @@ class Engine:
         self.runner = RequestRunner(self.executor, self.budget, watchdog, files, self.host)
         self.modules = ModuleService(self.library, self.runner, self.passes, max_modules)
         self._recordings = RecordingStore(root, recordings_limit)
-        self.recordings = RecordingService(root, self._recordings, self.runner)
+        self.recordings = RecordingService(self._recordings, self.runner)
         self.models = ModelService(root, self.runner, self.recordings, model_idle_s)
         """Whole models, each in a process of its own."""
         self.analyses = AnalysisService(self.library, self.runner)

@@ -1,4 +1,4 @@
-"""Recordings of texts: stored, read in parts, analysed; and texts that a checkpoint runs."""
+"""Recordings of texts: stored, read in parts, analysed."""
 
 from functools import partial
 from pathlib import Path
@@ -9,49 +9,30 @@ from attention_contract.schemas.recordings import (
     RecordingInfo,
     RecordingList,
     RecordingQuery,
-    RecordText,
 )
 from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest
 from attention_contract.schemas.similarity import RecordingSimilarity, RecordingSimilarityRequest
-from attention_contract.schemas.text_predictions import PredictText, TextPredictions
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.callers import caller
 from attention_service.runtime.operations import recorded_statistics
 from attention_service.runtime.operations.rollout import prepare_recorded as prepare_rollout
 from attention_service.runtime.operations.similarity import prepare_recorded as prepare_similarity
 from attention_service.runtime.scheduling.request_runner import RequestRunner
-from attention_service.runtime.text_recording import TextRecorder, needed_bytes
 
 
 class RecordingService:
     """Answers requests about recordings. Used from the event loop only."""
 
-    def __init__(self, root: Path, store: RecordingStore, runner: RequestRunner) -> None:
-        self._root = root
+    def __init__(self, store: RecordingStore, runner: RequestRunner) -> None:
         self._store = store
         self._runner = runner
         self._budget = runner.host
-        self._recorder = TextRecorder(root, runner.host.holding)
 
     async def add(self, recording: RecordingFile) -> RecordingInfo:
         """Store a recording durably. The same content is stored once."""
         self._runner.check_ready()
         check = partial(caller.get().check, "recordings_bytes")
         return await self._runner.in_thread(partial(self._store.add, recording, _owner(), check))
-
-    async def record_text(self, request: RecordText, deadline: float | None = None) -> RecordingInfo:
-        """Record a text's way through a checkpoint, and store it."""
-        self._runner.check_ready()
-        need = await self._runner.in_thread(partial(needed_bytes, self._root, request))
-        self._budget.check(need, "recording this text takes up to {need} bytes", "Send a shorter text")
-        return await self.add(await self._recorder.record(request, need, deadline))
-
-    async def predict_text(self, request: PredictText, deadline: float | None = None) -> TextPredictions:
-        """Tokens that a checkpoint predicts, unedited and edited."""
-        self._runner.check_ready()
-        need = await self._runner.in_thread(partial(needed_bytes, self._root, request))
-        self._budget.check(need, "running this text takes up to {need} bytes", "Send a shorter text")
-        return await self._recorder.predict(request, need, deadline)
 
     async def list(self) -> RecordingList:
         """Every stored recording of the caller."""

@@ -1,5 +1,6 @@
 """Whole models of transformers over real HTTP: the numbers of their eager selves, refusals, memory and costs."""
 
+import json
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention_client import Client, InvalidRequest
+from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_service.runtime.models.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
@@ -81,6 +82,28 @@ def test_gradients_are_those_of_the_eager_model(models, eager):
     assert fault.value.param == "of"
 
 
+def test_a_head_that_is_knocked_out_is_zero_before_the_projection(models, eager):
+    told = models.forward(
+        "llama", TEXT, edits={"1": [{"tap": "context", "heads": [2], "set": 0}]}, compare="unedited", top_k=3
+    ).predictions[0]
+    with torch.no_grad():
+        before = eager(ids()).logits[0, -1].double()
+        width = eager.config.head_dim
+        hook = eager.model.layers[1].self_attn.o_proj.register_forward_pre_hook(
+            lambda _, inputs: (inputs[0].index_fill(-1, torch.arange(2 * width, 3 * width), 0.0),)
+        )
+        after = eager(ids()).logits[0, -1].double()
+        hook.remove()
+    chosen = [token.id for token in told.top]
+    assert set(chosen) == {*before.topk(3).indices.tolist(), *after.topk(3).indices.tolist()}
+    np.testing.assert_allclose([token.logit for token in told.top], after[chosen], atol=1e-5)
+    np.testing.assert_allclose(
+        [token.unedited_probability for token in told.top], before.softmax(-1)[chosen], atol=1e-6
+    )
+    p, q = before.log_softmax(-1), after.log_softmax(-1)
+    assert told.divergence == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
+
+
 def test_encoders_and_pairs_answer_too(models):
     assert len(models.weights("bert", TEXT).layers) == 2
     reply = models.weights("t5", TEXT, target="die Katze", layers=["cross.1"])
@@ -110,13 +133,33 @@ def test_what_a_model_does_not_have_is_named(models, more, param):
 
 
 def test_a_kept_run_is_a_recording_with_the_models_numbers(models, eager):
-    kept = models.weights("llama", TEXT, keep=True).recording
+    kept = models.forward("llama", TEXT, keep=True, return_=["q", "context"]).recording
     recording = models._client.recordings.download(kept)
     with torch.no_grad():
         expected = eager(ids(), output_attentions=True, output_hidden_states=True)
     for number, weights in enumerate(expected.attentions):
         np.testing.assert_allclose(recording.tensors[f"layers.{number}.weights"], weights[0], atol=1e-6)
+    assert recording.tensors["layers.1.q"].shape == recording.tensors["layers.1.context"].shape == (4, 6, 8)
     np.testing.assert_allclose(recording.tensors["layers.0.hidden"], expected.hidden_states[1][0], atol=1e-5)
+
+
+def test_no_python_file_of_a_checkpoint_runs(tmp_path):
+    """Checkpoints are data, also one whose config names code of its own."""
+    folder = tmp_path / "models/coded"
+    tiny("llama").save_pretrained(folder)
+    ran = tmp_path / "ran"
+    for name in ("code", "numpy", "sitecustomize"):
+        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "code.Own", "AutoConfig": "code.OwnConfig"}, "model_type": "own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with (
+        live_server(tmp_path / "models") as url,
+        Client(url, timeout=60) as client,
+        pytest.raises(InvalidCheckpoint, match="coded cannot be loaded"),
+    ):
+        client.models.forward("coded", tokens=[1, 2])
+    assert not ran.exists()
 
 
 def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):

@@ -10,7 +10,7 @@ import { normal } from "../random";
 import { integer } from "../state";
 import { BUILT_IN, DEFAULT_SOURCE, RAW, SENTENCE, files, subjectKey } from "../subject";
 import { nested } from "../tensors";
-import type { CheckpointInfo, RecordingSummary, VariantInfo } from "../types";
+import type { ModelInfo, RecordingSummary, VariantInfo } from "../types";
 import { forget, subjectOf, useSources } from "../with_subject";
 import { Area, Button, Check, Choice, FactList, Faulty, Field, ProblemBox } from "../ui";
 
@@ -81,31 +81,25 @@ function Recordings() {
   );
 }
 
-/** Record a text with what its attentions are computed from; of a model that has its own attention, the weights alone. */
-async function recorded(checkpoint: string, text: string): Promise<RecordingSummary> {
-  try {
-    return await call<RecordingSummary>("POST", "v1/recordings/text", { checkpoint, text, taps: ["weights", "q", "k", "v"] });
-  } catch (fault) {
-    if (problemOf(fault).code !== "invalid_checkpoint") throw fault;
-    return call<RecordingSummary>("POST", "v1/recordings/text", { checkpoint, text });
-  }
-}
+/** Keep the run of a model over a text, with what its attentions are computed from, as a recording. */
+const recorded = (model: string, text: string) =>
+  call<{ recording: string }>("POST", `v1/models/${encodeURIComponent(model)}/forward`, { text, keep: true, top_k: 0, return: ["q", "k", "v"], encoding: "base64" });
 
 /** A sentence that the server records, or the command that records it elsewhere. */
 function Sentence({ line }: { line: string }) {
   const { params, go } = usePage();
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
-  const { value } = useLoaded("", () => call<{ checkpoints: CheckpointInfo[] }>("GET", "v1/checkpoints"));
-  const able = (value?.checkpoints ?? []).filter((each) => each.records_text).map(({ path }) => path);
-  const checkpoint = able.includes(params.by ?? "") ? (params.by ?? "") : (able[0] ?? "");
+  const { value } = useLoaded("", () => call<{ data: ModelInfo[] }>("GET", "v1/models"));
+  const able = (value?.data ?? []).filter((each) => !each.problem && each.takes.includes("text")).map(({ id }) => id);
+  const model = able.includes(params.by ?? "") ? (params.by ?? "") : (able[0] ?? "");
   const text = (params.sentence ?? "").trim();
   const record = async () => {
     setBusy(true);
     setProblem(null);
     try {
-      const { id } = await recorded(checkpoint, text);
-      go({ ...CHANGED, source: `stored:${id}`, view: "overview" });
+      const { recording } = await recorded(model, text);
+      go({ ...CHANGED, source: `stored:${recording}`, view: "overview" });
     } catch (fault) {
       setProblem(problemOf(fault));
     } finally {
@@ -118,7 +112,7 @@ function Sentence({ line }: { line: string }) {
         <Field wide label="Your sentence" hint={able.length ? "recorded by the server, layer by layer" : "for a command that records it with a checkpoint and its tokenizer"} param="text" value={params.sentence ?? ""} live set={(each) => go({ sentence: each }, true)} placeholder="The cat sat on the mat" />
         {able.length > 0 ? (
           <div class="fields">
-            <Choice wide label="Checkpoint" value={checkpoint} set={(by) => go({ by })} options={able.map((path): [string, string] => [path, path])} />
+            <Choice wide label="Model" value={model} set={(by) => go({ by })} options={able.map((id): [string, string] => [id, id])} />
             <button type="submit" class="primary" disabled={busy || !text}>{busy ? "Recording…" : "Record"}</button>
           </div>
         ) : (

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -18,15 +17,6 @@ _DEPTH: Final = 4
 """Folders below the repository that are looked through."""
 _MOST: Final = 1000
 """Checkpoints that are listed."""
-_TOKENIZERS: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.txt",
-    "vocab.json",
-)
-"""Files of which a tokenizer of transformers has one."""
 
 
 def listed(root: Path) -> CheckpointList:
@@ -65,16 +55,13 @@ def described(root: Path, path: str) -> CheckpointReply:
     size = sum(file.stat().st_size for file in {*checkpoint.names.values()})
     kind = checkpoint.config.get("model_type")
     model_type = kind[:80] if isinstance(kind, str) else None
-    records_text = has_transformers() and any((root / path / name).is_file() for name in _TOKENIZERS)
     try:
         blocks = blocks_of(checkpoint)
     except InvalidCheckpoint as fault:
-        return CheckpointReply(
-            path=path, model_type=model_type, bytes=size, problem=fault.detail, records_text=records_text
-        )
+        return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=fault.detail)
     if not blocks:
         problem = "it holds no attention layer whose tensors have the names of a known family"
-        return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=problem, records_text=records_text)
+        return CheckpointReply(path=path, model_type=model_type, bytes=size, problem=problem)
     stacks = {block.stack for block in blocks}
     attentions = [_attention(checkpoint, block, several=len(stacks) > 1) for block in blocks]
     config = next((each.config for each in attentions if each.config is not None), None)
@@ -87,13 +74,7 @@ def described(root: Path, path: str) -> CheckpointReply:
         heads=None if config is None else config.num_heads,
         d_model=None if config is None else config.d_model,
         attentions=attentions,
-        records_text=records_text,
     )
-
-
-def has_transformers() -> bool:
-    """True if transformers is installed."""
-    return find_spec("transformers") is not None
 
 
 def _attention(checkpoint: Checkpoint, block: Block, *, several: bool) -> CheckpointAttention:

@@ -1,13 +1,14 @@
 """The checkpoints of the model repository that can become models, by their configs and the sizes of their files."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import attention_service
 from attention_contract.errors import AttentionError, InvalidCheckpoint, ModelNotFound
 from attention_contract.schemas.models import ModelInfo
-from attention_service.modules.checkpoints.catalogue import has_transformers, paths
+from attention_service.modules.checkpoints.catalogue import paths
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 
 PROCESS_BYTES: Final = 440 * 2**20
@@ -22,6 +23,17 @@ _MISSING: Final = (
     "the other layers of whole models run by transformers, which this server lacks; install its extra "
     "(attention-service[transformers])"
 )
+
+
+_TOKENIZERS: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.txt",
+    "vocab.json",
+)
+"""Files of which a tokenizer of transformers has one."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class ModelFolder:
             state="idle",
             architecture=str(architectures[0])[:120] if isinstance(architectures, list) and architectures else None,
             model_type=kind[:80] if isinstance(kind, str) else None,
+            takes=["text"] if any((self.folder / name).is_file() for name in _TOKENIZERS) else [],
             bytes=self.resident_bytes(dtype),
             problem=None if has_transformers() else _MISSING,
         )
@@ -112,6 +125,11 @@ def _paths(root: Path) -> list[str]:
     """The path of every checkpoint with a config.json, that of the model that ships first."""
     found = [path for path in paths(root) if path != TINY and (root / path / "config.json").is_file()]
     return [TINY, *found] if (root / TINY).is_dir() or (_PACKAGE / _SHIPPED).is_dir() else found
+
+
+def has_transformers() -> bool:
+    """Return True if transformers is installed."""
+    return find_spec("transformers") is not None
 
 
 def check_transformers() -> None:

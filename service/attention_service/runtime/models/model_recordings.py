@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from attention_contract.recording_tensors import place_of
+from attention_contract.recording_tensors import AXES, place_of
 from attention_contract.schemas.models import ModelInput
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
@@ -26,7 +26,7 @@ def recording_of(
     found: Mapping[LayerKey, Fields],
     states: LayerStates,
 ) -> RecordingFile:
-    """Make the recording of a run over one text. ``found``: the results of the layers, with what is ``whole``.
+    """Make the recording of a run over one text. ``found``: the results of the layers, with what is ``whole`` of each.
 
     Layers of stacks that recordings have no name for, as those of an image, are left out.
     """
@@ -37,7 +37,8 @@ def recording_of(
         if place_of(f"{name}.weights") is None or "whole" not in results:
             continue
         stack, _, rest = name.partition(".")
-        tensors[stack] |= {f"{rest}.{tap}": array for tap, array in results["whole"].items()}
+        taps = {tap: array for tap, array in results.items() if tap in AXES} | results["whole"]
+        tensors[stack] |= {f"{rest}.{tap}": array for tap, array in taps.items()}
         number = rest.partition(".")[0]
         heads = len(results["whole"]["weights"])
         attentions.append({"name": name, "heads": [f"L{number}H{head}" for head in range(heads)]})

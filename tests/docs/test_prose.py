@@ -16,8 +16,6 @@ SHARED = {
     "base.py": "declares the protocol and the registry of the entries in its folder",
     "circuits.py": "schemas and computation",
     "errors.py": "the client's errors extend the contract's",
-    "attention_calls.py": "the client's calls of attention, and those of transformers' attention function",
-    "embeddings.py": "positions that are added to inputs, and vectors of texts",
     "attention.py": "schemas and computation of attention",
     "gradients.py": "schemas and operation",
     "effects.py": "schemas and operation",

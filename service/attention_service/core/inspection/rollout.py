@@ -13,6 +13,7 @@ from torch import Tensor
 from attention_service.core.blocks import rows_at_once
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.inspection.head_reader import UnfitNumbers
+from attention_service.core.tensors import pick
 
 Heads = Literal["mean", "max", "min"]
 _WHOLE: Final = 2**30
@@ -81,7 +82,7 @@ def rolled_out(layers: Iterable[Tensor], queries: Sequence[int]) -> Tensor:
     found: Tensor | None = None
     for layer in layers:
         checkpoint()
-        found = layer[list(queries)] if found is None else found @ layer
+        found = pick(layer, 0, queries) if found is None else found @ layer
     if found is None:
         raise TypeError("there is at least one layer")
     return found

@@ -20,7 +20,7 @@ from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.rehearsal_marks import phase
-from attention_service.core.tensors import TORCH_DTYPES, pick
+from attention_service.core.tensors import TORCH_DTYPES, constant, pick
 from attention_service.cost import Estimate
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, strip
@@ -226,7 +226,7 @@ class Sweeping:
         for tile, delta in context_changes(problem, context, edits, edit, reached):
             queries = tile.queries if tile.queries is not None else range(bound.queries)
             places = [place[query] for query in queries] if place else [*queries]
-            rows = torch.tensor(places, dtype=torch.int64, device=change.device)  # of none it would be floats
+            rows = constant(places, change.device, torch.int64)  # of none it would be floats
             if bound.module is not None:
                 change.index_add_(1, rows, multihead.project_heads(parameters, delta, tile.heads, bound.heads))
                 continue

@@ -14,7 +14,7 @@ from attention_service import cost
 from attention_service.core import hopfield, multihead
 from attention_service.core.hopfield import Memory, Retrieved
 from attention_service.core.kernels import MATERIALIZED
-from attention_service.core.tensors import TORCH_DTYPES, to_torch
+from attention_service.core.tensors import TORCH_DTYPES, constant, to_torch
 from attention_service.cost import kind_of
 from attention_service.cost.rehearsal import Seen, rehearse
 from attention_service.runtime.binding.bound_request import Layout, strip, widened
@@ -139,7 +139,7 @@ class Retrieval:
             name: converted(widened(array, bound.layout), name, device, dtype)
             for name, array in (("states", request.states), ("stored", request.stored))
         }
-        tensors["beta"] = torch.tensor(bound.beta, dtype=dtype, device=device)
+        tensors["beta"] = constant(bound.beta, device, dtype)
         if request.stored_mask is not None:
             mask = to_torch(request.stored_mask).to(device)
             tensors["stored_mask"] = mask.reshape(bound.size.batch, bound.size.patterns)

@@ -32,11 +32,16 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that is being answered."""
 
 
-def render(error: AttentionError) -> Response:
-    """The response that carries an error, with the request's id in it."""
+def note(error: AttentionError) -> None:
+    """Note an error as the answer to the current request, whose id it gets."""
     error.request_id = error.request_id or request_id.get()
     if (current := timing.get()) is not None:
         current.code = error.code
+
+
+def render(error: AttentionError) -> Response:
+    """The response that carries an error, with the request's id in it."""
+    note(error)
     headers: dict[str, str] = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)

@@ -20,7 +20,7 @@ from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled
 from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame
 from attention_contract.json_reading import measure_text
 from attention_contract.operations import Operation, step_session, step_sessions
-from attention_contract.schemas.sessions import SessionStep, StepProblem, StepsRequest
+from attention_contract.schemas.sessions import SessionStep, StepsRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api import problems
@@ -192,7 +192,9 @@ class Connection:
             except Exception as fault:
                 failure = problems.unexpected(PATH, fault)
             if failure is not None:
-                frame, status = await write(self._problem(failure, session)), failure.status
+                problems.note(failure)
+                frame, status = await write(problem_of(failure, session)), failure.status
+                problems.forget(failure)
             if before:
                 await asyncio.wait(before)
             began = time.monotonic()
@@ -206,14 +208,6 @@ class Connection:
             seconds, identity = time.perf_counter() - started, problems.request_id.get() or ""
             noted, name = timing.get() or RequestTiming(), caller.get().name
             self.requests.add(Answered(time.time(), "WS", PATH, operation.name, status, seconds, identity, name, noted))
-
-    def _problem(self, error: AttentionError, session: str | None) -> StepProblem:
-        error.request_id = problems.request_id.get()
-        if (current := timing.get()) is not None:
-            current.code = error.code
-        problem = problem_of(error, session)
-        problems.forget(error)
-        return problem
 
     async def _send(self, message: Message) -> None:
         with suppress(OSError, RuntimeError):  # the connection is gone, or closing

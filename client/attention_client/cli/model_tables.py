@@ -1,4 +1,4 @@
-"""What the heads of a whole model look at, as tables for people."""
+"""Tables for people of the keys that the heads of a whole model look at."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final

@@ -18,6 +18,7 @@ PAGES = (
     "client",
     "training",
     "long_inspection",
+    "models",
     "serving",
     "scaling",
     "abuse",

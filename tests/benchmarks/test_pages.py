@@ -23,6 +23,7 @@ from benchmarks import (
     holding,
     kernels,
     long_inspection,
+    models,
     scaling,
     serving,
     tables,
@@ -163,6 +164,14 @@ def test_clients():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_models(tmp_path):
+    lines = list(rows(models.cases((12,), tmp_path, 1), 2))
+    assert [line.split("|")[1].strip() for line in lines[1:]] == [
+        "weights, 12 tokens", "weights over HTTP, 12 tokens", "forward, 12 tokens",
+    ]  # fmt: skip
+
+
 def test_long_inspection():
     planned, held, weights, predicted, took = (float(cell) for cell in long_inspection.row(512, 2)[1:])
     assert planned > 0

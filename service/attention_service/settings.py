@@ -81,6 +81,9 @@ class Settings(BaseSettings):
     device: str = "auto"
     """Device of the modules: cpu, cuda, cuda:1, …; auto takes CUDA if there is one."""
 
+    tf32: bool = False
+    """Let a GPU round the float32 factors of its products to TF32 (10 bits), which is faster; replies say so in ran."""
+
     memory_budget: ByteSize | None = Field(default=None, gt=0)
     """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of free memory."""
 

@@ -1,20 +1,24 @@
 """Forward passes on a GPU: ceilings of what they make the GPU and the host do, over everything that is registered."""
 
 import math
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from attention_contract.base import ABSENT
 from attention_contract.errors import InvalidTensor
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kernels import KERNELS
 from attention_service.core.nonfinite_keys import are_finite, assumed_finite
+from attention_service.runtime.device import torch_device
 from attention_service.runtime.operations import forward
+from attention_service.runtime.scheduling.passes import ran_of, run_alone
 from tests.core.conftest import APPROXIMATIONS, MASKS, SPECS
-from tests.fake_cuda.machine import Machine
+from tests.fake_cuda.machine import BYTES, CUDA, H100, Machine
 
 EVERY = SPECS | {name: AttentionSpec(masks=masks) for name, masks in MASKS.items()} | APPROXIMATIONS
 CAUSAL = {"masks": [{"name": "causal"}]}
@@ -123,3 +127,28 @@ def test_what_is_assumed_ends_with_its_block(cuda):
         assert not are_finite(x)
         assert are_finite(torch.zeros(()))
     assert len(counts.waits) == 1
+
+
+@pytest.mark.parametrize(
+    ("tf32", "dtype", "said"), [(True, "float32", True), (True, "bfloat16", ABSENT), (False, "float32", ABSENT)]
+)
+def test_products_in_tf32_are_said(cuda, tf32, dtype, said):
+    """It is a flag of the process, set before anything computes."""
+    opening = {
+        "resolve": lambda wanted: CUDA,
+        "measure_rates": lambda device: H100,
+        "_name": lambda device: "H100",
+        "_total_bytes": lambda device: BYTES,
+    }
+    matmul = torch.backends.cuda.matmul
+    try:
+        with mock.patch.multiple(torch_device, **opening):
+            device = torch_device.Device.open("cuda", tf32=tf32)
+        assert matmul.allow_tf32 == tf32
+    finally:
+        matmul.allow_tf32 = False
+    request = ForwardRequest(query=np.zeros((1, 16, 64), np.float32))
+    job = forward.prepare(cuda.module(dtype, d_model=64, num_heads=4), request, device, 2**62)
+    with cuda.counted():
+        _, run_of_pass = run_alone(job, device.clock, device)
+    assert ran_of(job, run_of_pass, 0.0, device).tf32 is said

@@ -210,6 +210,8 @@ class Ran(WireModel):
     device: str
     dtype: str
     """The dtype that was computed in."""
+    tf32: IfRequested[bool] = ABSENT
+    """True if a GPU rounded float32 factors of products to TF32, as the server's setting ``tf32`` lets it."""
     version: str | None = None
     """The module's version; null for raw attention, and for a request that brought parameters of its own."""
     flops: int

@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        device = await asyncio.to_thread(Device.open, settings.device, settings.threads)
+        device = await asyncio.to_thread(Device.open, settings.device, settings.threads, tf32=settings.tf32)
         engine = Engine(
             settings.models_dir,
             device,

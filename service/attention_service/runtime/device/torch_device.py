@@ -61,11 +61,13 @@ class Device:
     """CUDA graphs of small passes."""
     pinned_bytes: int = field(default=0, init=False, compare=False)
     """Bytes of the host that PyTorch kept pinned for the next copies to or from a GPU, at the last look."""
+    tf32: bool = field(default=False, init=False, compare=False)
+    """Products of float32 round their factors to TF32."""
     lost: str | None = field(default=None, init=False, compare=False)
     """The error after which the device computes nothing any more; None while it works."""
 
     @classmethod
-    def open(cls, wanted: str = "auto", threads: int | None = None) -> "Device":
+    def open(cls, wanted: str = "auto", threads: int | None = None, *, tf32: bool = False) -> "Device":
         """The device of this name, its rates measured. Raises ValueError where there is no such device."""
         if threads is not None:
             torch.set_num_threads(threads)
@@ -73,15 +75,20 @@ class Device:
         if device.type == "cpu":
             keep_freed_memory()
             _bound_compiled_code()
+        if tf32 and device.type == "cuda":  # for the whole process, before any thread computes
+            torch.backends.cuda.matmul.allow_tf32 = True
         rates = measure_rates(device)
         if device.type == "cpu":
             rates = replace(rates, **_ON_A_CPU)  # type: ignore[arg-type]  # its own fields
-        return cls(device, _name(device), _total_bytes(device), Roofline(rates, factor=2.0))
+        opened = cls(device, _name(device), _total_bytes(device), Roofline(rates, factor=2.0))
+        opened.tf32 = tf32 and device.type == "cuda"
+        return opened
 
     def exact(self) -> "Device":
         """The same device with an empty plan cache that plans the exact sizes of each request."""
         device = replace(self)
         device.plans = PlanCache(by_bucket=False)
+        device.tf32 = self.tf32
         return device
 
     @property

@@ -78,7 +78,8 @@ def ran_of(job: Job, run: PassRun, admitted: float, device: Device) -> Ran:
             "queue_ms": (run.began - admitted) * 1e3,
             "batch": run.batch,
             "peak_bytes": prepared.plan.peak_bytes,
-        },
+        }
+        | ({"tf32": True} if device.tf32 and prepared.dtype == "float32" else {}),
     )
 
 

@@ -5,6 +5,7 @@ layers. Their outputs come from the kernel that the planner would choose, whatev
 weights, taps and edits are the operations of modules.
 """
 
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,8 @@ class AttentionPass:
 
     def __init__(self, questions: Mapping[LayerKey, LayerQuestion]) -> None:
         self.questions = questions
+        self.started = time.perf_counter()
+        """When the work of its run began."""
         self.kernels: dict[str, None] = {}
         """The names of the kernels that computed the outputs, in their order."""
         self.traced: dict[LayerKey, dict[str, Tensor]] = {}

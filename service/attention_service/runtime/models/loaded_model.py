@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -65,7 +65,6 @@ class Asked:
     """The layers to answer for, in the order asked."""
     edits: Mapping[str, Sequence[Edit]]
     """The edits of each layer, by the text of its key."""
-    started: float = field(default_factory=time.perf_counter)
 
     def bound(self, place: AttentionPlace) -> BoundRequest:
         """The attention of a layer over this input, without numbers."""
@@ -141,9 +140,12 @@ class LoadedModel:
         }
 
     @torch.no_grad()
-    def forward(self, request: ModelForwardRequest) -> ModelForwardReply:
-        """Return predictions, and taps of layers. Raises InvalidRequest that names the field at fault."""
-        asked, wanted, keep = self.asked(request), set(request.return_), request.keep
+    def forward(self, request: ModelForwardRequest, asked: Asked | None = None) -> ModelForwardReply:
+        """Return predictions, and taps of layers; ``asked``: the request, if it was read before.
+
+        Raises InvalidRequest that names the field at fault.
+        """
+        asked, wanted, keep = asked or self.asked(request), set(request.return_), request.keep
         predicted = places_of(request.positions, asked.inputs.predicted)
         if self.predicts is None and "logits" in wanted:
             raise InvalidRequest(
@@ -178,9 +180,12 @@ class LoadedModel:
         return valid(ModelForwardReply, fields | self.about(asked, asking))
 
     @torch.no_grad()
-    def weights(self, request: ModelWeightsRequest) -> ModelWeightsReply:
-        """Return what each head of each layer looks at. Raises InvalidRequest that names the field at fault."""
-        asked = self.asked(request)
+    def weights(self, request: ModelWeightsRequest, asked: Asked | None = None) -> ModelWeightsReply:
+        """Return what each head of each layer looks at; ``asked``: the request, if it was read before.
+
+        Raises InvalidRequest that names the field at fault.
+        """
+        asked = asked or self.asked(request)
         inspected = _inspection(request)
         statistics: dict[tuple[str | None, str | None], BoundStatistics] = {}
 
@@ -237,7 +242,7 @@ class LoadedModel:
             device=str(self.device.torch),
             dtype=torch_dtype_name(self.model.dtype),
             kernels=list(asking.kernels),
-            compute_ms=1e3 * (time.perf_counter() - asked.started),
+            compute_ms=1e3 * (time.perf_counter() - asking.started),
             queue_ms=0.0,
             peak_bytes=0,
         )

@@ -4,6 +4,7 @@ One pass goes through transformers and this package's attention without leaving 
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -109,8 +110,10 @@ class ModelGradients:
     def reply(self) -> ModelGradientsReply:
         """Run the model and differentiate."""
         loaded, request, asked = self._loaded, self._request, self.asked
+        started = time.perf_counter()
         self._name_tokens()
         run = self._run()
+        run.asking.started = started
         gradients = self._differentiated(run)
         fields: dict[str, Any] = {"value": self._told(run.value)}
         if self._objective.ids is not None:

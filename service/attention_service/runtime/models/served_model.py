@@ -20,7 +20,7 @@ from attention_contract.schemas.openai import ChatCompletionRequest, CompletionR
 from attention_contract.wire import SAFETENSORS, from_body, to_json
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
-from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.loaded_model import Asked, LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.text_embeddings import embed, embedding_bytes
@@ -88,12 +88,12 @@ class ServedModel:
 
         return Work(plan.needed_bytes(self.loaded), run)
 
-    def _asking(self, request: Any, answer: Callable[[Any], WireModel]) -> Work:
+    def _asking(self, request: Any, answer: Callable[[Any, Asked], WireModel]) -> Work:
         """The work of a question about an input, whose recording the model has afterwards."""
         asked = self.loaded.asked(request)
 
         def run() -> Answer:
-            reply = answer(request)
+            reply = answer(request, asked)
             recording, self.loaded.recording = self.loaded.recording, None
             return Answer(reply, recording)
 

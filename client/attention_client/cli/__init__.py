@@ -14,6 +14,7 @@ from attention_client.cli import (
     command_table,
     compare_commands,
     explain_commands,
+    generation_commands,
     module_commands,
     recording_commands,
 )
@@ -66,6 +67,8 @@ for name, each in command_table.COMMANDS.items():
         app.command(name)(each.command())
 app.command("compare")(compare_commands.compare_command)
 app.command()(bench_commands.bench)
+app.command()(generation_commands.generate)
+app.command()(generation_commands.chat)
 app.command("explain")(explain_commands.explain_command)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)

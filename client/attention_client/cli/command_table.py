@@ -37,10 +37,12 @@ def _images(paths: list[str], _: str) -> list[dict[str, str]]:
         raise typer.BadParameter(f"cannot read {fault.filename}: {fault.strerror}", param_hint="--image") from None
 
 
+LAYERS: Final = Form(list[str], "LAYER", name="--layer", read=_layers)
+"""Layers by number or name, as in decoder.3."""
 _OF_TEXTS: Final = {
     "text": Form(metavar="TEXT"),
     "tokens": Form(metavar="JSON|FILE", name="--tokens", read=read_json),
-    "layers": Form(list[str], "LAYER", name="--layer", read=_layers),
+    "layers": LAYERS,
     "images": Form(list[str], "FILE", name="--image", read=_images),
 }
 """Forms of the input of a whole model."""

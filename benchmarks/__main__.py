@@ -11,7 +11,6 @@ PAGES = (
     "kernels",
     "decode_kernels",
     "decode",
-    "generation",
     "wire",
     "planning",
     "admission",

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.attention import Edit
@@ -230,7 +231,8 @@ class LayerAttention:
     def install(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
         """Make this the attention of the model. Raises InvalidCheckpoint for one that keeps another."""
         AttentionInterface.register(self.name, self)
-        AttentionMaskInterface.register(self.name, MASK_FUNCTION)
+        # A model that knows eager attention alone may read its masks: it gets them whole.
+        AttentionMaskInterface.register(self.name, MASK_FUNCTION if model._supports_sdpa else eager_mask)
         model.set_attn_implementation(self.name)
         kept = sorted({type(one.module).__name__ for one in modules if one.implementation != self.name})
         if kept:

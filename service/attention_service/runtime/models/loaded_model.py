@@ -103,6 +103,13 @@ class LoadedModel:
         self.attention = LayerAttention(layers, device)
         self.attention.install(model, modules)
         self.places = find_places(model, self.attention, layers, self._short_run)
+        if not self.places:
+            own = ", ".join(own_attentions(model))
+            raise InvalidCheckpoint(
+                f"checkpoint: a text passes no attention of {type(model).__name__} that uses the interface of "
+                f"transformers ({own})",
+                param="checkpoint",
+            )
         self.predicts = predicts(model)
         self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 

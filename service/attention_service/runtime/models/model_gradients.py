@@ -246,7 +246,7 @@ class ModelGradients:
                     return None
                 leaf = shifts.get(EMBEDDINGS, state.detach() if scale is None else state.detach() * scale)
                 at[EMBEDDINGS] = leaf.clone().requires_grad_()
-                return at[EMBEDDINGS]
+                return at[EMBEDDINGS].clone()  # CTRL scales it in place
 
             stack.callback(after(self._embedding(), embed))
             yield

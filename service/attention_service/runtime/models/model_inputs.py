@@ -15,7 +15,7 @@ from tokenizers.decoders import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_contract.errors import InvalidRequest
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.models import Message, ModelInput, TokenLabelsReply
 
 _BYTE_LEVEL: Final = ByteLevel()
@@ -98,15 +98,13 @@ class InputReader:
         self.names = frozenset(inspect.signature(model.forward).parameters)
         """The names of the model's arguments."""
         self.max_length = _max_length(model)
-        table: Any = model.get_input_embeddings()
-        self.vocabulary = int(table.num_embeddings)
+        self.vocabulary = _vocabulary(model)
         """The number of token ids that the model knows."""
         self._device = model.device
         self._pads_left = bool(model.can_generate()) and not self.pairs
         pad = getattr(config.get_text_config(), "pad_token_id", None)
         self._pad = pad if isinstance(pad, int) and pad >= 0 else 0
-        start = getattr(config, "decoder_start_token_id", None)
-        self._start = self._pad if start is None else int(start)
+        self._start = _first_token(model, self._pad)
         self._cleaner = _Cleaner(tokenizer)
 
     @property
@@ -281,6 +279,26 @@ class _Cleaner:
             byte = int(token[3:5], 16)
             return chr(byte) if byte < 0x80 else "\N{REPLACEMENT CHARACTER}"
         return token.replace("▁", " ")
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """The number of rows of the table of token embeddings. Raises InvalidCheckpoint without one."""
+    try:
+        table: Any = model.get_input_embeddings()
+        return int(table.num_embeddings)
+    except (AttributeError, NotImplementedError):
+        told = f"checkpoint: {type(model).__name__} has no table of token embeddings, and a model here reads tokens"
+        raise InvalidCheckpoint(told, param="checkpoint") from None
+
+
+def _first_token(model: PreTrainedModel, default: int) -> int:
+    """The token with which a decoder begins, found as ``generate`` finds it."""
+    generation = getattr(model, "generation_config", None)
+    places = (
+        (model.config, "decoder_start_token_id"), (generation, "decoder_start_token_id"), (generation, "bos_token_id"),
+    )  # fmt: skip
+    found = (getattr(place, name, None) for place, name in places)
+    return next((each for each in found if isinstance(each, int)), default)
 
 
 def _max_length(model: PreTrainedModel) -> int | None:

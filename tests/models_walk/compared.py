@@ -1,0 +1,292 @@
+"""One model type, built small: its whole pass, weights, gradients and generated tokens beside its eager self."""
+
+import copy
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.utils import logging
+
+from attention_contract.errors import AttentionError
+from attention_contract.schemas.models import ModelForwardRequest, ModelGradientsRequest
+from attention_contract.schemas.modules import ImportModule
+from attention_contract.schemas.openai import Completion, CompletionRequest
+from attention_contract.validation import validate
+from attention_contract.wire import to_json
+from attention_service.modules.checkpoints.import_plan import plan
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.models.generation import generate
+from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.layer_attention import AttentionPass
+from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_gradients import ModelGradients
+from tests.client.tiny_models import tokenizer
+from tests.models_walk.small_configs import small_config
+
+IDS: Final = [5, 3, 7, 8, 6, 4, 9, 10, 11]
+PROMPTS: Final = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
+NEW: Final = 6
+SAMPLED: Final = {"temperature": 0.7, "top_p": 0.9, "seed": 5}
+CLOSE: Final = 1e-4
+"""The largest difference that counts as equal, as a share of the largest number that is compared."""
+SECONDS: Final = 120
+"""Seconds for one type."""
+_HEADS: Final = (
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
+)  # fmt: skip
+"""The classes of a model type in the order in which the first is taken."""
+
+
+@dataclass
+class Found:
+    """What the comparison of one model type found. Errors are shares of the largest number; None: not compared."""
+
+    kind: str
+    architecture: str = ""
+    whole: float | None = None
+    weights: float | None = None
+    gradients: float | None = None
+    generated: bool | None = None
+    """True if greedy and drawn tokens of three prompts are those of transformers."""
+    family: str = ""
+    """The family by which its layers are imported as modules."""
+    layers: int = 0
+    """The attentions of the model."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a part is not compared, or not equal."""
+
+    @property
+    def equal(self) -> bool:
+        """True if the whole pass gives the eager model's numbers."""
+        return self.whole is not None and self.whole < CLOSE
+
+
+def kinds() -> list[str]:
+    """Return every model type that predicts tokens, reads tokens or reads pixels; those that predict come first."""
+    predict = dict.fromkeys(kind for mapping in _HEADS[:-1] for kind in getattr(modeling_auto, mapping))
+    others = [kind for kind in getattr(modeling_auto, _HEADS[-1]) if kind not in predict]
+    return [*predict, *(kind for kind in others if reads(kind) in {"input_ids", "pixel_values"})]
+
+
+def class_of(kind: str) -> Any:
+    """Return the class of a model type that is compared, if it has one."""
+    mapping = next(mapping for mapping in _HEADS if kind in getattr(modeling_auto, mapping))
+    names = getattr(modeling_auto, mapping)[kind]
+    return getattr(transformers, names if isinstance(names, str) else names[0], None)
+
+
+def reads(kind: str) -> str:
+    """Return the name of the input of a model type."""
+    try:
+        return str(getattr(class_of(kind), "main_input_name", "nothing that is known"))
+    except ImportError:
+        return "what needs another package"
+
+
+def built(kind: str) -> PreTrainedModel:
+    """Return a small model of a type with sharp random parameters, the same in every run."""
+    config, auto = small_config(kind), class_of(kind)
+    if not isinstance(config, auto.config_class):
+        config = config.get_text_config(decoder=True)
+    torch.manual_seed(7)
+    with torch.device("meta"):
+        count = sum(each.numel() for each in auto._from_config(copy.deepcopy(config)).parameters())
+    if count > 10_000_000:
+        raise ValueError(f"its smallest config has {count} parameters")
+    torch.manual_seed(7)
+    model: PreTrainedModel = auto._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 or "sinks" in name:
+                parameter.normal_(std=min(0.3, parameter.shape[-1] ** -0.5 * 1.7))
+    return model.float()
+
+
+def prepare() -> None:
+    """Make a process quiet and use one thread."""
+    torch.set_num_threads(1)
+    logs: Any = logging
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+
+
+def limited(kind: str) -> Found:
+    """Compare one type within its time."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"it took more than {SECONDS} seconds")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        return compared(kind)
+    finally:
+        signal.alarm(0)
+
+
+def compared(kind: str) -> Found:
+    """Compare every part of one model type."""
+    found = Found(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if (reading := reads(kind)) != "input_ids":
+            found.architecture = class_of(kind).__name__
+            found.reasons["whole"] = f"it reads {reading}"
+            return found
+        try:
+            model = built(kind)
+        except Exception as fault:
+            found.reasons["whole"] = f"not built small: {told(fault)}"
+            return found
+        found.architecture = type(model).__name__
+        try:
+            loaded = LoadedModel(kind, copy.deepcopy(model).requires_grad_(False), tokenizer(), Device.open("cpu"))
+        except AttentionError as fault:
+            found.reasons["whole"] = told(fault)
+            return found
+        except Exception as fault:
+            found.reasons["whole"] = f"fault: {told(fault)}"
+            return found
+        found.layers = len(loaded.places)
+        for part, compare in _PARTS.items():
+            try:
+                compare(found, model, loaded)
+            except Exception as fault:
+                found.reasons[part] = told(fault)
+        loaded.close()
+    return found
+
+
+def told(fault: BaseException) -> str:
+    """Return the first sentence of an error on one line."""
+    text = getattr(fault, "detail", None) or f"{type(fault).__name__}: {fault}"
+    return " ".join(str(text).split())[:160]
+
+
+def error(found: Any, expected: Any) -> float:
+    """Return the largest difference as a share of the largest expected number."""
+    a, b = (np.asarray(x.detach() if isinstance(x, torch.Tensor) else x, np.float64) for x in (found, expected))
+    if a.shape != b.shape:
+        raise ValueError(f"shapes {a.shape} and {b.shape}")
+    finite = np.isfinite(b)
+    if not np.array_equal(finite, np.isfinite(a)):
+        return float("inf")
+    return float(abs(a - b)[finite].max(initial=0) / max(abs(b)[finite].max(initial=0), 1e-30))
+
+
+def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    inputs = loaded.asked(ModelForwardRequest(tokens=IDS)).inputs
+    with torch.no_grad():
+        expected = model(**inputs.arguments, return_dict=True)
+        output = loaded.run(inputs.arguments, AttentionPass({}))
+    name = "logits" if getattr(expected, "logits", None) is not None else "last_hidden_state"
+    found.whole = error(output[name], expected[name])
+
+
+def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    request = ModelForwardRequest(tokens=IDS, return_=["weights"])
+    inputs = loaded.asked(request).inputs
+    with torch.no_grad():
+        outputs = model(**inputs.arguments, output_attentions=True, return_dict=True)
+    layers = loaded.forward(request).layers
+    errors, missing = [], 0
+    for stack in ("", "encoder", "decoder", "cross"):
+        of_stack = [each for each in layers if str(each.layer).rpartition(".")[0] == stack]
+        told_by = getattr(outputs, f"{stack}_attentions" if stack else "attentions", None) or ()
+        expected = [each for each in told_by if isinstance(each, torch.Tensor)]
+        if len(expected) == len(of_stack):
+            errors += [error(layer.weights, own[0]) for layer, own in zip(of_stack, expected, strict=True)]
+        else:
+            missing += len(of_stack)
+    if errors and max(errors) > CLOSE and found.equal:
+        found.reasons["weights"] = f"the eager model returns others, by up to {max(errors):.2g}, for the same output"
+        return
+    if errors:
+        found.weights = max(errors)
+    if missing or not errors:
+        found.reasons["weights"] = f"the eager model does not return those of {missing or len(layers)} attentions"
+
+
+def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    if loaded.predicts is None:
+        return
+    reply = ModelGradients(loaded, ModelGradientsRequest(tokens=IDS, of={"token": 7}, wrt=["embeddings"])).reply()
+    table: Any = (model.get_encoder() if loaded.reader.pairs else model).get_input_embeddings()
+    held: list[torch.Tensor] = []
+
+    def hold(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+        if held:
+            return None
+        held.append(output.detach().requires_grad_())
+        return held[0].clone()  # some models scale it in place
+
+    hook = table.register_forward_hook(hold)
+    outputs = model(**loaded.asked(ModelForwardRequest(tokens=IDS)).inputs.arguments, return_dict=True)
+    hook.remove()
+    value = outputs.logits[0, -1].float().log_softmax(-1)[7]
+    (expected,) = torch.autograd.grad(value, held)
+    found.gradients = error(reply.embeddings, expected[0])
+
+
+def _generated(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    if not model.can_generate():
+        return
+    model.generation_config = GenerationConfig(
+        **{name: getattr(model.generation_config, name) for name in ("decoder_start_token_id",)},
+        pad_token_id=0, eos_token_id=2, bos_token_id=1,
+    )  # fmt: skip
+    loaded.model.generation_config = copy.deepcopy(model.generation_config)
+    found.generated = all(
+        _tokens(loaded, options) == _own_tokens(model, loaded, options) for options in ({"temperature": 0}, SAMPLED)
+    )
+    if not found.generated:
+        found.reasons["generate"] = "other tokens"
+
+
+def _tokens(loaded: LoadedModel, options: dict[str, Any]) -> list[list[int]]:
+    fields = {"model": loaded.name, "prompt": PROMPTS, "max_tokens": NEW, "attention": {"top_k": 1}, **options}
+    request = validate(CompletionRequest, fields)
+    (ended,) = generate(loaded, request, plan_generation(loaded, request), lambda _: None).last
+    choices = validate(Completion, orjson.loads(to_json(ended))).choices
+    return [[token.id for token in choice.attention] for choice in choices]
+
+
+def _own_tokens(model: PreTrainedModel, loaded: LoadedModel, options: dict[str, Any]) -> list[list[int]]:
+    width, left = max(map(len, PROMPTS)), not loaded.reader.pairs
+    gaps = [[0] * (width - len(row)) for row in PROMPTS]
+    rows = [gap + row if left else row + gap for gap, row in zip(gaps, PROMPTS, strict=True)]
+    mask = [gap + [1] * len(row) if left else [1] * len(row) + gap for gap, row in zip(gaps, PROMPTS, strict=True)]
+    drawn = options["temperature"] > 0
+    sampling = {name: options[name] for name in ("temperature", "top_p") if drawn} | ({"top_k": 0} if drawn else {})
+    torch.manual_seed(options.get("seed", 0))
+    with torch.no_grad():
+        tokens: Any = model.generate(
+            torch.tensor(rows), attention_mask=torch.tensor(mask), max_new_tokens=NEW, num_beams=1,
+            do_sample=drawn, **sampling,
+        )  # fmt: skip
+    rows = tokens[:, width if left else 1 :].tolist()
+    return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+
+
+def _imported(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(Path(folder, "net"))
+        stacks: tuple[Any, ...] = ("encoder", "decoder") if loaded.reader.pairs else (None,)
+        families = {plan(Path(folder), ImportModule(checkpoint="net", stack=stack)).source.family for stack in stacks}
+        found.family = " ".join(sorted(families))
+
+
+_PARTS: Final[dict[str, Callable[[Found, PreTrainedModel, LoadedModel], None]]] = {
+    "whole": _whole, "weights": _weights, "gradients": _gradients, "generate": _generated, "import": _imported,
+}  # fmt: skip

@@ -1,0 +1,131 @@
+"""The config of any model type of transformers, made small: its own defaults with few layers, heads and numbers."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+VOCABULARY: Final = 96
+_MOST: Final[dict[int, str]] = {
+    1: "topk_group first_k_dense_replace",
+    2: """num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers layers
+        num_encoder_layers depth num_hidden_layer encoder_num_hidden_layers decoder_num_hidden_layers
+        num_key_value_heads num_kv_heads n_kv_heads multi_query_group_num linear_num_key_heads swa_num_key_value_heads
+        num_query_groups decoder_num_key_value_heads num_global_key_value_heads num_experts_per_tok moe_topk moe_k
+        num_experts_per_token top_k_experts num_selected_experts n_group experts_per_token index_n_heads patch_size""",
+    4: """num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads
+        decoder_num_attention_heads linear_num_value_heads swa_num_attention_heads encoder_num_heads num_experts
+        num_local_experts n_routed_experts moe_num_experts qk_rope_head_dim rotary_dim index_topk rope_head_dim
+        sliding_window attention_window_size local_attention attention_chunk_size sliding_window_size mamba_n_heads
+        mamba_num_heads n_mamba_heads""",
+    8: """head_dim kv_channels d_kv attention_head_dim key_length swa_head_dim swa_v_head_dim linear_key_head_dim
+        linear_value_head_dim global_head_dim attn_head_dim d_head v_head_dim qk_nope_head_dim index_head_dim
+        image_size input_size img_size mamba_chunk_size chunk_size hidden_size_per_layer_input""",
+    16: """pronunciation_embed_dim shape_embed_dim entity_emb_size embedding_size q_lora_rank kv_lora_rank o_lora_rank
+        mamba_d_state ssm_state_size state_size mamba_head_dim
+        mamba_headdim mamba_d_head time_step_rank d_state""",
+    32: """hidden_size d_model n_embd dim embed_dim emb_dim word_embed_proj_dim encoder_hidden_dim embedding_dim
+        projection_dim output_dim out_hidden_size mm_hidden_size vision_dim text_dim decoder_hidden_size lru_width
+        text_embed_dim encoder_hidden_size vision_output_dim projector_dim projection_hidden_size model_dim embed_size
+        mamba_d_ssm mamba_d_inner attention_hidden_size""",
+    48: """intermediate_size ffn_dim d_ff ffn_hidden_size encoder_ffn_dim decoder_ffn_dim moe_intermediate_size
+        shared_expert_intermediate_size hidden_dim intermediate_size_mlp expert_ffn_hidden_size
+        moe_shared_expert_intermediate_size shared_intermediate_size d_inner mlp_hidden_size expert_ffn_size
+        feed_forward_hidden_size decoder_intermediate_size block_ff_dim""",
+    64: """max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len context_length max_source_positions
+        max_target_positions model_max_length max_encoder_position_embeddings max_decoder_position_embeddings
+        max_position_embedding""",
+    VOCABULARY: "vocab_size text_vocab_size vocab_size_per_layer_input decoder_vocab_size entity_vocab_size "
+    "pronunciation_vocab_size shape_vocab_size",
+}  # fmt: skip
+SMALL: Final = {name: most for most, names in _MOST.items() for name in names.split()}
+"""The largest value of an entry by its name."""
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_KINDS: Final = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
+"""Lists that say what each layer is: a layer of each kind stays."""
+_SPECIAL: Final = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_NAMED: Final = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id"})
+
+OWN: Final[dict[str, dict[str, Any]]] = {
+    "axk1": {"head_dim": 4},
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "head_dim": 4},
+    "deepseek_v3": {"head_dim": 4},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "nemotron": {"num_key_value_heads": 2},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 3},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "mobilebert": {"normalization_type": "layer_norm"},
+    "squeezebert": {"embedding_size": 32},
+    "reformer": {"is_decoder": False, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16]},
+    "rwkv": {"attention_hidden_size": 32},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "expand": 2},
+    "marian": {"decoder_vocab_size": VOCABULARY},
+    "xmod": {"default_language": "en_XX"},
+    "youtu": {"head_dim": 4},
+    "longcat_flash": {"qk_head_dim": 12, "head_dim": 4},
+    "blt": {"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_nb_functions": 1},
+}  # fmt: skip
+"""Entries that a model type needs besides."""
+
+
+def small_config(kind: str) -> PreTrainedConfig:
+    """Return the config of a model type, made small. Raises what transformers raises for one that it cannot make."""
+    made = CONFIG_MAPPING[kind]
+    entries = shrunk(made().to_dict()) | OWN.get(kind, {})
+    entries.pop("model_type", None)
+    return made(**entries)
+
+
+def shrunk(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a config with small sizes, the configs within it too."""
+    name = next((name for name in _LAYERS if isinstance(entries.get(name), int)), None)
+    count = entries[name] if name else 0
+    by_layer = {
+        key: each for key, each in entries.items() if count > 2 and isinstance(each, list) and len(each) == count
+    }
+    kept = _one_of_each_kind(by_layer, count)
+    found: dict[str, Any] = {}
+    for key, value in entries.items():
+        if key in _NAMED:
+            continue
+        if key == name:
+            found[key] = len(kept)
+        elif key == "per_layer_config" and isinstance(value, dict):
+            told = {int(at): each for at, each in value.items()}
+            found[key] = {new: shrunk(told[at]) for new, at in enumerate(kept) if at in told} or None
+        elif key in by_layer:
+            found[key] = [value[at] for at in kept]
+        elif isinstance(value, dict):
+            found[key] = shrunk(value) if {"model_type", "hidden_size"} & value.keys() else value
+        elif "token_id" in key or "token_index" in key:
+            found[key] = _token(key, value)
+        elif key in SMALL and isinstance(value, int | float) and not isinstance(value, bool):
+            found[key] = min(value, SMALL[key])
+        else:
+            found[key] = value
+    for heads, groups in (("num_attention_heads", "num_key_value_heads"), ("n_heads", "n_kv_heads")):
+        if isinstance(entries.get(heads), int) and entries.get(heads) == entries.get(groups):
+            found[groups] = found[heads]
+    return found
+
+
+def _one_of_each_kind(by_layer: Mapping[str, list[Any]], count: int) -> list[int]:
+    """Return the layers to keep: the first of each kind, at least two, at most four."""
+    seen: dict[str, int] = {}
+    for at in range(count):
+        seen.setdefault(str([each[at] for name, each in by_layer.items() if name in _KINDS]), at)
+    found = sorted(seen.values())[:4]
+    return found if len(found) > 1 else [0, 1]
+
+
+def _token(key: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [2]
+    return _SPECIAL.get(key, 3) if isinstance(value, int) and value >= VOCABULARY else value

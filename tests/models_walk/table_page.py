@@ -1,0 +1,92 @@
+"""The table of model types as a page of the documents."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import date
+from importlib.metadata import version
+from typing import Final
+
+from tests.models_walk.compared import CLOSE, Found
+
+_PAGE: Final = """# Models of transformers, one by one
+
+`python -m tests.models_walk` made this page on {date}, with transformers {transformers} and torch {torch}, in float32
+on a CPU. It builds each model type small, from the type's own config with few layers and heads and with random
+parameters, and holds the [whole model](models.md) against its eager self in transformers. Numbers are the largest
+difference, as a share of the largest number that is compared.
+
+- *whole*: the logits of a text of 9 tokens, or its last hidden states. *weights*: those of every attention.
+- *gradients*: of log p(token) after the text, by the embeddings of its tokens.
+- *tokens*: those of `generate`, the likeliest and those drawn after a seed, 6 after each of three prompts in one batch.
+- *import*: the family by which the service imports its layers as [modules](checkpoints.md).
+
+**{whole} model types are whole**: every number compared differs by less than {close:g}. {most}
+
+| type | class | attentions | whole | weights | gradients | tokens | import |
+|---|---|---|---|---|---|---|---|
+{rows}
+
+## What is not compared, or differs
+
+| type | part | reason |
+|---|---|---|
+{parts}
+
+## Types that are not whole
+
+{reasons}
+
+| type | reason |
+|---|---|
+{others}
+"""
+
+
+def page(found: Sequence[Found]) -> str:
+    """Write the page from what was found."""
+    ordered = sorted(found, key=lambda each: each.kind)
+    whole = [each for each in ordered if each.equal]
+    others = [each for each in ordered if not each.equal]
+    counts = Counter(_sort(each) for each in others)
+    largest = max((each.whole or 0 for each in whole), default=0)
+    return _PAGE.format(
+        date=date.today(), transformers=version("transformers"), torch=version("torch").partition("+")[0],
+        whole=len(whole), close=CLOSE, most=f"The largest difference of a whole pass is {largest:.1e}.",
+        rows="\n".join(map(_row, whole)), parts="\n".join(_parts(whole)),
+        reasons="; ".join(f"{count} {reason}" for reason, count in counts.most_common()) + ".",
+        others="\n".join(f"| {each.kind} | {_cell(_why(each))} |" for each in others),
+    )  # fmt: skip
+
+
+def _row(each: Found) -> str:
+    tokens = {None: "–", True: "equal", False: "differ"}[each.generated]
+    numbers = (f"{x:.0e}" if x is not None else "–" for x in (each.whole, each.weights, each.gradients))
+    cells = [each.kind, each.architecture, str(each.layers), *numbers, tokens, each.family or "–"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _parts(whole: Iterable[Found]) -> Iterable[str]:
+    for each in whole:
+        for part, reason in each.reasons.items():
+            if part != "import":
+                yield f"| {each.kind} | {part} | {_cell(reason)} |"
+
+
+def _why(each: Found) -> str:
+    return each.reasons.get("whole") or f"its whole pass differs by {each.whole:.1e}"
+
+
+def _sort(each: Found) -> str:
+    """Sort a reason into one of a few kinds."""
+    why = _why(each)
+    if why.startswith("not built small"):
+        return "cannot be built from a shrunk config by this walk"
+    if why.startswith("it reads"):
+        return "read something else than tokens"
+    if "attention interface" in why:
+        return "do not use the attention interface of transformers"
+    return "do not run or differ"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "").replace("<", "&lt;").removeprefix("checkpoint: ")

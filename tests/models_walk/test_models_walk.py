@@ -1,0 +1,94 @@
+"""The walk finds what it says: types that are whole, and types that are refused; the page has what it found."""
+
+import re
+
+import pytest
+from transformers.models.auto import modeling_auto
+
+from tests.docs.snippets import ROOT
+from tests.models_walk.compared import CLOSE, Found, error, limited, prepare
+from tests.models_walk.small_configs import SMALL, shrunk
+from tests.models_walk.table_page import page
+
+PAGE = ROOT / "docs" / "models-table.md"
+FEW = {
+    "deepseek_v4": "masks that the model itself extends by keys of compressed tokens",
+    "gemma4_text": "layers with configs of their own",
+    "qwen3_next": "softmax attention between linear layers",
+    "t5gemma": "a decoder that begins as its generation config says",
+}
+"""Types that needed something that no other test of whole models has."""
+
+
+def rows(heading):
+    """The rows of the table below a heading of the page, by their first cell."""
+    told = PAGE.read_text("utf-8").partition(heading)[2].partition("\n## ")[0]
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in told.splitlines() if line.startswith("| ")][1:]
+    return {row[0].strip(): [each.strip() for each in row] for row in cells}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    prepare()
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_a_type_with_its_own_ways_is_whole(kind):
+    found = limited(kind)
+    assert found.equal, found
+    assert found.weights is None or found.weights < CLOSE
+    assert found.gradients < CLOSE
+    assert found.generated
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("git", "a text passes no attention"), ("bloom", "attention interface")])
+def test_a_type_whose_attention_is_its_own_is_refused(kind, reason):
+    assert reason in limited(kind).reasons["whole"]
+
+
+def test_a_config_keeps_a_layer_of_each_kind():
+    kinds = ["a", "a", "a", "b"]
+    entries = {"num_hidden_layers": 4, "layer_types": kinds, "hidden_size": 768, "eos_token_id": 50_256}
+    assert shrunk(entries) == {"num_hidden_layers": 2, "layer_types": ["a", "b"], "hidden_size": 32, "eos_token_id": 2}
+    assert SMALL["hidden_size"] == 32
+
+
+def test_errors_are_shares_of_the_largest_number():
+    assert error([1.0, 2.5], [1.0, 2.0]) == 0.25
+    assert error([float("nan")], [1.0]) == float("inf")
+    with pytest.raises(ValueError, match="shapes"):
+        error([1.0], [1.0, 2.0])
+
+
+def test_the_page_says_what_was_found():
+    whole = Found("net", "Net", 1e-7, 2e-7, 3e-7, True, "llama", 2)
+    refused = Found("other", reasons={"whole": "checkpoint: it is | odd"})
+    text = page([refused, whole])
+    assert "**1 model types are whole**" in text
+    assert "| net | Net | 2 | 1e-07 | 2e-07 | 3e-07 | equal | llama |" in text
+    assert r"| other | it is \| odd |" in text
+
+
+def test_the_page_has_every_type_that_predicts_tokens():
+    whole, others = rows("is whole") or rows("are whole**"), rows("## Types that are not whole")
+    predicting = {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    }  # fmt: skip
+    assert predicting <= whole.keys() | others.keys()
+    assert not whole.keys() & others.keys()
+    assert f"**{len(whole)} model types are whole**" in PAGE.read_text("utf-8")
+    assert len(whole) >= 150
+    assert all(float(number) < CLOSE for row in whole.values() for number in row[3:5] if number != "–")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", rows("are whole**") if PAGE.exists() else [])
+def test_each_type_is_as_the_page_says(kind):
+    found = limited(kind)
+    assert found.equal, found
+    _, _, layers, _, weights, _, tokens, family = rows("are whole**")[kind]
+    assert str(found.layers) == layers
+    assert (found.weights is None) == (weights == "–")
+    assert {None: "–", True: "equal", False: "differ"}[found.generated] == tokens
+    assert (found.family or "–") == family

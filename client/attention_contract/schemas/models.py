@@ -298,6 +298,11 @@ class ModelReply(WireModel):
     """The id of the recording, with ``keep``."""
     ran: ModelRan
 
+    def labels_of(self, text: int = 0) -> TokenLabelsReply:
+        """Return the tokens of one text by its index, whether one or several came. Raises IndexError."""
+        several = self.labels if isinstance(self.labels, list) else [self.labels]
+        return several[text]
+
 
 class LikelyToken(WireModel):
     """One token of the vocabulary in a prediction."""

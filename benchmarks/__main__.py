@@ -11,6 +11,7 @@ PAGES = (
     "kernels",
     "decode_kernels",
     "decode",
+    "generation",
     "wire",
     "planning",
     "admission",

@@ -6,16 +6,17 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from tests.client.transformers.families import DECODERS as FAMILIES
 from tests.runtime.models.small_models import DECODERS, PAIRS, eager, loaded
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.models import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
-from attention_contract.wire import to_json
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.served_model import lines_of
 
 PROMPTS = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
 """Token ids of three prompts of different lengths."""
@@ -38,7 +39,7 @@ def completion(family, **fields):
 
 def on_wire(kind, told):
     """Return an object as a client reads it."""
-    return validate(kind, orjson.loads(to_json(told)))
+    return validate(kind, orjson.loads(lines_of([told])))
 
 
 def ids(choice):
@@ -53,7 +54,7 @@ def own(family, temperature=0.0, top_p=1.0, seed=0, n=1):
     if model._supports_sdpa and getattr(model.config, "attn_logit_softcapping", None) is None:
         model.set_attn_implementation("sdpa")
     width = max(map(len, PROMPTS))
-    left = family in DECODERS
+    left = family not in PAIRS
     rows = [[0] * (width - len(row)) + row if left else row + [0] * (width - len(row)) for row in PROMPTS]
     mask = [
         [0] * (width - len(row)) + [1] * len(row) if left else [1] * len(row) + [0] * (width - len(row))
@@ -71,7 +72,13 @@ def own(family, temperature=0.0, top_p=1.0, seed=0, n=1):
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
+each_family = pytest.mark.parametrize(
+    "family",
+    [*DECODERS, *PAIRS, *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES if each not in DECODERS)],
+)
+
+
+@each_family
 def test_the_likeliest_tokens_are_those_of_transformers(family):
     found = completion(family, temperature=0, attention={"statistics": ["entropy"]})
     assert [ids(choice) for choice in found.choices] == own(family)
@@ -80,7 +87,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(family):
     assert [choice.text for choice in plain.choices] == [choice.text for choice in found.choices]
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
+@each_family
 def test_drawn_tokens_are_those_of_transformers_after_the_same_seed(family):
     settings = {"temperature": 0.7, "top_p": 0.9, "seed": 5, "n": 2}
     found = completion(family, attention={"statistics": [], "top_k": 1}, **settings)
@@ -180,6 +187,15 @@ def test_edits_hold_for_the_whole_generation(family, edit):
         for mine, theirs in zip(token.layers, weights, strict=True):
             np.testing.assert_allclose(mine.weights, theirs.weights[:, 0, : len(tokens)], atol=2e-5)
         tokens.append(token.id)
+
+
+def test_a_query_that_looks_nowhere_has_no_statistics():
+    edits = {"0": [{"tap": "weights", "set": 0}]}
+    found = completion("llama", prompt=PROMPTS[0], temperature=0, attention={"edits": edits, "top_k": 1})
+    for token in found.choices[0].attention:
+        assert np.isnan(token.layers[0].statistics.entropy).all()
+        assert (token.layers[0].top_keys.keys == -1).all()
+        assert np.isfinite(token.layers[1].statistics.entropy).all()
 
 
 def test_a_stream_has_the_same_tokens_piece_by_piece():

@@ -94,6 +94,7 @@ def test_progress_shows_while_a_model_loads(http):
         ("/v1/models", {"checkpoint": "nobody"}, 404, "checkpoint_not_found"),
         ("/v1/models", {"checkpoint": "../one"}, 404, "checkpoint_not_found"),
         ("/v1/models", {"checkpoint": "bare"}, 422, "invalid_checkpoint"),
+        ("/v1/models", {"checkpoint": "one", "device_map": "auto"}, 422, "invalid_request"),
         ("/v1/models/broken/forward", {"text": "a"}, 500, "internal_error"),
         ("/v1/models/one/forward", {"text": "fail x"}, 500, "internal_error"),
         ("/v1/models/one/forward", {}, 422, "invalid_request"),

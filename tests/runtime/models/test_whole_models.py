@@ -195,3 +195,16 @@ def test_a_process_holds_what_was_estimated(models, monkeypatch):
     estimated = models.get("measured").bytes
     assert estimated / 1.2 < held < 1.2 * estimated
     models.unload("measured")
+
+
+@pytest.mark.slow
+def test_twenty_loads_and_evictions_leave_nothing(models):
+    """In the server's process, besides what the first rounds leave."""
+    process, held = psutil.Process(), []
+    for _ in range(23):
+        models.load("llama", name="passing")
+        models.weights("passing", [TEXT] * 8)
+        models.unload("passing")
+        held.append(process.memory_info().rss)
+    assert held[-1] <= 1.02 * held[2]
+    assert len(process.children()) <= len(FAMILIES)

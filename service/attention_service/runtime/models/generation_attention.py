@@ -4,11 +4,13 @@ Notation as in ``core.problem``. A token is chosen by the last query of the pass
 weights of this query are computed again, by the stages, beside whatever computed the output.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -17,6 +19,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.openai import AttentionOfTokens
+from attention_contract.tensors import encode
 from attention_service.core.attention import attend
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit, apply, narrowed
@@ -34,6 +37,8 @@ from attention_transformers.model_layers import LayerKey
 
 _BY_QUERY: Final = ("position_bias", "indices")
 """Arguments of an attention function that have a dimension of queries, the last but one."""
+_SMALL: Final = 2**16
+"""Numbers of the keys of a layer up to which a copy of them costs less than a computation of their own."""
 _numbers: Final = count()
 _UNKNOWN: Final = ("softcap", "s_aux", "indices", "block_indices", "sinks")
 """Arguments of an attention function that PyTorch's own does not know."""
@@ -53,6 +58,8 @@ class TokenAttention:
         self._names = DEFAULT_STATISTICS if wanted.statistics is None else tuple(dict.fromkeys(wanted.statistics))
         self._rows: dict[LayerKey, Tensor] = {}
         """``[B, heads, 1, K]`` by layer, of the last pass."""
+        self._waiting: dict[Hashable, list[tuple[LayerKey, Problem]]] = {}
+        """Small problems that are alike, whose weights are computed at once."""
         groups: dict[tuple[int, int], list[int]] = {}
         for choice, sizes in enumerate(zip(pads, prompts, strict=True)):
             groups.setdefault(sizes, []).append(choice)
@@ -62,15 +69,35 @@ class TokenAttention:
         """True if a layer is told of."""
         return layer in self._told
 
-    def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit]) -> None:
-        """Compute the weights of the last query of a layer, whose problem has this query alone."""
-        self._rows[layer] = weights_of(last, Selection(heads=self._heads), edits)
+    def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit], mask: object) -> None:
+        """Take the weights of the last query of a layer, whose problem has this query alone.
+
+        ``mask``: equal for layers that have the same mask.
+        """
+        if edits or last.learned or last.k.numel() > _SMALL:
+            self._rows[layer] = weights_of(last, Selection(heads=self._heads), edits)
+            return
+        alike = (last.q.shape, last.k.shape, last.v.shape, id(last.spec), id(mask))
+        self._waiting.setdefault(alike, []).append((layer, last))
+
+    def _compute(self) -> None:
+        """Compute the weights that wait."""
+        for alike in self._waiting.values():
+            layers, problems = zip(*alike, strict=True)
+            first: Problem = problems[0]
+            if len(problems) > 1:
+                q, k, v = (torch.cat([getattr(each, name) for each in problems]) for name in ("q", "k", "v"))
+                first = replace(first, q=q, k=k, v=v, mask=_repeated(first.mask, first.q, len(layers)))
+            found = weights_of(first, Selection(heads=self._heads))
+            self._rows.update(zip(layers, found.chunk(len(layers)), strict=True))
+        self._waiting.clear()
 
     def of(self, tokens: Tensor) -> list[list[dict[str, Any]]]:
         """The fields of the schema ``TokensAttention`` of each layer, choice by choice.
 
         ``tokens [B, T]``: all that the pass has seen, with the padding.
         """
+        self._compute()
         found: list[list[dict[str, Any]]] = [[] for _ in range(len(tokens))]
         for (pad, prompt), choices in self._groups.items():
             rows = {layer: self._placed(layer, choices, slice(pad, tokens.shape[1]), prompt) for layer in self._layers}
@@ -108,11 +135,11 @@ class TokenAttention:
                 told["statistics"] = {name: _row(mean, at) for name, mean in means.items()}
         if self._wanted.top_k:
             top = weights[:, :, 0].float().topk(min(self._wanted.top_k, keys), -1)
-            names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), to_numpy(top.values)
+            names, values = to_numpy(top.indices.masked_fill(top.values == 0, -1)), _told(top.values)
             for at, told in enumerate(found):
                 told["top_keys"] = {"keys": names[at], "weights": values[at]}
         if self._wanted.weights:
-            whole = to_numpy(weights[:, :, 0].float())
+            whole = _told(weights[:, :, 0])
             for at, told in enumerate(found):
                 told["weights"] = whole[at]
         return found
@@ -151,7 +178,8 @@ class GenerationAttention:
             edits = self._in_time(layer, query, key)
             if look is not None and look.wants(layer):
                 last = last_query(module, query, key, value, attention_mask, options)
-                look.see(layer, last, narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1))
+                shared = last if any(options.get(name) is not None for name in _BY_QUERY) else attention_mask
+                look.see(layer, last, narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1), shared)
         if edits or any(options.get(name) is not None for name in _UNKNOWN):
             raw = attention_call(module, query, key, value, attention_mask, **options).raw()
             kernel = self._core.kernel(raw, edits=bool(edits))[1]
@@ -200,6 +228,13 @@ class GenerationAttention:
         return narrowed(edits, Selection(queries=rows), heads, kv_heads, keys=range(first, first + keys))
 
 
+def _repeated(mask: Tensor | None, query: Tensor, times: int) -> Tensor | None:
+    """A mask of one query, for the sequences of several layers."""
+    if mask is None or mask.ndim < 4 or len(mask) == 1:
+        return mask
+    return mask.expand(len(query), *mask.shape[1:]).repeat(times, 1, 1, 1)
+
+
 def is_cross(layer: LayerKey) -> bool:
     """True if the keys of a layer are those of an encoder."""
     return isinstance(layer, str) and layer.startswith("cross.")
@@ -217,7 +252,13 @@ def last_query(
 
 def _arrays(mean: Any) -> Any:
     """Statistics as float32 arrays, with the same nesting."""
-    return {name: _arrays(each) for name, each in mean.items()} if isinstance(mean, dict) else to_numpy(mean.float())
+    return {name: _arrays(each) for name, each in mean.items()} if isinstance(mean, dict) else _told(mean)
+
+
+def _told(found: Tensor) -> Any:
+    """Numbers as float32, in a form that JSON has."""
+    array = to_numpy(found.float())
+    return array if np.isfinite(array).all() else encode(array, "list")
 
 
 def _row(mean: Any, at: int) -> Any:

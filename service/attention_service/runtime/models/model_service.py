@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import orjson
 
 from attention_contract.base import WireModel
-from attention_contract.errors import InternalError, ModelExists, ModelNotFound, Overloaded
+from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList, ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, from_body, to_body
@@ -89,6 +89,11 @@ class ModelService:
         """Make a model resident, and wait until it is. It is loaded also if the caller leaves meanwhile."""
         self._runner.check_ready()
         folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
+        if request.device_map is not None:
+            raise InvalidRequest(
+                "device_map: this server holds a model on one device; leave it out, or load a smaller checkpoint",
+                param="device_map",
+            )
         name = request.name or folder.name
         made = ResidentModel(name, folder, request.dtype, self.host)
         model = self._models.get(name, made)

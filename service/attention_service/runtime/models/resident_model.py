@@ -56,6 +56,8 @@ class Question:
     last: memoryview | None = None
     """The last event of a generation."""
     recording: memoryview | None = None
+    fault: AttentionError | None = None
+    """The answer, if it is an error; given once the process is ready for the next request."""
 
     def fail(self, fault: AttentionError) -> None:
         """Answer with an error, unless the caller has left or the answer is there."""
@@ -249,7 +251,9 @@ class ResidentModel:
                 await worker.send("ask", facts, question.body)
                 while (message := await worker.receive()).kind != "done":
                     await self._take(message, question, worker)
-            if not question.done.done():
+            if question.fault is not None:
+                question.fail(question.fault)
+            elif not question.done.done():
                 question.done.set_result(None)
         except AttentionError as fault:
             question.fail(fault)
@@ -281,7 +285,8 @@ class ResidentModel:
             case "reply":
                 question.reply = message.body
             case _:
-                question.fail(from_problem(message.facts["status"], message.facts))
+                # The cancellation of a refused request is answered with a problem, too.
+                question.fault = question.fault or from_problem(message.facts["status"], message.facts)
 
     async def _admit(self, question: Question, need: int) -> bool:
         """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile."""
@@ -298,7 +303,7 @@ class ResidentModel:
             return False
         fault = taking.exception()
         if isinstance(fault, AttentionError):
-            question.fail(fault)
+            question.fault = fault
             return False
         taking.result()
         question.need = need

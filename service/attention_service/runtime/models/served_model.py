@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+import orjson
 import torch
 
 from attention_contract.base import WireModel
@@ -17,7 +18,7 @@ from attention_contract.schemas.models import (
     ModelWeightsRequest,
 )
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from attention_contract.wire import SAFETENSORS, from_body, to_json
+from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
@@ -82,9 +83,9 @@ class ServedModel:
         plan = plan_generation(self.loaded, request)
 
         def run() -> Answer:
-            done = generate(self.loaded, request, plan, lambda objects: emit(_lines(objects)))
+            done = generate(self.loaded, request, plan, lambda objects: emit(lines_of(objects)))
             recording, self.loaded.recording = self.loaded.recording, None
-            return Answer(recording=recording, last=_lines(done.last), tokens=done.tokens)
+            return Answer(recording=recording, last=lines_of(done.last), tokens=done.tokens)
 
         return Work(plan.needed_bytes(self.loaded), run)
 
@@ -100,9 +101,9 @@ class ServedModel:
         return Work(self.costs.needed_bytes(asked, request), run)
 
 
-def _lines(objects: Sequence[Any]) -> bytes:
-    """Objects as JSON, one a line."""
-    return b"\n".join([to_json(each) for each in objects])
+def lines_of(objects: Sequence[Any]) -> bytes:
+    """Objects as JSON, one a line. Their numbers are finite."""
+    return b"\n".join([orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY) for each in objects])
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:

@@ -218,7 +218,7 @@ class EmbeddingRequest(OpenAIRequest):
     """One text or its token ids, or several as one batch."""
     encoding_format: Literal["float", "base64"] | None = None
     """``base64``: little-endian float32."""
-    dimensions: int | None = Field(default=None, ge=1)
+    dimensions: int | None = Field(default=None, ge=1, lt=2**31)
     """Keep the first numbers of each vector, scaled to length 1: for models that were trained for it."""
 
 

@@ -150,11 +150,7 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
     if operation.reply is not None:
         pictures = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in PICTURES}
         shown = {} if operation.reply_example is None else {JSON: {"example": operation.reply_example}}
-        events = (
-            {EVENTS: {"schema": {"type": "string"}}}
-            if "stream" in getattr(operation.request, "model_fields", {})
-            else {}
-        )
+        events = {EVENTS: {"schema": _EVENT}} if "stream" in getattr(operation.request, "model_fields", {}) else {}
         success["content"] = events | shown | _safetensors(operation) | (pictures if operation.pictures else {})
     responses: dict[int | str, dict[str, Any]] = {operation.status: success}
     if versioned and operation.method == "GET":
@@ -250,6 +246,12 @@ _OPENAI_ERROR = {
             },
         }
     },
+}
+_EVENT = {
+    "type": "object",
+    "description": "One server-sent event.",
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON; `[DONE]` in the last event."}},
 }
 _KEY = {
     "type": "http",

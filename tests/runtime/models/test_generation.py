@@ -214,6 +214,11 @@ def test_a_stream_has_the_same_tokens_piece_by_piece():
     assert on_wire(Completion, last).usage == whole.usage
 
 
+def test_the_likeliest_tokens_may_be_asked_for_twice():
+    found = completion("llama", temperature=0, n=2, attention={})
+    assert [ids(choice) for choice in found.choices] == [row for row in own("llama") for _ in range(2)]
+
+
 def test_a_stop_text_ends_a_choice_before_it():
     whole = completion("llama", prompt=PROMPTS[0], temperature=0, max_tokens=20).choices[0].text
     words = whole.split()

@@ -42,9 +42,9 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     more.
     """
     model, sampling, tokenizer = loaded.model, plan.sampling, loaded.reader.tokenizer
-    ids, mask, pads = _batch(plan, model.device, left=not loaded.reader.pairs)
+    prompts = [row for row in plan.rows for _ in range(sampling.choices)]  # as ``num_return_sequences`` has them
+    ids, mask, pads = _batch(prompts, plan.padding, model.device, left=not loaded.reader.pairs)
     objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
-    prompts = [row for row in plan.rows for _ in range(sampling.choices)]
     look = None
     if plan.look is not None:
         look = TokenAttention(plan.look, [place.key for place in plan.places], pads, [*map(len, prompts)])
@@ -77,14 +77,17 @@ def _given(objects: list[Json], emit: Emit) -> None:
         emit(objects)
 
 
-def _batch(plan: GenerationPlan, device: torch.device, *, left: bool) -> tuple[Tensor, Tensor, list[int]]:
-    """The prompts as one batch with its mask, and the padding before each choice, of which prompt i has n."""
-    missing = [plan.longest - len(row) for row in plan.rows]
-    rows = [(row, [plan.padding] * pad, [1] * len(row), [0] * pad) for row, pad in zip(plan.rows, missing, strict=True)]
-    ids = [pad + row if left else row + pad for row, pad, _, _ in rows]
-    mask = [pad + real if left else real + pad for _, _, real, pad in rows]
-    pads = [pad if left else 0 for pad in missing for _ in range(plan.sampling.choices)]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), pads
+def _batch(
+    prompts: Sequence[list[int]], padding: int, device: torch.device, *, left: bool
+) -> tuple[Tensor, Tensor, list[int]]:
+    """The prompts as one batch with its mask, and the padding before each."""
+    longest = max(map(len, prompts))
+    missing = [longest - len(row) for row in prompts]
+    ends = [(pad, 0) if left else (0, pad) for pad in missing]
+    rows = [(first, row, last) for (first, last), row in zip(ends, prompts, strict=True)]
+    ids = [[padding] * first + row + [padding] * last for first, row, last in rows]
+    mask = [[0] * first + [1] * len(row) + [0] * last for first, row, last in rows]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), [first for first, _ in ends]
 
 
 @dataclass(eq=False)

@@ -125,11 +125,7 @@ class Sampling:
 
     def options(self, checkpoints: Any) -> dict[str, Any]:
         """The arguments of ``generate``. ``checkpoints``: the GenerationConfig that the checkpoint brings."""
-        found: dict[str, Any] = {
-            "num_beams": 1,
-            "num_return_sequences": self.choices,
-            "max_new_tokens": self.new_tokens,
-        }
+        found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
         if self.temperature == 0:
             return found | {"do_sample": False}
         # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.

@@ -5,6 +5,7 @@ import time
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from attention_client import AsyncClient, Client
@@ -60,6 +61,29 @@ def test_a_deadline_ends_a_stream_with_an_error(http):
     assert error["request_id"] == answer.headers["x-request-id"]
     late = http.post("/v1/completions", json=LONG | {"stream": False}, headers={"Prefer": "wait=0.3"})
     assert (late.status_code, late.json()["error"]["code"]) == (503, "deadline_exceeded")
+
+
+def test_a_model_whose_process_dies_ends_its_stream_with_an_error(http):
+    with http.stream("POST", "/v1/completions", json=LONG) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for child in psutil.Process().children():
+            if "served_model" in " ".join(child.cmdline()):
+                child.kill()
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "model_ended"
+    assert http.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_the_time_of_a_generation_counts_against_its_caller(tmp_path):
+    key = create_key(fill(tmp_path), "app", ["infer"], CallerLimits(device_ms_per_s=1))
+    with live_server(tmp_path, require_keys=True) as url, httpx.Client(base_url=url, timeout=60) as http:
+        asked = SHORT | {"max_tokens": 200, "stream": True}
+        answers = [
+            http.post("/v1/completions", json=asked, headers={"authorization": f"Bearer {key}"}) for _ in range(2)
+        ]
+    assert [answer.status_code for answer in answers] == [200, 429]
 
 
 def test_errors_have_the_form_of_openai_on_its_paths_alone(http):

@@ -135,7 +135,12 @@ def laid_side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]
             names = [name for role in "qkv" if (name := f"{role}_proj.{kind}") in parameters]
             parts = [parameters[name] for name in names]
             if len(names) == len("qkv") and _joint(parts) is None:
-                laid |= zip(names, torch.cat(parts).split_with_sizes([len(part) for part in parts]), strict=True)
+                rows = [len(part) for part in parts]
+                # Not torch.cat, which loads symbolic shapes for the tensors of a plan, which are without numbers.
+                together = parts[0].new_empty((sum(rows), *parts[0].shape[1:])).split_with_sizes(rows)
+                for place, part in zip(together, parts, strict=True):
+                    place.copy_(part)
+                laid |= zip(names, together, strict=True)
     return laid
 
 

@@ -226,7 +226,7 @@ class LayerAttention:
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
         self._pass: AttentionPass | None = None
-        self.name = f"attention_service_{next(_numbers)}"
+        self.name = f"attention_service_model_{next(_numbers)}"
 
     def install(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
         """Make this the attention of the model. Raises InvalidCheckpoint for one that keeps another."""

@@ -2,6 +2,7 @@
 
 import copy
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import numpy as np
 import orjson
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig, PreTrainedModel
+from transformers.masking_utils import eager_mask
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -41,6 +43,7 @@ CLOSE: Final = 1e-4
 """The largest difference that counts as equal, as a share of the largest number that is compared."""
 SECONDS: Final = 120
 """Seconds for one type."""
+_RECORDED: Final = "walk_recorded"
 _HEADS: Final = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
@@ -185,37 +188,55 @@ def error(found: Any, expected: Any) -> float:
     return float(abs(a - b)[finite].max(initial=0) / max(abs(b)[finite].max(initial=0), 1e-30))
 
 
+def arguments_of(loaded: LoadedModel) -> dict[str, Any]:
+    """Return the arguments of an eager run over the text."""
+    cache = {"use_cache": False} if "use_cache" in loaded.reader.names else {}
+    return loaded.asked(ModelForwardRequest(tokens=IDS)).inputs.arguments | cache | {"return_dict": True}
+
+
 def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
-    inputs = loaded.asked(ModelForwardRequest(tokens=IDS)).inputs
     with torch.no_grad():
-        expected = model(**inputs.arguments, return_dict=True)
-        output = loaded.run(inputs.arguments, AttentionPass({}))
+        expected = model(**arguments_of(loaded))
+        output = loaded.run(loaded.asked(ModelForwardRequest(tokens=IDS)).inputs.arguments, AttentionPass({}))
     name = "logits" if getattr(expected, "logits", None) is not None else "last_hidden_state"
     found.whole = error(output[name], expected[name])
 
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     request = ModelForwardRequest(tokens=IDS, return_=["weights"])
-    inputs = loaded.asked(request).inputs
-    with torch.no_grad():
-        outputs = model(**inputs.arguments, output_attentions=True, return_dict=True)
+    expected = eager_weights(model, arguments_of(loaded))
     layers = loaded.forward(request).layers
-    errors, missing = [], 0
-    for stack in ("", "encoder", "decoder", "cross"):
-        of_stack = [each for each in layers if str(each.layer).rpartition(".")[0] == stack]
-        told_by = getattr(outputs, f"{stack}_attentions" if stack else "attentions", None) or ()
-        expected = [each for each in told_by if isinstance(each, torch.Tensor)]
-        if len(expected) == len(of_stack):
-            errors += [error(layer.weights, own[0]) for layer, own in zip(of_stack, expected, strict=True)]
-        else:
-            missing += len(of_stack)
-    if errors and max(errors) > CLOSE and found.equal:
-        found.reasons["weights"] = f"the eager model returns others, by up to {max(errors):.2g}, for the same output"
-        return
-    if errors:
-        found.weights = max(errors)
-    if missing or not errors:
-        found.reasons["weights"] = f"the eager model does not return those of {missing or len(layers)} attentions"
+    pairs = [(np.asarray(layer.weights), own) for layer, own in zip(layers, expected, strict=True)]
+    errors = [error(weights, own) for weights, own in pairs]
+    if max(errors) > CLOSE:
+        shares = [error(weights / weights.sum(-1, keepdims=True), own) for weights, own in pairs]
+        if max(shares) < CLOSE:
+            found.reasons["weights"] = "eager weights leave the sink out: compared as shares of each row"
+            errors = shares
+    found.weights = max(errors)
+
+
+def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the weights ``[H, Lq, Lk]`` of each attention as it runs, by the eager function of the model's file."""
+    weights: list[torch.Tensor] = []
+
+    def recorded(module: torch.nn.Module, *tensors: Any, **options: Any) -> Any:
+        own: Any = sys.modules[type(module).__module__]
+        output, found = own.eager_attention_forward(module, *tensors, **options)
+        weights.append(found[0])
+        return output, found
+
+    AttentionInterface.register(_RECORDED, recorded)
+    AttentionMaskInterface.register(_RECORDED, eager_mask)
+    own = copy.deepcopy(model)
+    own.set_attn_implementation(_RECORDED)
+    try:
+        with torch.no_grad():
+            own(**arguments)
+    finally:
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(_RECORDED, None)
+    return weights
 
 
 def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
@@ -232,7 +253,7 @@ def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
         return held[0].clone()  # some models scale it in place
 
     hook = table.register_forward_hook(hold)
-    outputs = model(**loaded.asked(ModelForwardRequest(tokens=IDS)).inputs.arguments, return_dict=True)
+    outputs = model(**arguments_of(loaded))
     hook.remove()
     value = outputs.logits[0, -1].float().log_softmax(-1)[7]
     (expected,) = torch.autograd.grad(value, held)

@@ -15,7 +15,8 @@ on a CPU. It builds each model type small, from the type's own config with few l
 parameters, and holds the [whole model](models.md) against its eager self in transformers. Numbers are the largest
 difference, as a share of the largest number that is compared.
 
-- *whole*: the logits of a text of 9 tokens, or its last hidden states. *weights*: those of every attention.
+- *whole*: the logits of a text of 9 tokens, or its last hidden states. *weights*: those of every
+  attention, by the eager function of the model's own file.
 - *gradients*: of log p(token) after the text, by the embeddings of its tokens.
 - *tokens*: those of `generate`, the likeliest and those drawn after a seed, 6 after each of three prompts in one batch.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).

@@ -61,19 +61,19 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
 
 def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names) -> Figure:
     """Draw the weights of one layer of a model; of several layers, a map of layers × heads for each statistic."""
-    labels = reply.labels if isinstance(reply.labels, list) else [reply.labels]
-    sequence = sequence_of(options, len(labels) if isinstance(reply.labels, list) else None)
+    sequence = sequence_of(options, len(reply.labels) if isinstance(reply.labels, list) else None)
     if len(reply.layers) > 1 or (reply.layers[0].weights is None and options.view is None):
         if options.view not in {None, "statistics"}:
             told = f"layers: the view {options.view} is of one layer; name it, or ask for the view statistics"
             raise InvalidRequest(told, param="layers")
         rows = [(str(each.layer), statistics_of(each.statistics, sequence)) for each in reply.layers]
         return _layers_figure(rows, None, options, heading(names, "statistics", f"{len(rows)} layers"))
-    tokens = [token.strip() or repr(token) for token in labels[sequence or 0].tokens]
     layer, chosen = reply.layers[0], names.queries
-    queries = tokens if chosen is None else [tokens[int(row)] for row in chosen]
+    of = reply.tokens_of(layer.layer, sequence or 0)
+    queries, keys = ([token.strip() or repr(token) for token in each.tokens] for each in of)
+    selected = queries if chosen is None else [queries[int(row)] for row in chosen]
     title = heading(names, f"layer {layer.layer}")
-    return weights_figure(layer, options, replace(names, title=title, keys=tokens, queries=queries))
+    return weights_figure(layer, options, replace(names, title=title, keys=keys, queries=selected))
 
 
 def recording_figure(reply: RecordingStatistics, options: PictureOptions, names: Names) -> Figure:

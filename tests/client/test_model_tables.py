@@ -3,17 +3,20 @@
 import time
 
 import numpy as np
+import pytest
 
 from attention_client.cli import model_progress
-from attention_client.cli.model_tables import looked, predicted, readable
+from attention_client.cli.model_tables import differentiated, looked, predicted, readable
 from attention_contract.errors import ModelNotFound
 from attention_contract.request_names import names_of
 from attention_contract.schemas.attention import Select
 from attention_contract.schemas.models import (
+    LayerGradients,
     LayerTaps,
     LayerWeights,
     LikelyToken,
     ModelForwardReply,
+    ModelGradientsReply,
     ModelInfo,
     ModelRan,
     ModelWeightsReply,
@@ -133,3 +136,35 @@ def test_nothing_is_asked_where_nobody_watches():
     with model_progress.loading_shown(client, "net"):
         time.sleep(0.01)
     assert client.told == []
+
+
+ENCODER = TokenLabelsReply(tokens=["x", "y", "z"], ids=[5, 6, 7], spans=[(0, 1), (1, 2), (2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [("encoder.0", "z → y (0.60)"), ("cross.0", "'\\n' → y (0.60)"), ("decoder.0", "'\\n' → the (0.60)")],
+)
+def test_a_layer_of_a_pair_has_the_tokens_of_its_stacks(capsys, name, pair):
+    looked(ModelWeightsReply(labels=LABELS, encoder_labels=ENCODER, ran=RAN, layers=[layer(name, [0.5, 0.25])]))
+    assert pair in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_gradients_are_told_by_token_and_by_head(capsys, several):
+    wrap = (lambda x: np.stack([x, x])) if several else (lambda x: x)
+    made = LayerGradients(layer=0, heads=wrap(np.array([0.5, -0.25])), gradients={"hidden": wrap(np.zeros((3, 8)))})
+    differentiated(
+        ModelGradientsReply(
+            labels=[LABELS] * 2 if several else LABELS,
+            ran=RAN,
+            value=wrap(np.array(-1.5)),
+            tokens=wrap(np.array([0.125, 1.0, 2.0])),
+            layers=[made],
+        )
+    )
+    out = capsys.readouterr().out
+    assert out.count("value -1.5") == out.count("<s>") == 1 + several
+    assert ["the", "1"] in [row.split() for row in out.splitlines()]
+    assert ["0", "0.5", "-0.25"] in [row.split() for row in out.splitlines()]
+    assert "hidden" in out

@@ -219,11 +219,14 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
 def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[torch.Tensor]:
     """Return the weights ``[H, Lq, Lk]`` of each attention as it runs, by the eager function of the model's file."""
     weights: list[torch.Tensor] = []
+    modules: list[torch.nn.Module] = []
 
     def recorded(module: torch.nn.Module, *tensors: Any, **options: Any) -> Any:
         own: Any = sys.modules[type(module).__module__]
         output, found = own.eager_attention_forward(module, *tensors, **options)
-        weights.append(found[0])
+        if not (modules and modules[-1] is module and torch.equal(weights[-1], found[0])):  # with other values, again
+            modules.append(module)
+            weights.append(found[0])
         return output, found
 
     AttentionInterface.register(_RECORDED, recorded)

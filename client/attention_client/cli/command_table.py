@@ -155,6 +155,11 @@ COMMANDS: Final = {
         forms=_OF_TEXTS | {"return_": Form(list[str], "TAP", name="--return")},
         help="What a whole model predicts after a text, and any taps of its layers.",
     ),
+    "models gradients": RequestCommand(
+        "models.gradients", operations.model_gradients, positional=("text",), chief="", forms=_OF_TEXTS,
+        help="What a prediction depends on: the gradient of its log-probability by tokens, heads and states.\n\n"
+        '--of \'{"token": " mat", "against": " bed"}\' names two tokens whose margin is differentiated.',
+    ),
     "models complexity": RequestCommand("models.complexity", operations.model_complexity),
     "modules list": RequestCommand("modules.list", operations.list_modules),
     "modules show": RequestCommand("modules.get", operations.get_module),

@@ -6,14 +6,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_client.cli.table_output import cell, number, print_out, table
+from attention_client.cli.table_output import cell, line, number, print_out, table
 from attention_client.cli.tensor_arguments import tensors
 from attention_contract.schemas.models import (
     LayerWeights,
     ModelForwardReply,
+    ModelGradientsReply,
     ModelRan,
+    ModelReply,
     ModelWeightsReply,
-    TokenLabelsReply,
 )
 from attention_contract.schemas.weights import TopKeys
 
@@ -28,34 +29,38 @@ def looked(reply: ModelWeightsReply) -> None:
 
     Of a few heads, print a row for each token too, with the keys that each of them attends to.
     """
-    for text, labels in _texts(reply.labels):
+    for text, index in _texts(reply):
         if text is not None:
             print_out(f"text {text}", "bold")
         heads = [*_heads(reply, text)]
-        tokens = [readable(token) for token in labels.tokens]
-        rows = reply.names.queries
-        queries = tokens if rows is None else [tokens[int(row)] for row in rows]
+        names = {str(layer.layer): _names(reply, layer, index) for layer, *_ in heads}
         table(
-            {"layer": str(layer.layer), "head": head} | told | {"largest weights": _pairs(top, queries, tokens)}
+            {"layer": str(layer.layer), "head": head}
+            | told
+            | {"largest weights": _pairs(top, *names[str(layer.layer)])}
             for layer, head, told, top in heads
         )
-        if len(heads) <= _FEW and all(top is not None for *_, top in heads):
+        queries = {tuple(rows) for rows, _ in names.values()}
+        if len(heads) <= _FEW and len(queries) == 1 and all(top is not None for *_, top in heads):
             print_out("")
             table(
                 {"token": query}
-                | {f"{layer.layer}.{head}": _keys(top, at, tokens) for layer, head, _, top in heads if top is not None}
-                for at, query in enumerate(queries)
+                | {
+                    f"{layer.layer}.{head}": _keys(top, at, names[str(layer.layer)][1])
+                    for layer, head, _, top in heads
+                    if top is not None
+                }
+                for at, query in enumerate(*queries)
             )
     model_ran(reply.ran)
 
 
 def predicted(reply: ModelForwardReply) -> None:
     """Print a row for each prediction: the token, and those that follow it or stand in its place."""
-    labels = [labels for _, labels in _texts(reply.labels)]
     table(
         {
-            "text": str(each.text) if len(labels) > 1 else "",
-            "token": f"{each.position} {readable(labels[each.text].tokens[each.position])}",
+            "text": str(each.text) if isinstance(reply.labels, list) else "",
+            "token": f"{each.position} {readable(reply.labels_of(each.text).tokens[each.position])}",
             "probability": "  ".join(
                 f"{readable(token.token)} ({token.probability:.3f}{_before(token.unedited_probability)})"
                 for token in each.top
@@ -70,6 +75,45 @@ def predicted(reply: ModelForwardReply) -> None:
         for name, array in tensors(layer).items()
     )
     model_ran(reply.ran)
+
+
+def differentiated(reply: ModelGradientsReply) -> None:
+    """Print what was differentiated, a row for each token with its share, and a row for each layer with its heads'."""
+    for text, index in _texts(reply):
+        values = {name: getattr(reply, name) for name in ("value", "tokens", "baseline")}
+        own = {name: each if text is None or each is None else each[text] for name, each in values.items()}
+        line({"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])})
+        encoder = reply.encoder_labels
+        read = reply.labels_of(index) if encoder is None else encoder[index] if isinstance(encoder, list) else encoder
+        shares = [] if own["tokens"] is None else own["tokens"]
+        table(
+            {"token": readable(token), "gradient · embedding": number_of(share)}
+            for token, share in zip(read.tokens, shares, strict=False)
+        )
+        table(
+            {"layer": str(layer.layer)}
+            | {
+                f"head {at}": number_of(each)
+                for at, each in enumerate(layer.heads if text is None else layer.heads[text])
+            }
+            for layer in reply.layers
+            if layer.heads is not None
+        )
+    table(
+        {"layer": str(layer.layer), "gradient of": name, "shape": str([*array.shape])}
+        for layer in reply.layers
+        for name, array in layer.gradients.items()
+    )
+    table(
+        {"gradient of": name, "absolute error": number(check.max_absolute_error), "passed": cell("", check.passed)}
+        for name, check in (reply.check or {}).items()
+    )
+    model_ran(reply.ran)
+
+
+def number_of(value: Any) -> str:
+    """Format one number of a reply; nothing if it has none."""
+    return "" if value is None else number(value)
 
 
 def model_ran(told: ModelRan) -> None:
@@ -91,12 +135,19 @@ def _before(unedited: float | None) -> str:
     return "" if unedited is None else f", unedited {unedited:.3f}"
 
 
-def _texts(labels: TokenLabelsReply | Sequence[TokenLabelsReply]) -> Iterator[tuple[int | None, TokenLabelsReply]]:
-    """Yield each text's number, None for the only one, and its tokens."""
-    if isinstance(labels, TokenLabelsReply):
-        yield None, labels
+def _texts(reply: ModelReply) -> Iterator[tuple[int | None, int]]:
+    """Yield each text's index in the tensors, None for the only one without a batch dimension, and its number."""
+    if not isinstance(reply.labels, list):
+        yield None, 0
         return
-    yield from enumerate(labels)
+    yield from ((number, number) for number in range(len(reply.labels)))
+
+
+def _names(reply: ModelWeightsReply, layer: LayerWeights, text: int) -> tuple[list[str], list[str]]:
+    """Return the names of a layer's selected queries and of its keys."""
+    queries, keys = ([readable(token) for token in each.tokens] for each in reply.tokens_of(layer.layer, text))
+    rows = reply.names.queries
+    return queries if rows is None else [queries[int(row)] for row in rows], keys
 
 
 def _heads(

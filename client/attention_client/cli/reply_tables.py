@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 from rich.tree import Tree
 
-from attention_client.cli.model_tables import looked, predicted
+from attention_client.cli.model_tables import differentiated, looked, predicted
 from attention_client.cli.table_output import by_index, facts, flat, line, number, print_out, records, scaled, table
 from attention_client.cli.tensor_arguments import tensors
 from attention_contract.base import WireModel
@@ -27,7 +27,13 @@ from attention_contract.schemas.checkpoints import CheckpointAttention
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.hardware import HardwareInfo, HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
-from attention_contract.schemas.models import ModelForwardReply, ModelInfo, ModelList, ModelWeightsReply
+from attention_contract.schemas.models import (
+    ModelForwardReply,
+    ModelGradientsReply,
+    ModelInfo,
+    ModelList,
+    ModelWeightsReply,
+)
 from attention_contract.schemas.modules import ModuleInfo, Parameter
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
@@ -291,6 +297,7 @@ _VIEWS: Final[dict[type, Callable[[Any], None]]] = {
     HardwareList: lambda reply: records(reply.hardware, columns=_COLUMNS[HardwareInfo]),
     HopfieldReply: _retrieved,
     ModelForwardReply: predicted,
+    ModelGradientsReply: differentiated,
     ModelList: lambda reply: records(reply.data, columns=_COLUMNS[ModelInfo]),
     ModelWeightsReply: looked,
     Parameter: _values,

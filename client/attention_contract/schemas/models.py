@@ -303,6 +303,15 @@ class ModelReply(WireModel):
         several = self.labels if isinstance(self.labels, list) else [self.labels]
         return several[text]
 
+    def tokens_of(self, layer: LayerRef, text: int = 0) -> tuple[TokenLabelsReply, TokenLabelsReply]:
+        """Return the tokens that are the queries and the keys of a layer. Raises IndexError."""
+        own, encoder = self.labels_of(text), self.encoder_labels
+        if encoder is None:
+            return own, own
+        read = encoder[text] if isinstance(encoder, list) else encoder
+        stack = str(layer).partition(".")[0]
+        return read if stack == "encoder" else own, own if stack == "decoder" else read
+
 
 class LikelyToken(WireModel):
     """One token of the vocabulary in a prediction."""

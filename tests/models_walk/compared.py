@@ -6,16 +6,17 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import orjson
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig, PreTrainedModel
-from transformers.masking_utils import eager_mask
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -32,6 +33,7 @@ from attention_service.runtime.models.generation_plan import plan_generation
 from attention_service.runtime.models.layer_attention import AttentionPass
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_transformers.model_layers import attention_modules
 from tests.client.tiny_models import tokenizer
 from tests.models_walk.small_configs import small_config
 
@@ -43,7 +45,6 @@ CLOSE: Final = 1e-4
 """The largest difference that counts as equal, as a share of the largest number that is compared."""
 SECONDS: Final = 120
 """Seconds for one type."""
-_RECORDED: Final = "walk_recorded"
 _HEADS: Final = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
@@ -221,24 +222,22 @@ def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[tor
     weights: list[torch.Tensor] = []
     modules: list[torch.nn.Module] = []
 
-    def recorded(module: torch.nn.Module, *tensors: Any, **options: Any) -> Any:
-        own: Any = sys.modules[type(module).__module__]
-        output, found = own.eager_attention_forward(module, *tensors, **options)
-        if not (modules and modules[-1] is module and torch.equal(weights[-1], found[0])):  # with other values, again
-            modules.append(module)
-            weights.append(found[0])
-        return output, found
+    def recording(eager: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(module: torch.nn.Module, *tensors: Any, **options: Any) -> Any:
+            output, found = eager(module, *tensors, **options)
+            # A second call with the same weights is for other values.
+            if not (modules and modules[-1] is module and torch.equal(weights[-1], found[0])):
+                modules.append(module)
+                weights.append(found[0])
+            return output, found
 
-    AttentionInterface.register(_RECORDED, recorded)
-    AttentionMaskInterface.register(_RECORDED, eager_mask)
-    own = copy.deepcopy(model)
-    own.set_attn_implementation(_RECORDED)
-    try:
-        with torch.no_grad():
-            own(**arguments)
-    finally:
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(_RECORDED, None)
+        return recorded
+
+    with ExitStack() as stack, torch.no_grad():
+        for file in {type(one.module).__module__ for one in attention_modules(model)}:
+            own = f"{file}.eager_attention_forward"
+            stack.enter_context(patch(own, recording(sys.modules[file].eager_attention_forward)))
+        model(**arguments)
     return weights
 
 

@@ -50,7 +50,7 @@ def looked(reply: ModelWeightsReply) -> None:
                     for layer, head, _, top in heads
                     if top is not None
                 }
-                for at, query in enumerate(*queries)
+                for at, query in enumerate(next(iter(queries)))
             )
     model_ran(reply.ran)
 

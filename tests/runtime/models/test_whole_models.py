@@ -162,6 +162,13 @@ def test_no_python_file_of_a_checkpoint_runs(tmp_path):
     assert not ran.exists()
 
 
+def test_a_model_has_the_name_that_it_was_given(models):
+    models.load("llama", name="named")
+    assert models.complexity("named", 8).model == "named"
+    assert models.forward("named", TEXT).ran.model == "named"
+    models.unload("named")
+
+
 def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):
     length = 48
     told = models.complexity("llama", length, new_tokens=8)

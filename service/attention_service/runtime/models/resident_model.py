@@ -198,6 +198,7 @@ class ResidentModel:
         try:
             worker = self._worker = await WorkerProcess.start(need)
             facts = {
+                "name": self.name,
                 "folder": str(folder.folder),
                 "dtype": self.dtype,
                 "device": host.device.place,

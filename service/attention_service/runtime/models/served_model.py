@@ -43,7 +43,9 @@ class ServedModel:
         if facts["threads"]:
             torch.set_num_threads(facts["threads"])
         device = torch.device(facts["device"])
-        return cls(LoadedModel.load(Path(facts["folder"]), dtype=facts["dtype"], device=device, progress=progress))
+        loaded = LoadedModel.load(Path(facts["folder"]), dtype=facts["dtype"], device=device, progress=progress)
+        loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
+        return cls(loaded)
 
     def info(self) -> dict[str, Any]:
         """Return the fields of ModelInfo that the model itself knows."""

@@ -4,12 +4,11 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
-from typing import Any, Final, Self, get_args
+from typing import Any, Self, get_args
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from attention_client import Client
 from attention_client.arguments import EditLike
@@ -29,9 +28,9 @@ from attention_transformers.model_layers import (
     own_attentions,
 )
 from attention_transformers.model_masks import MASK_FUNCTION, uncompiled
+from attention_transformers.registration import forget_function, register_function
 
 Taps = dict[str, NDArray[Any]]
-_numbers: Final = count()
 
 
 def attach(
@@ -198,17 +197,15 @@ class Attached:
 @contextmanager
 def attending_by(model: PreTrainedModel, function: AttentionFunction) -> Iterator[str]:
     """Let a model attend by a function until the block ends. The value is the name of this implementation."""
-    name, former = f"attention_service_{next(_numbers)}", _implementations(model)
-    AttentionInterface.register(name, uncompiled(function))
-    AttentionMaskInterface.register(name, MASK_FUNCTION)
+    former = _implementations(model)
+    name = register_function(uncompiled(function), MASK_FUNCTION)
     try:
         model.set_attn_implementation(name)
         yield name
     finally:
         for config, implementation in former:
             config._attn_implementation = implementation
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(name, None)
+        forget_function(name)
 
 
 def _implementations(model: nn.Module) -> list[tuple[Any, str]]:

@@ -7,13 +7,11 @@ weights of this query are computed again, by the stages, beside whatever compute
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import count
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -34,12 +32,12 @@ from attention_service.runtime.models.module_hooks import after
 from attention_service.runtime.operations.compute import bind_edits
 from attention_transformers.function_calls import attention_call
 from attention_transformers.model_layers import LayerKey
+from attention_transformers.registration import forget_function, register_function
 
 _BY_QUERY: Final = ("position_bias", "indices")
 """Arguments of an attention function that have a dimension of queries, the last but one."""
 _SMALL: Final = 2**16
 """Numbers of the keys of a layer up to which a copy of them costs less than a computation of their own."""
-_numbers: Final = count()
 _UNKNOWN: Final = ("softcap", "s_aux", "indices", "block_indices", "sinks")
 """Arguments of an attention function that PyTorch's own does not know."""
 
@@ -189,9 +187,8 @@ class GenerationAttention:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Make this the attention of the model until the block ends."""
-        former, name = self._model.config._attn_implementation, f"attention_service_generation_{next(_numbers)}"
-        AttentionInterface.register(name, self)
-        AttentionMaskInterface.register(name, sdpa_mask if self._model._supports_sdpa else eager_mask)
+        former = self._model.config._attn_implementation
+        name = register_function(self, sdpa_mask if self._model._supports_sdpa else eager_mask)
         try:
             self._model.set_attn_implementation(name)
             with ExitStack() as undo:
@@ -203,8 +200,7 @@ class GenerationAttention:
                 yield
         finally:
             self._model.set_attn_implementation(former)
-            for interface in (AttentionInterface, AttentionMaskInterface):
-                interface._global_mapping.pop(name, None)
+            forget_function(name)
 
     def _edited(self, place: AttentionPlace) -> Callable[[Tensor], Tensor]:
         """The tap ``output`` after its edits, ``[B, L, d_model]``."""

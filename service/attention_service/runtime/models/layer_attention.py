@@ -9,13 +9,12 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import eager_mask
 
 from attention_contract.errors import InvalidCheckpoint
@@ -41,11 +40,11 @@ from attention_service.runtime.scheduling.operation import Fields, Results, Uplo
 from attention_transformers.function_calls import RawAttentionInputs, attention_call
 from attention_transformers.model_layers import AttentionModule, LayerKey
 from attention_transformers.model_masks import MASK_FUNCTION
+from attention_transformers.registration import forget_function, register_function
 
 _EVERYTHING: Final = Selection()
 ROOM: Final = 2**30
 """Bytes that one attention may hold before a kernel is taken that needs less."""
-_numbers: Final = count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,13 +225,13 @@ class LayerAttention:
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
         self._pass: AttentionPass | None = None
-        self.name = f"attention_service_model_{next(_numbers)}"
+        self.name = ""
+        """The name of the implementation, once it is installed."""
 
     def install(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
         """Make this the attention of the model. Raises InvalidCheckpoint for one that keeps another."""
-        AttentionInterface.register(self.name, self)
         # A model that knows eager attention alone may read its masks: it gets them whole.
-        AttentionMaskInterface.register(self.name, MASK_FUNCTION if model._supports_sdpa else eager_mask)
+        self.name = register_function(self, MASK_FUNCTION if model._supports_sdpa else eager_mask)
         model.set_attn_implementation(self.name)
         kept = sorted({type(one.module).__name__ for one in modules if one.implementation != self.name})
         if kept:
@@ -243,8 +242,7 @@ class LayerAttention:
 
     def remove(self) -> None:
         """Forget the function; the model cannot run any more."""
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(self.name, None)
+        forget_function(self.name)
 
     @contextmanager
     def running(self, asked: AttentionPass) -> Iterator[AttentionPass]:

@@ -41,7 +41,7 @@ OPERATIONS = {
 LOOKED_AT = {
     "checked gradients": of_module(gradients_operation.prepare, gradients.GradientsRequest, wrt=["query"], check=True),
     "hopfield": lambda module, device: retrieval.prepare(
-        hopfield.HopfieldRequest(stored=ONES[None, :2, :8], states=ONES[None, :2, :3]), device, ROOM
+        hopfield.HopfieldRequest(stored=ONES[None, :2, :8], states=ONES[None, :2, :3]), device
     ),
     "similarity": lambda module, device: comparison.prepare(
         similarity.SimilarityRequest(a=ONES, measure="cka"), device

@@ -45,11 +45,6 @@ def rows_at_once(batch: int, heads: int, keys: int) -> int:
     return max(1, SCORES_AT_ONCE // max(1, batch * heads * keys))
 
 
-def largest_tile(batch: int, heads: int, queries: int, keys: int) -> int:
-    """Return the most scores that a tile has of attention of this size, or of some of its heads and queries."""
-    return max(batch * each * keys * min(queries, rows_at_once(batch, each, keys)) for each in (1, heads))
-
-
 def blocks(problem: Problem, selection: Selection) -> list[Selection]:
     """Divide the selection along its queries into blocks of that size, at least one."""
     batch, heads, queries, _ = problem.q.shape

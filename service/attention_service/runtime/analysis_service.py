@@ -22,8 +22,7 @@ class AnalysisService:
     async def retrieve(self, request: HopfieldRequest, deadline: float | None = None) -> HopfieldReply:
         """Let states fall to stored patterns."""
         self._runner.check_ready()
-        job = hopfield.prepare(request, self._device, self._runner.budget.capacity)
-        fields, ran = await self._run(job, deadline)
+        fields, ran = await self._run(hopfield.prepare(request, self._device), deadline)
         return HopfieldReply(**fields, ran=ran)
 
     async def circuits(self, name: str, request: CircuitsRequest, deadline: float | None = None) -> CircuitsReply:

@@ -1,10 +1,7 @@
-"""Plans of Hopfield retrievals: by bucket, bounded, and exact near the limit."""
+"""Plans of Hopfield retrievals: exact, and remembered by their sizes."""
 
 import numpy as np
-import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_service.cost import Rates, Roofline
@@ -25,27 +22,11 @@ def request(batch=1, states=3, patterns=700, **more):
     return HopfieldRequest(states=ones(states), stored=ones(patterns), **more)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
-@given(st.integers(1, 12), st.integers(1, 700), st.integers(1, 3000), st.booleans())
-def test_the_plan_of_a_bucket_bounds_the_exact_one(batch, states, patterns, association):
-    sent = request(batch, states, patterns, return_association=association)
-    plan, exact = (hopfield.prepare(sent, here).plan for here in (device(), device().exact()))
-    assert 0.98 * exact.peak_bytes <= plan.peak_bytes <= max(1.25 * exact.peak_bytes, exact.peak_bytes + 2**25)
-    assert plan.flops == exact.flops
-    assert plan.predicted.median == pytest.approx(exact.predicted.median, rel=0.15)
-
-
-def test_retrievals_of_one_bucket_share_their_plan():
+def test_retrievals_of_the_same_sizes_share_an_exact_plan():
     here = device()
-    for patterns in range(641, 769):
-        hopfield.prepare(request(patterns=patterns), here)
+    plan = hopfield.prepare(request(), here).plan
+    assert hopfield.prepare(request(), here).plan is plan
     assert len(here.plans) == 1
-    hopfield.prepare(request(patterns=700, return_association=True), here)
-    assert len(here.plans) == 2
-
-
-def test_one_that_fits_exactly_is_not_refused_for_its_bucket():
-    exact = hopfield.prepare(request(), device().exact()).plan
-    here = device()
-    assert hopfield.prepare(request(), here).plan.peak_bytes > exact.peak_bytes
-    assert hopfield.prepare(request(), here, exact.peak_bytes).plan == exact
+    for other in (request(patterns=701), request(return_association=True), request(steps=2)):
+        assert hopfield.prepare(other, here).plan != plan
+    assert len(here.plans) == 4

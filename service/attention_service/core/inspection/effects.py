@@ -7,7 +7,6 @@ from torch import Tensor
 
 from attention_service.core.attention import attend
 from attention_service.core.blocks import placed_tiles, some_of, tiles
-from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import AXES, BoundEdit, single
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.methods import approximation_of
@@ -16,14 +15,15 @@ from attention_service.core.stages import narrow, stages
 from attention_service.core.tensors import head_read_by
 
 
-def each_of(sweep: BoundEdit, swept: dict[str, list[int]]) -> Iterator[BoundEdit]:
-    """Yield one edit for each combination of the swept indices, the last axis fastest."""
-    for chosen in product(*(enumerate(indices) for indices in swept.values())):
-        checkpoint()
+def each_of(problem: Problem, sweep: BoundEdit, swept: dict[str, list[int]]) -> Iterator[tuple[int, BoundEdit]]:
+    """Yield the number and the edit of each combination of the swept indices, the last axis fastest."""
+    for number, chosen in some_of(
+        problem.q, [*enumerate(product(*(enumerate(indices) for indices in swept.values())))]
+    ):
         edit = sweep
         for axis, (place, index) in zip(swept, chosen, strict=True):
             edit = single(edit, axis, place, index)
-        yield edit
+        yield number, edit
 
 
 def reach(edit: BoundEdit, problem: Problem, measured: Sequence[int] | None) -> Selection | None:

@@ -1,7 +1,8 @@
 """Effects: the change of the output by each edit of a sweep."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -12,35 +13,25 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.effects import MAX_EFFECTS, EffectsRequest, SweptEdit
 from attention_service import cost
 from attention_service.core import multihead
-from attention_service.core.blocks import largest_tile
 from attention_service.core.edits import AXES, BoundEdit
 from attention_service.core.inspection.effects import context_after, context_changes, each_of, reach
-from attention_service.core.kernels import Needs
+from attention_service.core.kernels import Kernel, Needs
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
-from attention_service.core.problem import Problem, Selection
+from attention_service.core.problem import Problem
 from attention_service.core.rehearsal_marks import phase
 from attention_service.core.tensors import TORCH_DTYPES, constant, pick
-from attention_service.cost import Estimate
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import broadcasts, check_edit, check_edits, check_indices
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.operations.forward import PLAIN, PLAIN_FORWARD, rehearsed_forward
-from attention_service.runtime.planning.plan import Plan
-from attention_service.runtime.planning.planner import Question, edit_sizes, names_tokens, plan_request
+from attention_service.runtime.planning.planner import Question, Rehearsed, edit_sizes, names_tokens, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
 _DIRECTION = "direction"
-_EACH_S = 4e-4
-"""Seconds that an edit takes at least: it starts about sixty operations. Measured on one core."""
-_TILES = 4
-"""Tensors of a tile of scores that the stages and their edits hold."""
-_COPIES = 3
-"""Tensors of the outputs' size that the measures of one edit hold, the largest in float64."""
 
 
 def prepare(module: Module | None, request: EffectsRequest, device: Device, room: int) -> Job:
@@ -61,21 +52,31 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     if request.queries is not None and len(set(request.queries)) < len(request.queries):
         raise InvalidRequest("queries: a query is listed twice; list each once", param="queries")
     swept = _swept(request.sweep, bound)
+    if (count := prod(map(len, swept.values()))) > MAX_EFFECTS:
+        raise InvalidRequest(
+            f"sweep: it has {count} edits; at most {MAX_EFFECTS} are tried in one request. List fewer heads, queries "
+            "or keys",
+            param="sweep",
+            limit=MAX_EFFECTS,
+            actual=count,
+        )
     _check_direction(request, bound)
     edits = [*request.edits, request.sweep]
     question = Question(
+        "effects",
         kernel=request.kernel,
         needs=Needs(edits=True),
-        asks=edit_sizes(edits),
-        has_sizes=names_tokens(edits),
-    )
-    edited = PLAIN.model_copy(update={"edits": edits})
-    plan = plan_request(bound, question, device, room, rehearsed_forward(edited, Selection()))
-    if approximation_of(bound.spec) is None:  # the scores are computed in tiles
-        held = plan_request(bound, Question(), device, room, PLAIN_FORWARD).peak_bytes
-        tile = largest_tile(bound.batch, bound.heads, bound.queries, bound.keys)
-        plan = replace(plan, peak_bytes=held + _TILES * bound.itemsize * tile)
-    plan = _whole_plan(plan, bound, request, swept)
+        asks=(
+            edit_sizes(edits), tuple(request.sweep.over), request.direction is None or request.direction.shape,
+            request.return_differences,
+        ),
+        has_sizes=names_tokens(edits) or request.queries is not None or request.direction is not None,
+    )  # fmt: skip
+
+    def operate(bound: BoundRequest, kernel: str | Kernel) -> Sweeping:
+        return Sweeping(bound, request, _swept(request.sweep, bound))
+
+    plan = plan_request(bound, question, device, room, Rehearsed(operate, operate, partial(_flops, request=request)))
 
     def operation(bound: BoundRequest) -> Sweeping:
         return Sweeping(bound, request, swept)
@@ -83,8 +84,23 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     return Job(Prepared("effects", plan, bound.dtype, device.torch, operation), bound, module)
 
 
+def _flops(bound: BoundRequest, kernel: str, *, request: EffectsRequest) -> int:
+    """FLOPs of a pass, and for each edit of those of its stages for the heads and queries that it reaches."""
+    sweep, swept = request.sweep, _swept(request.sweep, bound)
+    share, rows = 1.0, len(request.queries or range(bound.queries))
+    if "heads" in AXES[sweep.tap] and ("heads" in swept or sweep.heads is not None):
+        of = bound.kv_heads if sweep.tap in {"k", "v"} else bound.heads
+        share = (1 if "heads" in swept else len(sweep.heads or ())) / of
+    if "queries" in AXES[sweep.tap] and approximation_of(bound.spec) is None:
+        rows = min(rows, 1 if "queries" in swept else len(sweep.queries or range(bound.queries)))
+    share *= rows / max(bound.queries, 1)
+    stages = cost.flops(bound, masked=False)
+    again = stages.scores + stages.normalizer + stages.values + stages.output_projection
+    return stages.total + round(prod(map(len, swept.values())) * share * again)
+
+
 def _swept(sweep: SweptEdit, bound: BoundRequest) -> dict[str, list[int]]:
-    """The indices along each swept axis. Raises InvalidRequest for an axis that the tap lacks, and for too many."""
+    """The indices along each swept axis. Raises InvalidRequest for an axis that the tap lacks."""
     heads = bound.kv_heads if sweep.tap in {"k", "v"} else bound.heads
     sizes = {"heads": heads, "queries": bound.queries, "keys": bound.keys}
     found: dict[str, list[int]] = {}
@@ -96,14 +112,6 @@ def _swept(sweep: SweptEdit, bound: BoundRequest) -> dict[str, list[int]]:
             )
         listed = getattr(sweep, axis)
         found[axis] = list(range(sizes[axis])) if listed is None else list(listed)
-    if (count := prod(map(len, found.values()))) > MAX_EFFECTS:
-        raise InvalidRequest(
-            f"sweep: it has {count} edits; at most {MAX_EFFECTS} are tried in one request. List fewer heads, queries "
-            "or keys",
-            param="sweep",
-            limit=MAX_EFFECTS,
-            actual=count,
-        )
     return found
 
 
@@ -131,36 +139,6 @@ def _compared_shape(bound: BoundRequest, request: EffectsRequest) -> tuple[int, 
     """The batched shape of the outputs that are compared."""
     *before, _, width = bound.output_shape
     return (*before, bound.queries if request.queries is None else len(request.queries), width)
-
-
-def _whole_plan(plan: Plan, bound: BoundRequest, request: EffectsRequest, swept: dict[str, list[int]]) -> Plan:
-    """The plan of the pass without the edit, with all edits of the sweep added."""
-    count, sweep = prod(map(len, swept.values())), request.sweep
-    heads = 1 / len(swept["heads"]) if "heads" in swept and sweep.heads is None else 1.0
-    if "heads" in AXES[sweep.tap] and sweep.heads is not None:
-        of = bound.kv_heads if sweep.tap in {"k", "v"} else bound.heads
-        heads = (1 if "heads" in swept else len(sweep.heads)) / of
-    rows = len(request.queries or range(bound.queries))
-    if "queries" in AXES[sweep.tap] and approximation_of(bound.spec) is None:
-        rows = min(rows, 1 if "queries" in swept else len(sweep.queries or range(bound.queries)))
-    share = heads * rows / max(bound.queries, 1)
-    stages = cost.flops(bound, masked=False)
-    again = stages.scores + stages.normalizer + stages.values + stages.output_projection
-    predicted = plan.predicted
-    factor = 1 + count * max(share, _EACH_S / max(predicted.median, 1e-9))
-    itemsize = TORCH_DTYPES[bound.dtype].itemsize
-    compared = prod(_compared_shape(bound, request))
-    context = bound.batch * bound.heads * bound.queries * bound.value_dim
-    output_weight = 0 if bound.module is None else bound.module.sizes.d_model * bound.heads * bound.value_dim
-    more = itemsize * (context + prod(bound.output_shape) + output_weight) + _COPIES * 8 * compared
-    if request.return_differences:
-        more += 2 * itemsize * count * compared
-    return replace(
-        plan,
-        flops=plan.flops + round(count * share * again),
-        peak_bytes=plan.peak_bytes + more + 4 * 8 * bound.batch * count,
-        predicted=Estimate(predicted.median * factor, predicted.low * factor, predicted.high * factor),
-    )
 
 
 @dataclass(eq=False, slots=True)
@@ -193,16 +171,17 @@ class Sweeping:
         context = context_after(problem, edits)
         output = self._compared(compute.output(bound, parameters, context))
         phase("edits", "context")
-        measures = _Measures(output.double(), direction)
-        changes: list[Tensor] = []
-        for edit in each_of(sweep, self.swept):
+        count = prod(map(len, self.swept.values()))
+        measures = _Measures(output.double(), direction, count)
+        changes = output.new_empty(len(output), count, *output.shape[1:]) if self.request.return_differences else None
+        for number, edit in each_of(problem, sweep, self.swept):
             change = self._change(problem, context, parameters, edits, edit, torch.zeros_like(output))
-            measures.add(change)
-            if self.request.return_differences:
-                changes.append(change)
+            measures.put(number, change)
+            if changes is not None:
+                changes[:, number] = change
         results: Results = {"effects": {name: self._shaped(x) for name, x in measures.all().items()}}
-        if self.request.return_differences:
-            results["differences"] = self._shaped(torch.stack(changes, 1), _by_head(bound))
+        if changes is not None:
+            results["differences"] = self._shaped(changes, _by_head(bound))
         return results
 
     def collect(self, results: Results) -> Fields:
@@ -232,8 +211,8 @@ class Sweeping:
                 continue
             # Each head of a merged output has columns of its own.
             by_head = multihead.split_heads(change, bound.heads) if bound.layout.merged else change
-            heads = torch.tensor(tile.heads or range(bound.heads), device=change.device)
-            by_head[:, heads[:, None], rows] += delta
+            for at, head in enumerate(tile.heads or range(bound.heads)):
+                by_head[:, head].index_add_(1, rows, delta[:, at])
         return change
 
     def _shaped(self, x: Tensor, by_head: bool = False) -> Tensor:
@@ -246,26 +225,24 @@ class Sweeping:
 
 
 class _Measures:
-    """The measures of each change so far, ``[B]`` a change and in float64."""
+    """The measures ``[B, N]`` of N changes, in float64."""
 
-    def __init__(self, output: Tensor, direction: Tensor | None) -> None:
+    def __init__(self, output: Tensor, direction: Tensor | None, count: int) -> None:
         self._axes = tuple(range(1, output.ndim))
         self._of_output = output.square().sum(self._axes).sqrt()
         self._direction = None if direction is None else direction.double()
-        self._found: dict[str, list[Tensor]] = {"norm": [], "max": []}
-        if direction is not None:
-            self._found["projection"] = []
+        names = ("norm", "max") if direction is None else ("norm", "max", "projection")
+        self._found = {name: output.new_zeros(len(output), count) for name in names}
 
-    def add(self, change: Tensor) -> None:
+    def put(self, number: int, change: Tensor) -> None:
         """Measure one change, of the outputs' shape."""
         change = change.double()
-        self._found["norm"].append(change.square().sum(self._axes).sqrt())
-        largest = change.abs().amax(self._axes) if change.numel() else change.new_zeros(len(change))
-        self._found["max"].append(largest)
+        self._found["norm"][:, number] = change.square().sum(self._axes).sqrt()
+        if change.numel():
+            self._found["max"][:, number] = change.abs().amax(self._axes)
         if self._direction is not None:
-            self._found["projection"].append((change * self._direction).sum(self._axes))
+            self._found["projection"][:, number] = (change * self._direction).sum(self._axes)
 
     def all(self) -> dict[str, Tensor]:
-        """The measures ``[B, N]``."""
-        found = {name: torch.stack(each, 1) for name, each in self._found.items()}
-        return found | {"relative": found["norm"] / self._of_output[:, None]}
+        """All measures."""
+        return self._found | {"relative": self._found["norm"] / self._of_output[:, None]}

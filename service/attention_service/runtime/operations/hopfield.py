@@ -1,7 +1,6 @@
 """Hopfield retrieval: one request planned with every step that it may take, and run."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,64 +21,40 @@ from attention_service.runtime.binding.hopfield_binding import BoundRetrieval, b
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.compute import converted
 from attention_service.runtime.planning.blank_requests import META
-from attention_service.runtime.planning.buckets import ANY_ROOM, plan_by_bucket
-from attention_service.runtime.planning.kernel_choice import Cost
-from attention_service.runtime.planning.request_sizes import RetrievalSizes
+from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
 
-_ROUNDED = RetrievalSizes._fields
-_FAMILY = [each.name for each in fields(cost.Retrieval) if each.name not in {*_ROUNDED, "spec"}]
-"""The fields in which retrievals of one family agree; their spec is always the same."""
 _FEW_BLOCKS, _FEW_STEPS = 3, 3
 """Blocks of states and updates of a retrieval that are rehearsed; each of the others adds what the last one did."""
 
 
-@dataclass(frozen=True)
-class RetrievalCosts:
-    """The costs of retrievals that differ in their sizes alone."""
+def _planned(bound: BoundRetrieval, device: Device) -> Plan:
+    """The plan of a blank retrieval, with every step.
 
-    bound: BoundRetrieval
-    """One of them, blank."""
-    device: Device
-    off_loop: bool = False
+    No rehearsal knows which states settle: it takes for granted that all that fall are picked out each time.
+    """
+    size = bound.size
+    all_blocks = max(1, -(-size.states // max(size.rows, 1)))
+    blocks, steps = min(all_blocks, _FEW_BLOCKS), min(size.steps, _FEW_STEPS)
 
-    @property
-    def flops(self) -> Callable[[RetrievalSizes, str], int]:
-        """FLOPs of every step."""
-        size = self.bound.size
-        return lambda sizes, kernel: cost.retrieval_flops(replace(size, **sizes._asdict()))
+    def seen(blocks: int, steps: int) -> Seen:
+        few = replace(size, states=size.states - (all_blocks - blocks) * size.rows, steps=steps)
+        operation = Retrieval(blank(bound, few))
+        return rehearse(lambda: _drop(operation.launch(operation.upload(META))), threads=size.threads)
 
-    def kernel(self, sizes: RetrievalSizes, room: int) -> str:
-        """The only kernel that there is."""
-        return MATERIALIZED
-
-    def cost(self, sizes: RetrievalSizes, kernel: str, room: int) -> Cost:
-        """Peak memory and time, with every step.
-
-        No rehearsal knows which states settle: it takes for granted that all that fall are picked out each time.
-        """
-        size = replace(self.bound.size, **sizes._asdict())
-        all_blocks = max(1, -(-size.states // max(size.rows, 1)))
-        blocks, steps = min(all_blocks, _FEW_BLOCKS), min(size.steps, _FEW_STEPS)
-
-        def seen(blocks: int, steps: int) -> Seen:
-            few = replace(size, states=size.states - (all_blocks - blocks) * size.rows, steps=steps)
-            operation = Retrieval(blank(self.bound, few))
-            return rehearse(lambda: _drop(operation.launch(operation.upload(META))), threads=size.threads)
-
-        found = seen(blocks, steps)
-        held, counts = found.peak_bytes, found.total()
-        if more := all_blocks - blocks:
-            fewer = seen(blocks - 1, steps)
-            held += more * (held - fewer.peak_bytes)
-            counts += (counts - fewer.total()).times(more)
-        if size.steps > steps:
-            counts = counts.times((size.steps + 1) / (steps + 1))
-        # Each update leaves an energy for every state.
-        held += (size.steps - steps) * size.batch * size.heads * size.states * size.itemsize
-        kind = kind_of("hopfield", kernel, self.bound.dtype)
-        return Cost(held, self.device.clock.predict(counts, size.itemsize, kind))
+    found = seen(blocks, steps)
+    held, counts = found.peak_bytes, found.total()
+    if more := all_blocks - blocks:
+        fewer = seen(blocks - 1, steps)
+        held += more * (held - fewer.peak_bytes)
+        counts += (counts - fewer.total()).times(more)
+    if size.steps > steps:
+        counts = counts.times((size.steps + 1) / (steps + 1))
+    # Each update leaves an energy for every state.
+    held += (size.steps - steps) * size.batch * size.heads * size.states * size.itemsize
+    predicted = device.clock.predict(counts, size.itemsize, kind_of("hopfield", MATERIALIZED, bound.dtype))
+    return Plan(MATERIALIZED, cost.retrieval_flops(size), held, predicted)
 
 
 def _drop(results: object) -> None:
@@ -108,20 +83,11 @@ def blank(bound: BoundRetrieval, size: cost.Retrieval) -> BoundRetrieval:
     return replace(bound, request=request, layout=Layout(merged=size.merged), size=size)
 
 
-def prepare(request: HopfieldRequest, device: Device, room: int = ANY_ROOM) -> Job:
-    """Bind and plan one retrieval. Raises an InvalidRequest that names the field at fault.
-
-    ``room``: the bytes that it may need at most.
-    """
+def prepare(request: HopfieldRequest, device: Device) -> Job:
+    """Bind and plan one retrieval. Raises an InvalidRequest that names the field at fault."""
     bound = bind(request, device)
-    size = bound.size
-    sizes = RetrievalSizes(size.batch, size.states, size.patterns)
-    family = "hopfield", *(getattr(size, name) for name in _FAMILY)
-
-    def costs() -> RetrievalCosts:
-        return RetrievalCosts(blank(bound, size), device)
-
-    plan = plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
+    key = "hopfield", *(value for name, value in vars(bound.size).items() if name != "spec")  # which is always the same
+    plan = device.plans.get(device.clock, key, lambda: _planned(blank(bound, bound.size), device))
     watched = request.eps is None  # otherwise it may end after any step
     return Job(Prepared("hopfield", plan, bound.dtype, device.torch, Retrieval, watched), bound)
 

@@ -7,7 +7,7 @@ each end of a bucket of sizes serves every request in it.
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from attention_contract.schemas import accuracy
 from attention_contract.schemas.attention import Edit
@@ -15,17 +15,23 @@ from attention_service import cost
 from attention_service.core.kernels import Needs
 from attention_service.core.masks.operation_count import CHEAP, mask_cost
 from attention_service.core.problem import Selection
+from attention_service.cost import Estimate
 from attention_service.cost.rehearsal import Seen
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.blank_requests import at_sizes, blanked, global_positions, sizes_of
-from attention_service.runtime.planning.buckets import ANY_ROOM, Bucket, plan_by_bucket
 from attention_service.runtime.planning.kernel_choice import PLAIN, Cost, able_kernels, choose_kernel, cost_of
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.rehearsals import Operate, seen
-from attention_service.runtime.planning.request_sizes import RequestSizes
+from attention_service.runtime.planning.request_sizes import COARSE, FINE, RequestSizes
 
-_EVERYTHING = Selection()
+SMALL: Final = 2**25
+"""Bytes. A coarse bucket may be admitted for twice a request's need, which is little up to this size."""
+_ANY_ROOM: Final = 2**62
+"""Bytes, for plans that do not depend on memory."""
+_MOST: Final = 64
+"""Exact sizes that one bucket caches."""
+_EVERYTHING: Final = Selection()
 
 
 class Question(NamedTuple):
@@ -68,9 +74,9 @@ def plan_request(bound: BoundRequest, question: Question, device: Device, room: 
         return RequestCosts.of(bound, question, device, rehearsed)
 
     if not question.has_sizes:
-        return plan_by_bucket(device.plans, device.clock, family, sizes, room, costs)
+        return _plan_by_bucket(device, family, sizes, room, costs)
     key = family, sizes, room.bit_length()
-    exact: Bucket[RequestSizes] = device.plans.get(device.clock, key, lambda: Bucket(costs(), sizes, sizes, room))
+    exact: Bucket = device.plans.get(device.clock, key, lambda: Bucket(costs(), sizes, sizes, room))
     return exact.plan(sizes)
 
 
@@ -82,7 +88,7 @@ def plan_pass(bound: BoundRequest, question: Question, device: Device, batch: in
         return RequestCosts.of(bound, question, device, rehearsed)
 
     family = family_of(bound, question, device), "joined"
-    return plan_by_bucket(device.plans, device.clock, family, sizes, ANY_ROOM, costs)
+    return _plan_by_bucket(device, family, sizes, _ANY_ROOM, costs)
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,76 @@ class RequestCosts:
             bound = at_sizes(self.blank, sizes)
             self._found[key] = cost_of(bound, kernel, self.device, room, question.computation, run)
         return self._found[key]
+
+
+class Bucket:
+    """The plans of all sizes between a lower and an upper end.
+
+    The kernel is that of the upper end. FLOPs are exact, and the time is interpolated by them.
+    """
+
+    def __init__(self, costs: RequestCosts, low: RequestSizes, high: RequestSizes, room: int) -> None:
+        self.kernel = costs.kernel(high, room)
+        self._flops, self._plans, self._off_loop = costs.flops, dict[RequestSizes, Plan](), costs.off_loop
+        peak, time, self._result_bytes = costs.cost(high, self.kernel, room)
+        self._ends = [(self._flops(high, self.kernel), time)] * 2
+        self.peak_bytes = peak
+        """The bound on the memory of every request in the bucket.
+
+        A kernel that takes fewer sequences or queries at a time as they get longer may need less at the upper end than
+        before; until then its memory grows no faster than the sizes.
+        """
+        if low != high and peak <= room:
+            less, sooner, _ = costs.cost(low, self.kernel, room)
+            self._ends[0] = self._flops(low, self.kernel), sooner
+            self.peak_bytes = max(peak, round(less * high.growth(low)))
+
+    def plan(self, sizes: RequestSizes) -> Plan:
+        """The plan of exact sizes within the bucket."""
+        plan = self._plans.get(sizes)
+        if plan is None:
+            flops = self._flops(sizes, self.kernel)
+            plan = Plan(self.kernel, flops, self.peak_bytes, self._time(flops), self._off_loop, self._result_bytes)
+            if len(self._plans) >= _MOST:
+                self._plans.clear()
+            self._plans[sizes] = plan
+        return plan
+
+    def _time(self, flops: int) -> Estimate:
+        (least, low), (most, high) = self._ends
+        if most == least:
+            return high
+        share = min(max((flops - least) / (most - least), 0.0), 1.0)
+        return Estimate(
+            low.median + share * (high.median - low.median),
+            low.low + share * (high.low - low.low),
+            low.high + share * (high.high - low.high),
+        )
+
+
+def _plan_by_bucket(
+    device: Device, family: Hashable, sizes: RequestSizes, room: int, costs: Callable[[], RequestCosts]
+) -> Plan:
+    """Return the plan of a request from the plan of its bucket, which is cached.
+
+    family: equal for requests that differ in their sizes alone; room: bytes that the request may need at most. A
+    request that may not fit, or that a coarse bucket bounds loosely, goes on to a finer bucket, then to its exact
+    sizes: no request is refused for the size of its bucket.
+    """
+    cache, clock = device.plans, device.clock
+
+    def planned(low: RequestSizes, high: RequestSizes, room: int, steps: int | None) -> Bucket:
+        return cache.get(clock, (family, high, steps, room), lambda: Bucket(costs(), low, high, room))
+
+    # A bucket is planned for the next power of two, and holds for every room below that holds its peak.
+    ceiling = 1 << room.bit_length()
+    for steps, most in ((COARSE, min(SMALL, room)), (FINE, room)) if cache.by_bucket else ():
+        bucket = planned(sizes.lower(steps), sizes.upper(steps), ceiling, steps)
+        if bucket.peak_bytes <= most:
+            return bucket.plan(sizes)
+        if bucket.peak_bytes > room:
+            break
+    return planned(sizes, sizes, room, None).plan(sizes)
 
 
 def _flops(count: Callable[[BoundRequest, str], int], blank: BoundRequest, sizes: RequestSizes, kernel: str) -> int:

@@ -112,23 +112,3 @@ def _rounded(number: int, steps: int) -> int:
         return bucket_upper(number, steps)
     end = bucket_upper(-number, steps)
     return -end if end == -number else 1 - bucket_lower(-number, steps)
-
-
-class RetrievalSizes(NamedTuple):
-    """The sizes of a Hopfield retrieval that a bucket rounds. Notation as in ``cost.Retrieval``."""
-
-    batch: int
-    states: int
-    patterns: int
-
-    def upper(self, steps: int) -> "RetrievalSizes":
-        """The upper end of the bucket, of which there are ``2**steps`` an octave."""
-        return RetrievalSizes(*(bucket_upper(size, steps) for size in self))
-
-    def lower(self, steps: int) -> "RetrievalSizes":
-        """The lower end of the bucket."""
-        return RetrievalSizes(*(bucket_lower(size, steps) for size in self))
-
-    def growth(self, low: "RetrievalSizes") -> float:
-        """Return the factor by which a block of states may grow from these smaller sizes."""
-        return self.batch / max(low.batch, 1) * self.patterns / max(low.patterns, 1)

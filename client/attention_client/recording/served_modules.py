@@ -134,7 +134,9 @@ def _projections(model: "PreTrainedModel", attention: CheckpointAttention) -> Pr
     """Find the projections of an attention in the model. Raises NotServedError where they have other names."""
     if model.config.is_encoder_decoder and attention.stack not in {"encoder", "decoder"}:
         raise NotServedError(f"{attention.name} is neither of the encoder nor of the decoder")
-    owners = [_owner(model, attention.tensors[f"{role}_proj.weight"]) for role in "qko"]
+    first = ("q_down", "q_proj"), ("kv_down", "k_proj"), ("o_proj",)  # whose input is the block's, or output
+    named = [next(f"{name}.weight" for name in each if f"{name}.weight" in attention.tensors) for each in first]
+    owners = [_owner(model, attention.tensors[name]) for name in named]
     return Projections(attention, *owners)
 
 

@@ -2,6 +2,7 @@
 
 Parameters of a module: ``q_proj.weight [H·D, d_model]``, ``k_proj.weight [Hkv·D, key_width]``,
 ``v_proj.weight [Hkv·Dv, value_width]``, ``o_proj.weight [d_model, H·Dv]``, each with an optional ``.bias``.
+``Latent`` has those of a module whose projections read a latent.
 """
 
 from typing import Annotated, ClassVar, Final, Literal
@@ -29,6 +30,35 @@ class Biases(WireModel):
     o_proj: bool = False
 
 
+class Latent(WireModel):
+    """Queries, or keys and values, made of a token's latent: a projection to fewer numbers, and their RMS norm.
+
+    Parameters: ``q_down.weight [query, d_model]``, ``q_down_norm.weight [query]``,
+    ``kv_down.weight [key_value + shared, key_width]`` and ``kv_down_norm.weight [key_value]``. ``q_proj.weight`` is
+    then ``[H·D, query]``, ``k_proj.weight [Hkv·(D − shared), key_value]``, ``v_proj.weight [Hkv·Dv, key_value]``.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
+    """
+
+    query: Width | None = None
+    """Width of the queries' latent; null for queries without one."""
+    key_value: Width | None = None
+    """Width of the latent that keys and values share; null for keys and values without one."""
+    shared: int = Field(default=0, ge=0, le=MAX_WIDTH)
+    """The first numbers of every head's key, which all heads have in common: rows of ``kv_down`` without a norm."""
+    eps: float = Field(1e-6, gt=0, le=1, allow_inf_nan=False)
+    """Added to the mean square."""
+    bias: bool = False
+    """True if ``q_down`` and ``kv_down`` have a bias."""
+
+    @model_validator(mode="after")
+    def _of_something(self) -> "Latent":
+        if self.query is None and self.key_value is None:
+            raise at_fault("key_value", "expected it or query, got neither")
+        if self.shared and self.key_value is None:
+            raise at_fault("shared", "it is a part of the latent of keys and values; give key_value")
+        return self
+
+
 class ModuleConfig(WireModel):
     """The shape of a module and what it computes."""
 
@@ -49,7 +79,23 @@ class ModuleConfig(WireModel):
     """Biases on all projections, on none, or as listed. Default: on all; with given parameters, as they are given."""
     dtype: FloatName | None = None
     """The dtype of the computation. Default: float32; with given parameters, their dtype."""
+    latent: Latent | None = Field(default=None, exclude_if=lambda latent: latent is None)
+    """Projections that read a latent of the token, as in DeepSeek; left out where they read the token."""
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
+
+    @model_validator(mode="after")
+    def _latent_fits(self) -> "ModuleConfig":
+        if self.latent is None or self.latent.key_value is None:
+            return self
+        head_dim = self.head_dim or self.d_model // self.num_heads
+        if self.latent.shared >= head_dim:
+            raise at_fault("latent", f"shared is {self.latent.shared}; expected less than head_dim, {head_dim}")
+        widths = self.key_width or self.d_model, self.value_width or self.d_model
+        if widths[0] != widths[1]:
+            raise at_fault(
+                "latent", f"keys and values have one latent, and inputs of widths {widths[0]} and {widths[1]}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModuleConfig":

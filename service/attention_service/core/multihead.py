@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as whole_linear
 
-from attention_contract.schemas.modules import Biases, ModuleConfig
+from attention_contract.positions import QKNorm
+from attention_contract.schemas.modules import Biases, Latent, ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_service.core.cancellation import checked, checkpoint, cuts, exceeds_a_slice, slice_flops
 from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.methods import METHODS
 from attention_service.core.problem import Learned, Problem, Widths, added_keys
+from attention_service.core.scores.qk_norm import normed
 from attention_service.core.stages import stage_tensors
 from attention_service.core.tensors import pick, side_by_side
 
@@ -40,6 +42,7 @@ class Sizes:
     biases: Biases
     spec: AttentionSpec = field(default_factory=AttentionSpec)
     """Spec of the attention. It can require learned tensors."""
+    latent: Latent | None = None
 
     @property
     def widths(self) -> Widths:
@@ -50,6 +53,13 @@ class Sizes:
     def inputs(self) -> tuple[int, int, int]:
         """Input widths of query, key and value."""
         return self.d_model, self.key_width, self.value_width
+
+    @property
+    def projected(self) -> tuple[int, int, int]:
+        """Widths that the projections of query, key and value read: those of the inputs, or of their latents."""
+        latent = self.latent or Latent.model_construct()
+        both = latent.key_value
+        return latent.query or self.d_model, both or self.key_width, both or self.value_width
 
     @cached_property
     def learned(self) -> dict[str, Learned]:
@@ -73,21 +83,24 @@ class Sizes:
             if isinstance(config.bias, Biases)
             else Biases(q_proj=everywhere, k_proj=everywhere, v_proj=everywhere, o_proj=everywhere),
             spec=config.spec,
+            latent=config.latent,
         )
 
     def config(self, dtype: str) -> ModuleConfig:
         """One that stands for these sizes."""
         told = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "bias": self.biases, "dtype": dtype}
-        same = "d_model", "head_dim", "value_dim", "key_width", "value_width", "spec"
+        same = "d_model", "head_dim", "value_dim", "key_width", "value_width", "spec", "latent"
         return ModuleConfig.model_validate(told | {name: getattr(self, name) for name in same})
 
 
 def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter by name, in the order of the computation."""
+    read, latent = sizes.projected, sizes.latent
+    shared = 0 if latent is None else latent.shared
     weights = {
-        "q_proj": (sizes.heads * sizes.head_dim, sizes.d_model),
-        "k_proj": (sizes.kv_heads * sizes.head_dim, sizes.key_width),
-        "v_proj": (sizes.kv_heads * sizes.value_dim, sizes.value_width),
+        "q_proj": (sizes.heads * sizes.head_dim, read[0]),
+        "k_proj": (sizes.kv_heads * (sizes.head_dim - shared), read[1]),
+        "v_proj": (sizes.kv_heads * sizes.value_dim, read[2]),
         "o_proj": (sizes.d_model, sizes.heads * sizes.value_dim),
     }
     biases = {name: getattr(sizes.biases, name) for name in weights}
@@ -96,11 +109,25 @@ def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
         weights |= {name: weights[like] for name, like in apart.items()}
         biases |= {name: biases[like] for name, like in apart.items()}
     shapes: dict[str, tuple[int, ...]] = {}
+    for role, rank, width in _downs(sizes):
+        down = rank + (shared if role == "kv" else 0)
+        shapes[f"{role}_down.weight"] = (down, width)
+        if latent is not None and latent.bias:
+            shapes[f"{role}_down.bias"] = (down,)
+        shapes[f"{role}_down_norm.weight"] = (rank,)
     for name, shape in weights.items():
         shapes[f"{name}.weight"] = shape
         if biases[name]:
             shapes[f"{name}.bias"] = shape[:1]
     return shapes | {name: learned.shape for name, learned in sizes.learned.items()}
+
+
+def _downs(sizes: Sizes) -> list[tuple[str, int, int]]:
+    """Role, width and input width of each latent."""
+    if sizes.latent is None:
+        return []
+    told = ("q", sizes.latent.query, sizes.d_model), ("kv", sizes.latent.key_value, sizes.key_width)
+    return [(role, rank, width) for role, rank, width in told if rank is not None]
 
 
 def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -112,7 +139,8 @@ def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str,
     parameters: dict[str, Tensor] = {}
     learned = sizes.learned
     for name, shape in parameter_shapes(sizes).items():
-        fill = learned[name].fill if name in learned else (0.0 if len(shape) == 1 else None)
+        plain = (1.0 if name.endswith("_norm.weight") else 0.0) if len(shape) == 1 else None
+        fill = learned[name].fill if name in learned else plain
         if fill is not None:
             parameters[name] = torch.full(shape, fill, dtype=dtype)
         else:
@@ -130,7 +158,7 @@ def laid_side_by_side(parameters: Parameters, sizes: Sizes) -> dict[str, Tensor]
     a token where it has all three roles.
     """
     laid = dict(parameters)
-    if len(set(sizes.inputs)) == 1:
+    if len(set(sizes.projected)) == 1 and sizes.latent is None:
         for kind in "weight", "bias":
             names = [name for role in "qkv" if (name := f"{role}_proj.{kind}") in parameters]
             parts = [parameters[name] for name in names]
@@ -249,10 +277,35 @@ def project(
     query ``[B, Q, d_model]``, key ``[B, K, key_width]``, value ``[B, K, value_width]`` to
     q ``[B, H, Q, D]``, k ``[B, Hkv, K, D]``, v ``[B, Hkv, K, V]``.
     """
+    shared = None
+    if sizes.latent is not None:
+        query, key, value, shared = _latents(parameters, sizes.latent, query, key, value)
     q = linear(query, parameters[f"q_{by}.weight"], parameters.get(f"q_{by}.bias"))
     k = linear(key, parameters[f"k_{by}.weight"], parameters.get(f"k_{by}.bias"))
     v = linear(value, parameters[f"v_{by}.weight"], parameters.get(f"v_{by}.bias"))
-    return split_heads(q, sizes.heads), split_heads(k, sizes.kv_heads), split_heads(v, sizes.kv_heads)
+    k = split_heads(k, sizes.kv_heads)
+    if shared is not None:
+        k = torch.cat([shared[:, None].expand(-1, sizes.kv_heads, -1, -1), k], -1)
+    return split_heads(q, sizes.heads), k, split_heads(v, sizes.kv_heads)
+
+
+def _latents(
+    parameters: Parameters, latent: Latent, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The latents that stand for query, key and value, and the part ``[B, K, shared]`` of every head's keys."""
+    norm, shared = QKNorm.model_construct(eps=latent.eps), None
+
+    def down(x: Tensor, role: str, rank: int) -> tuple[Tensor, Tensor]:
+        whole = linear(x, parameters[f"{role}_down.weight"], parameters.get(f"{role}_down.bias"))
+        return normed(whole[..., :rank], parameters[f"{role}_down_norm.weight"], norm), whole[..., rank:]
+
+    if latent.query is not None:
+        query, _ = down(query, "q", latent.query)
+    if (rank := latent.key_value) is not None:
+        own = None if value is key else down(value, "kv", rank)[0]
+        key, shared = down(key, "kv", rank)
+        value = key if own is None else own
+    return query, key, value, shared if latent.shared else None
 
 
 def project_jointly(joint: Joint, sizes: Sizes, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -85,12 +85,12 @@ class Module:
     @cached_property
     def joint(self) -> Joint | None:
         """Its projections of the inputs as one, where they lie side by side."""
-        return joint_projection(self.parameters)
+        return None if self.sizes.latent is not None else joint_projection(self.parameters)
 
     @cached_property
     def largest_finite(self) -> float:
-        """The largest Σ x² of a request's inputs for which every key and value is finite."""
-        return largest_finite(self.parameters)
+        """The largest Σ x² of a request's inputs for which every key and value is finite; −1 if none is known."""
+        return -1.0 if self.sizes.latent is not None else largest_finite(self.parameters)
 
     @cached_property
     def parameter_count(self) -> int:

@@ -143,7 +143,7 @@ def test_no_entry_breaks_the_description(kind, name):
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "bart", "gpt2"])
-@pytest.mark.parametrize("kind", ["deberta-v2", "deepseek_v3", "blenderbot", "xlnet"])
+@pytest.mark.parametrize("kind", ["deberta-v2", "deepseek_v32", "blenderbot", "xlnet"])
 def test_a_model_type_of_no_family_is_refused(store, tmp_path, family, kind):
     store(family, {"model_type": kind})
     with pytest.raises(InvalidCheckpoint, match=f"model_type '{kind}', which is not known") as caught:

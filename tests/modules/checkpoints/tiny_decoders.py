@@ -17,6 +17,15 @@ EXPERTS_OF_QWEN = {
     "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+LATENT = LLAMA | {
+    "num_key_value_heads": 4, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 5, "moe_intermediate_size": 8, "first_k_dense_replace": 2,
+}  # fmt: skip
+WITHOUT_Q = LATENT | {"q_lora_rank": None}
+MSCALES = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32.0,
+    "beta_slow": 1.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
 
 DECODERS = [
     *decoder("gpt-neo", "GPTNeo", "h.{}.attn.attention", o="out_proj", **OLD | {"num_layers": 2}, num_heads=4,
@@ -70,6 +79,18 @@ DECODERS = [
     *decoder("nemotron", "Nemotron", **LLAMA),
     *decoder("gpt-bigcode", "GPTBigCode", "h.{}.attn", "c_attn", "c_proj", **SIZES, n_embd=32, n_layer=2, n_head=4,
              n_positions=16),
+    *decoder("deepseek-v2", "DeepseekV2", **WITHOUT_Q),
+    *decoder("deepseek-v2", "DeepseekV2", q="q_a_proj", **LATENT, attention_bias=True, rope_parameters=MSCALES,
+             label="with-queries"),
+    *decoder("deepseek-v3", "DeepseekV3", q="q_a_proj", **LATENT, rope_parameters=MSCALES),
+    *decoder("deepseek-v3", "DeepseekV3", q="q_a_proj", **LATENT, rope_interleave=False, attention_bias=True,
+             label="half"),
+    *decoder("axk1", "AXK1", q="q_a_proj", **LATENT),
+    *decoder("glm4-moe-lite", "Glm4MoeLite", q="q_a_proj", **LATENT, mlp_layer_types=["dense"] * 2),
+    *decoder("kimi-linear", "KimiLinear", **WITHOUT_Q, layer_types=["full_attention"] * 2,
+             mlp_layer_types=["dense"] * 2),
+    *decoder("minicpm3", "MiniCPM3", q="q_a_proj", **LATENT),
+    *decoder("youtu", "Youtu", q="q_a_proj", **LATENT),
     *decoder("gpt-bigcode", "GPTBigCode", "h.{}.attn", "c_attn", "c_proj", **SIZES, n_embd=32, n_layer=2, n_head=4,
              n_positions=16, multi_query=False, label="multi-head"),
 ]  # fmt: skip

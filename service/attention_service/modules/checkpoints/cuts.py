@@ -22,6 +22,8 @@ class Heads:
     kv_heads: int
     head_dim: int
     value_dim: int
+    shared: int = 0
+    """Width of the part of a head's keys that is every head's."""
 
 
 Cut = Callable[[Tensor, Heads], Tensor]
@@ -90,3 +92,23 @@ def by_group(role: str) -> Cut:
         return chosen.reshape(-1, *tensor.shape[1:])
 
     return cut
+
+
+def shared_first(tensor: Tensor, heads: Heads) -> Tensor:
+    """Queries by head, whose last part meets the keys' shared part: that part first, as modules have it."""
+    rows = tensor.view(heads.heads, heads.head_dim, -1)
+    return rows.roll(heads.shared, 1).reshape(tensor.shape)
+
+
+def latent_keys(tensor: Tensor, heads: Heads) -> Tensor:
+    """The keys, without their shared part, of rows that hold each head's keys and then its values."""
+    return _of_latent(tensor, heads)[:, : -heads.value_dim].reshape(-1, tensor.shape[1])
+
+
+def latent_values(tensor: Tensor, heads: Heads) -> Tensor:
+    """The values of the same rows."""
+    return _of_latent(tensor, heads)[:, -heads.value_dim :].reshape(-1, tensor.shape[1])
+
+
+def _of_latent(tensor: Tensor, heads: Heads) -> Tensor:
+    return tensor.view(heads.kv_heads, heads.head_dim - heads.shared + heads.value_dim, tensor.shape[1])

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_contract.schemas.modules import Stack
+from attention_contract.schemas.modules import Latent, Stack
 from attention_contract.spec import AttentionSpec
 from attention_service.modules.checkpoints.cuts import Cut, same
 
@@ -79,6 +79,7 @@ class Attention:
     """None takes it from the rows of the tensors, as do the widths."""
     head_dim: int | None = None
     value_dim: int | None = None
+    latent: Latent | None = None
     unknown: tuple[str, ...] = ()
     """Fields of the spec that change the numbers and that the checkpoint does not say."""
 

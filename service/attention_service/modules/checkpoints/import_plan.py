@@ -27,6 +27,8 @@ from attention_service.modules.checkpoints.family import Attention, Entries, Par
 from attention_service.modules.resident import biases_in, check_shapes, complete
 
 _WEIGHTS = tuple(f"{role}_proj.weight" for role in "qkvo")
+_DOWNS = {"q": "q", "k": "kv", "v": "kv"}
+"""The projection to the latent that each projection may read."""
 _COMPANIONS = (("bias_k", "bias_v"), ("bias_v", "bias_k"))
 
 
@@ -148,7 +150,9 @@ def _as_stated(checkpoint: Checkpoint, block: Block, part: Part) -> tuple[dict[s
     if rule is None or block.config.get("model_type") is None:  # nothing tells which class wrote it
         return pieces, []
     roles = rule(_entries(block, part, pieces))
-    missing = [f"{role}_proj.bias" for role in roles if f"{role}_proj.bias" not in pieces]
+    asked = [f"{role}_proj.bias" for role in roles if role != "d"]
+    asked += [f"{role}_down.bias" for role in ("q", "kv") if "d" in roles and f"{role}_down.weight" in pieces]
+    missing = [name for name in asked if name not in pieces]
     if missing:
         names = [block.tensor(block.names.pieces[name][0].tensor) for name in missing]
         raise InvalidCheckpoint(
@@ -156,7 +160,7 @@ def _as_stated(checkpoint: Checkpoint, block: Block, part: Part) -> tuple[dict[s
             param="checkpoint",
             missing=list(dict.fromkeys(names)),
         )
-    denied = {f"{role}_proj.bias" for role in "qkvo" if role not in roles} & pieces.keys()
+    denied = {name for name in pieces if name.endswith(("_proj.bias", "_down.bias"))}.difference(asked)
     ignored = sorted({pieces[name].tensor for name in denied})
     return {name: piece for name, piece in pieces.items() if name not in denied}, ignored
 
@@ -254,7 +258,9 @@ def _config(
         raise InvalidCheckpoint(f"the layer's tensors differ in dtype: {', '.join(dtypes)}", param="checkpoint")
     count = attention.heads or 1
     width = attention.head_dim or 1
-    heads = Heads(count, attention.kv_heads or count, width, attention.value_dim or width)
+    latent = attention.latent
+    shared = 0 if latent is None else latent.shared
+    heads = Heads(count, attention.kv_heads or count, width, attention.value_dim or width, shared)
     shapes = {}
     for parameter, piece in pieces.items():
         stored = headers[parameter].shape
@@ -262,16 +268,16 @@ def _config(
             shape = tuple(piece.cut(torch.empty(stored, device="meta"), heads).shape)
         except (RuntimeError, IndexError, TypeError, OverflowError):
             shape = ()
-        if (parameter in _WEIGHTS and len(shape) != 2) or not shape or 0 in shape:
+        if (parameter.endswith(("_proj.weight", "_down.weight")) and len(shape) != 2) or not shape or 0 in shape:
             raise InvalidCheckpoint(
                 f"{piece.tensor} has shape {list(stored)}, which no {parameter} has", param="checkpoint"
             )
         shapes[parameter] = shape
-    (q_rows, d_model), (k_rows, key_width) = shapes["q_proj.weight"], shapes["k_proj.weight"]
-    v_rows, value_width = shapes["v_proj.weight"]
+    read = {role: shapes.get(f"{down}_down.weight", shapes[f"{role}_proj.weight"])[1] for role, down in _DOWNS.items()}
+    q_rows, k_rows, v_rows = (shapes[f"{role}_proj.weight"][0] for role in "qkv")
     head_dim = q_rows // count
-    kv_heads = k_rows // max(head_dim, 1)
-    if q_rows % count or k_rows % head_dim or not kv_heads or v_rows % kv_heads or count % kv_heads:
+    kv_heads = k_rows // max(head_dim - shared, 1)
+    if q_rows % count or k_rows % max(head_dim - shared, 1) or not kv_heads or v_rows % kv_heads or count % kv_heads:
         error = InvalidCheckpoint if request.num_heads is None else InvalidRequest
         raise error(
             f"{count} heads do not divide the layer's projections of {q_rows} (query), {k_rows} (key) and {v_rows} "
@@ -290,14 +296,15 @@ def _config(
         config = complete(
             ModuleConfig.model_validate(
                 {
-                    "d_model": d_model,
+                    "d_model": read["q"],
                     "num_heads": count,
                     "num_kv_heads": kv_heads,
                     "head_dim": head_dim,
                     "value_dim": v_rows // kv_heads,
-                    "key_width": key_width,
-                    "value_width": value_width,
+                    "key_width": read["k"],
+                    "value_width": read["v"],
                     "bias": biases_in(pieces),
+                    "latent": latent,
                     "dtype": dtypes[0],
                     "spec": spec,
                 }

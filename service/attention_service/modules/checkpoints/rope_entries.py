@@ -20,7 +20,7 @@ def rope_of(
     ``theta`` and ``partial`` (the part of a head that turns) are the family's defaults.
     Raises InvalidCheckpoint for a scaling that modules do not have.
     """
-    given = _parameters(entries)
+    given = parameters_of(entries)
     part = _number(
         given, "partial_rotary_factor", entries.number("partial_rotary_factor", "rotary_pct", default=partial)
     )
@@ -49,7 +49,7 @@ def with_rotation_of(entries: Entries, *, sliding: bool, local: float, full: flo
     return replace(entries, config={**entries.config, "rope_parameters": rotation, "rope_theta": None})
 
 
-def _parameters(entries: Entries) -> Mapping[str, Any]:
+def parameters_of(entries: Entries) -> Mapping[str, Any]:
     """The object that describes the rotation; empty where there is none."""
     given = entries.get("rope_parameters", "rope_scaling", default={})
     if not isinstance(given, Mapping):

@@ -74,6 +74,17 @@ def prepare(module: Module, later: Module | None, request: CircuitsRequest, devi
 def _bind(module: Module, later: Module | None, request: CircuitsRequest) -> BoundCircuits:
     sizes = module.sizes
     check_indices("heads", request.heads, sizes.heads, "heads")
+    for param, each in (("parts", module), ("with", later)):
+        if (
+            each is not None
+            and each.sizes.latent is not None
+            and (later is not None or {"qk", "ov"} & {*request.parts})
+        ):
+            raise InvalidRequest(
+                f"{param}: queries, keys and values of module {each.name!r} are made of normed latents, so it has no "
+                "W_QK and no W_OV; ask for the part spectra of a module by itself",
+                param=param,
+            )
     if "qk" in request.parts and not circuits.has_qk(sizes.spec):
         raise InvalidRequest(
             f"parts: the score {sizes.spec.score.name} of module {module.name!r} is not bilinear in queries and keys, "

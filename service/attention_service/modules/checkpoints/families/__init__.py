@@ -4,6 +4,7 @@ from typing import Final
 
 from attention_service.modules.checkpoints.families import (
     bert,
+    deepseek,
     eleuther,
     encoders,
     fused_decoders,
@@ -17,7 +18,7 @@ from attention_service.modules.checkpoints.family import Family
 
 FAMILIES: Final[dict[str, Family]] = {
     family.name: family
-    for lineage in (bert, eleuther, encoders, fused_decoders, gemma, gpt2, llama, t5, torch_layers)
+    for lineage in (bert, deepseek, eleuther, encoders, fused_decoders, gemma, gpt2, llama, t5, torch_layers)
     for family in lineage.FAMILIES
 }
 """The families by name."""
@@ -26,9 +27,10 @@ INEXACT: Final = {
     "deberta-v2": "DeBERTa adds products of contents and relative positions to its scores",
     "xlnet": "XLNet adds products of contents and relative positions to its scores",
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"),
-        "DeepSeek makes its keys of a latent vector, of which a part turns with the position",
+        ("deepseek_v32", "glm_moe_dsa"), "DeepSeek's sparse attention sees the tokens that an indexer chooses"
     ),
+    "longcat_flash": "LongCat has two attentions in a layer, whose latents are scaled",
+    "mistral4": "Mistral 4 scales its queries by their positions",
     "wavlm": "WavLM gates the bias of its positions by the query",
     **dict.fromkeys(("swin", "swinv2"), "Swin attends in windows of pixels that shift"),
     **dict.fromkeys(("mamba", "mamba2"), "Mamba keeps a state instead of attention"),

@@ -6,7 +6,7 @@ from typing import Final
 from attention_service.modules.checkpoints.family import Entries
 
 Biases = Callable[[Entries], str]
-"""The roles, among "qkvo", of the projections with a bias."""
+"""The roles, among "qkvo", of the projections with a bias; "d" stands for those to latents."""
 
 
 def _always(roles: str) -> Biases:
@@ -37,6 +37,8 @@ BIASES: Final[Mapping[str, Biases]] = {
     **_all(_by("attention_bias"), "arcee", "cohere", "cohere2", "gemma", "gemma2", "gemma3", "granite", "granitemoe"),
     **_all(_by("attention_bias"), "llama", "modernbert", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "qwen3"),
     **_all(_by("attention_bias"), "qwen3-moe", "smollm3"),
+    **_all(_by("attention_bias", roles="od"), "axk1", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "kimi-linear"),
+    **_all(_by("attention_bias", roles="od"), "minicpm3", "youtu"),
     **_all(_by("attention_bias", default=True), "gpt-neox", "gpt-oss"),
     **_all(_by("attention_bias", default=True, roles="qkv"), "glm", "glm4"),
     "falcon": _by("bias"),

@@ -134,7 +134,8 @@ class Subject:
     def _once(self, asked: Hashable, bound: BoundRequest, make: Callable[[], Seen]) -> Seen:
         """Rehearse once for all reports of one device."""
         sizes, device = bound.sizes, self.place.device
-        module = None if sizes is None else (sizes.inputs, sizes.biases.model_dump_json())
+        latent = None if sizes is None or sizes.latent is None else sizes.latent.model_dump_json()
+        module = None if sizes is None else (sizes.inputs, sizes.biases.model_dump_json(), latent)
         spec = bound.spec.model_dump_json()
         key = "seen", asked, spec, bound.dtype, bound.widths, module, device.threads, sizes_of(bound), *bound.arrays
         return device.plans.get(self.clock, key, make)

@@ -84,6 +84,8 @@ def resized(bound: BoundRequest, **told: int) -> BoundRequest:
         if d_model % heads:
             raise ValueError(f"d_model {d_model} is not a multiple of num_heads {heads}; give head_dim too")
         head_dim = d_model // heads
+    if sizes is not None and sizes.latent is not None and sizes.latent.shared >= head_dim:
+        raise ValueError(f"head_dim {head_dim} is not more than the latent's shared part, {sizes.latent.shared}")
     value_dim = told.get("value_dim", head_dim if bound.value_dim == bound.head_dim else bound.value_dim)
     if sizes is not None and d_model is not None:
         key_width, value_width = (

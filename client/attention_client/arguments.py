@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from attention_client.array_likes import TensorLike
 from attention_client.calls import CallOptions
+from attention_client.image_files import ImageLike
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
 from attention_contract.schemas.attribution import Readout
 from attention_contract.schemas.complexity import Alternative, Shape, Sweep
@@ -12,7 +13,6 @@ from attention_contract.schemas.effects import SweptEdit
 from attention_contract.schemas.hopfield import Projections
 from attention_contract.schemas.models import (
     GivenUpstream,
-    ImageBytes,
     LayerRef,
     Message,
     ModelStatisticOptions,
@@ -52,7 +52,7 @@ class ModelFields(CallOptions, total=False):
     tokens: Sequence[int] | Sequence[Sequence[int]] | None
     messages: Sequence[Message | Mapping[str, str]] | None
     target: str | None
-    images: Sequence[ImageBytes | Mapping[str, str]] | None
+    images: Sequence[ImageLike] | None
     layers: Literal["all"] | Sequence[LayerRef] | None
     edits: Mapping[str, Sequence[EditLike]] | None
 

@@ -15,6 +15,7 @@ from attention_client.arguments import (
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls import CallOptions, MediaType
+from attention_client.image_files import ImageLike
 from attention_client.raw_responses import RawResponse
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Picture
@@ -39,6 +40,7 @@ __all__ = [
     "AccuracyReply", "AlternativeLike", "ApproximationError", "AttentionSpec", "CallOptions", "CheckpointReply",
     "CircuitsReply", "ComplexityReply", "ConfigLike", "DropoutLike", "EditLike", "Effects", "EffectsReply",
     "ForwardReply", "GradientCheck", "GradientsReply", "HardwareList", "HeadStatistics", "Health", "HopfieldReply",
+    "ImageLike",
     "KernelName", "MediaType", "ModuleConfig", "ModuleInfo", "ModuleList", "Parameter", "ParameterList", "PassReply",
     "Picture", "PictureFields", "PictureFormat", "ProjectionsLike", "Ran", "RawResponse", "RecordingRollout",
     "RecordingSimilarity", "RolloutReply", "SelectLike", "ServerInfo", "SessionShapeLike", "ShapeLike",

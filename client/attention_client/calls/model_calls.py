@@ -7,6 +7,7 @@ from attention_client.arguments import ModelForwardFields, ModelGradientsFields,
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
+from attention_client.image_files import with_images
 from attention_contract import operations
 from attention_contract.schemas.models import (
     ModelComplexityReply,
@@ -59,12 +60,13 @@ class Models(Generation[WayT]):
         """Return what a model predicts after a text, and taps of its layers.
 
         Give exactly one of ``text``, ``tokens`` and ``messages``; several texts are one batch. ``target`` is the
-        decoder's text of an encoder-decoder. ``layers`` are those to answer for, as in ``[0, 3]`` or ``["decoder.0"]``.
+        decoder's text of an encoder-decoder. ``images`` are paths, the bytes of files, or images of Pillow; an encoder
+        of images takes them alone. ``layers`` are those to answer for, as in ``[0, 3]`` or ``["decoder.0"]``.
         ``edits`` are by layer: ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps,
         ``hidden`` or ``logits``; ``select`` the heads and queries. ``positions`` are the tokens whose predictions are
         told, by default the last. ``compare="unedited"`` tells both runs. ``keep`` stores the run as a recording.
         """
-        return call(operations.model_forward, locals())
+        return call(operations.model_forward, with_images(locals()))
 
     @method
     def weights(
@@ -75,7 +77,7 @@ class Models(Generation[WayT]):
 
         Inputs as in ``forward``. The other arguments are those of ``Client.weights``.
         """
-        return call(operations.model_weights, locals())
+        return call(operations.model_weights, with_images(locals()))
 
     @method
     def gradients(
@@ -89,7 +91,7 @@ class Models(Generation[WayT]):
         hidden, output and taps; ``by_head`` adds Σ gradient · context of each head. ``integrated`` integrates those of
         tokens over so many steps from zeros. ``check`` compares with central differences. Inputs as in ``forward``.
         """
-        return call(operations.model_gradients, locals())
+        return call(operations.model_gradients, with_images(locals()))
 
     @method
     def complexity(

@@ -1,8 +1,6 @@
 """The commands that send one request, each in a row of ``COMMANDS``."""
 
-from base64 import b64encode
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, get_args
 
 import typer
@@ -29,21 +27,13 @@ def _layers(names: list[str], _: str) -> list[int | str]:
     return [int(name) if name.isdecimal() else name for name in names]
 
 
-def _images(paths: list[str], _: str) -> list[dict[str, str]]:
-    """Read images from files."""
-    try:
-        return [{"base64": b64encode(Path(path).read_bytes()).decode()} for path in paths]
-    except OSError as fault:
-        raise typer.BadParameter(f"cannot read {fault.filename}: {fault.strerror}", param_hint="--image") from None
-
-
 LAYERS: Final = Form(list[str], "LAYER", name="--layer", read=_layers)
 """Layers by number or name, as in decoder.3."""
 _OF_TEXTS: Final = {
     "text": Form(metavar="TEXT"),
     "tokens": Form(metavar="JSON|FILE", name="--tokens", read=read_json),
     "layers": LAYERS,
-    "images": Form(list[str], "FILE", name="--image", read=_images),
+    "images": Form(list[str], "FILE", name="--image"),
 }
 """Forms of the input of a whole model."""
 

@@ -102,7 +102,7 @@ class ModelList(WireModel):
 
 
 class ImageBytes(WireModel):
-    """One image, as bytes of a PNG, JPEG, WebP or GIF file."""
+    """One image, as the bytes of a PNG, JPEG, WebP or GIF file. The images of a request have 2^25 pixels at most."""
 
     base64: str = Field(min_length=1, max_length=2**26)
 
@@ -115,7 +115,10 @@ class Message(WireModel):
 
 
 class ModelInput(WireModel):
-    """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images alone for encoders."""
+    """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images alone for encoders.
+
+    A reply about one image alone has no batch dimension; several images are one batch.
+    """
 
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     """One text, or several as one batch."""
@@ -144,14 +147,15 @@ class ModelInput(WireModel):
         return self
 
 
-ModelTap = Tap | Literal["hidden", "logits"]
+ModelTap = Tap | Literal["hidden", "logits", "pooled"]
 
 
 class ModelForwardRequest(ModelInput):
     """Run a whole model: what it predicts, and any taps of any layers."""
 
     return_: Listed[ModelTap] = Field(default_factory=list, alias="return", max_length=MAX_TAPS)
-    """Taps of the layers' attentions; ``hidden``, each layer's output; ``logits``, whole rows of them."""
+    """Taps of the layers' attentions; ``hidden``, each layer's output; ``logits``, whole rows of them; ``pooled``, the
+    one vector of an image."""
     select: Select | None = None
     """The heads and queries of those taps; default: all."""
     positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
@@ -260,12 +264,19 @@ class TokenLabelsReply(WireModel):
     """The tokens of one input, for reading."""
 
     tokens: list[str]
-    """Cleaned for reading: no marks of the tokenizer's own, bytes as text where they are whole characters."""
+    """Cleaned for reading: no marks of the tokenizer's own, bytes as text where they are whole characters. Patches of
+    an image are ``[row,column]``, other tokens of an encoder of images ``CLS`` and ``register 0``."""
     ids: list[int]
+    """The places of the tokens, of an encoder of images."""
     spans: list[tuple[int, int] | None]
     """First and last + 1 character of each token in the text; null for tokens that stand for none of it."""
     patches: IfRequested[list[tuple[int, int, int] | None]] = ABSENT
-    """Image, row and column of each token that is a patch of an image."""
+    """Image, row and column of each token that is a patch of an image, counted inside its crop."""
+    crops: IfRequested[list[int | None]] = ABSENT
+    """The crop of its image that each patch is of, 0 if the model sees the image as one."""
+    rectangles: IfRequested[list[tuple[float, float, float, float] | None]] = ABSENT
+    """Left, top, right and bottom of each patch in pixels of the image as it came, turned as its EXIF data say. Null
+    for padding."""
 
 
 class ModelRan(WireModel):
@@ -349,14 +360,17 @@ class LayerTaps(Taps):
 class ModelForwardReply(ModelReply):
     """The predictions of a whole model, and taps of its layers."""
 
-    predicts: Literal["next", "own"] | None = None
-    """``next``: each token predicts the one that follows. ``own``: each predicts the one in its place, as in BERT. Null
-    for a model without a head that predicts tokens."""
+    predicts: Literal["next", "own", "class"] | None = None
+    """``next``: each token predicts the one that follows. ``own``: each predicts the one in its place, as in BERT.
+    ``class``: the image is classified, and the tokens of the predictions are classes. Null for a model without a head
+    that predicts."""
     predictions: list[Prediction] = Field(default_factory=list)
     logits: IfRequested[FloatArray] = ABSENT
     """``[B, positions, V]``: of the positions asked for."""
     embeddings: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: the input of the first layer, with ``hidden``."""
+    pooled: IfRequested[FloatArray] = ABSENT
+    """``[B, width]``: the vector of each image, after the model's projection if it has one."""
     layers: list[LayerTaps] = Field(default_factory=list)
     """The layers in the order asked, if taps are returned."""
 

@@ -8,10 +8,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
+from tests.runtime.models.images.small_encoders import noise, png, processor, sharp
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_service.runtime.models.worker_process import WorkerProcess
@@ -19,6 +22,10 @@ from attention_service.runtime.models.worker_process import WorkerProcess
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 TEXT = "the cat sat on the mat"
 FAMILIES = ("llama", "bert", "t5")
+TEXT_SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
+    "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +35,18 @@ def models(tmp_path_factory):
     for family in FAMILIES:
         tiny(family).save_pretrained(root / family)
         tokenizer().save_pretrained(root / family)
+    save_clip(root / "clip")
     with live_server(root) as url, Client(url, timeout=120) as client:
+        client.models.root = root
         yield client.models
+
+
+def save_clip(folder):
+    """Save both halves of a CLIP, with the image processor of an encoder."""
+    sizes = {**TEXT_SIZES, "image_size": 32, "patch_size": 8}
+    config = CLIPConfig(text_config=TEXT_SIZES, vision_config=sizes, projection_dim=24)
+    sharp(CLIPModel, config).save_pretrained(folder)
+    processor("clip_vision_model").save_pretrained(folder)
 
 
 @pytest.fixture
@@ -113,6 +130,39 @@ def test_encoders_and_pairs_answer_too(models):
     assert [layer.layer for layer in info.layers][:2] == ["encoder.0", "encoder.1"]
 
 
+def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
+    image, path = Image.fromarray(noise()), tmp_path / "noise.png"
+    path.write_bytes(png(noise()))
+    reply = models.weights("clip", images=[path], top_k=1)
+    made = processor("clip_vision_model")(images=[image], return_tensors="pt")
+    whole = CLIPModel.from_pretrained(models.root / "clip", attn_implementation="eager")
+    with torch.no_grad():
+        expected = whole.vision_model(**made, output_attentions=True).attentions
+        vector = whole.get_image_features(**made).pooler_output
+    for layer, weights in zip(reply.layers, expected, strict=True):
+        np.testing.assert_allclose(layer.weights, weights[0], atol=1e-6)
+    assert reply.labels.tokens[:2] == ["CLS", "[0,0]"]
+    assert len(reply.labels.rectangles) == 17
+    pooled = [models.forward("clip", images=[each], return_=["pooled"]).pooled for each in (path.read_bytes(), image)]
+    for each in pooled:
+        np.testing.assert_allclose(each, vector[0], atol=1e-5)
+    assert models.get("clip").takes == ["images"]
+
+
+@pytest.mark.parametrize(
+    ("images", "param"),
+    [
+        ([bytes(9)], "images.0"),
+        ([png(noise()), png(Image.new("1", (9000, 9000)))], "images.1"),
+        (["no.png"], "images.0"),
+    ],
+)
+def test_images_that_cannot_be_read_are_named(models, images, param):
+    with pytest.raises(InvalidRequest) as caught:
+        models.forward("clip", images=images)
+    assert caught.value.param == param
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -123,6 +173,7 @@ def test_encoders_and_pairs_answer_too(models):
         ({"positions": [99]}, "positions.0"),
         ({"text": None, "tokens": [10**6]}, "tokens"),
         ({"target": "die"}, "target"),
+        ({"images": [png(noise())]}, "images"),
         ({"text": "the cat " * 40}, "text"),
     ],
 )

@@ -18,14 +18,13 @@ from attention_service.core.problem import Selection, Widths
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
 from attention_service.runtime.binding.selection import bind_selection, check_edit
 from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention
+from attention_service.runtime.models.model_inputs import TARGET, TEXT
 from attention_service.runtime.models.module_hooks import after
 from attention_service.runtime.planning.blank_requests import new_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import AttentionModule, LayerKey, layer_path
 
-TEXT, TARGET = 5, 3
-"""Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
 _NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
 TokensOf = Literal["text", "target"] | None
 """The tokens that queries or keys stand for; None for others, as the patches of an image."""
@@ -47,6 +46,8 @@ class AttentionPlace:
     """The call of the module that it is, among those of one pass: 0 unless layers share a module."""
     queries: TokensOf
     keys: TokensOf
+    length: int
+    """The keys of the short run."""
     widths: Widths
     spec: AttentionSpec
     dtype: str
@@ -134,6 +135,7 @@ def find_places(
             keys_of[key].index(key),
             _OF.get(raw.query.shape[2]),
             _OF.get(raw.key.shape[2]),
+            raw.key.shape[2],
             widths,
             raw.spec,
             str(raw.query.dtype).removeprefix("torch."),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -37,20 +38,21 @@ from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.selection import bind_selection, check_taps
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.attention_places import TARGET, TEXT, AttentionPlace, find_places, named_layers
+from attention_service.runtime.models.attention_places import AttentionPlace, find_places, named_layers
+from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerAttention, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
-from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack, Tokens
+from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
 from attention_service.runtime.models.model_loading import load_checkpoint
 from attention_service.runtime.models.model_recordings import recording_of
-from attention_service.runtime.models.token_predictions import places_of, predictions, predicts, rows_at
+from attention_service.runtime.models.token_predictions import places_of, pooled, predictions, predicts, rows_at
 from attention_service.runtime.planning.blank_requests import unsent
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import LayerKey, UnsupportedModel, attention_modules, own_attentions
 
 Ask = Callable[[AttentionPlace, BoundRequest], LayerQuestion]
 """Makes the question to one layer."""
-_AROUND: Final = frozenset({"hidden", "logits", "output"})
+_AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
 """Returned tensors that are not made by the attention function."""
 _ATTENDING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers that attend by a softmax over pairs."""
@@ -81,12 +83,21 @@ class LoadedModel:
     """A model, its tokenizer, and its attention. One request runs at a time."""
 
     def __init__(
-        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: Device
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        device: Device,
+        processor: Any = None,
     ) -> None:
-        """Make the model attend by this package. Raises InvalidCheckpoint for one that cannot."""
-        if model.main_input_name != "input_ids":
+        """Make the model attend by this package. ``processor``: of images.
+
+        Raises InvalidCheckpoint for a model that cannot.
+        """
+        if model.main_input_name not in {"input_ids", "pixel_values"}:
             raise InvalidCheckpoint(
-                f"checkpoint: {type(model).__name__} reads {model.main_input_name}, and a model here reads tokens",
+                f"checkpoint: {type(model).__name__} reads {model.main_input_name}, and a model here reads tokens or "
+                "images",
                 param="checkpoint",
             )
         try:
@@ -96,18 +107,21 @@ class LoadedModel:
         self.name = name
         self.model = model
         self.device = device
-        self.reader = InputReader(model, tokenizer)
+        encodes = model.main_input_name == "pixel_values"
+        self.reader = EncoderInputs(model, processor) if encodes else InputReader(model, tokenizer)
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
         layers = named_layers(modules)
         self.attention = LayerAttention(layers, device)
         self.attention.install(model, modules)
         self.places = find_places(model, self.attention, layers, self._short_run)
+        if isinstance(self.reader, EncoderInputs) and self.places:
+            self.reader.find_patches([*self.places.values()], partial(self.run, asking=AttentionPass({})))
         if not self.places:
             own = ", ".join(own_attentions(model))
             raise InvalidCheckpoint(
-                f"checkpoint: a text passes no attention of {type(model).__name__} that uses the interface of "
-                f"transformers ({own})",
+                f"checkpoint: {'an image' if encodes else 'a text'} passes no attention of {type(model).__name__} that "
+                f"uses the interface of transformers ({own})",
                 param="checkpoint",
             )
         self.predicts = predicts(model)
@@ -120,8 +134,8 @@ class LoadedModel:
         ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
         loaded.
         """
-        model, tokenizer = load_checkpoint(folder, dtype, device, progress)
-        return cls(folder.name, model, tokenizer, Device.open(str(device)))
+        model, tokenizer, processor = load_checkpoint(folder, dtype, device, progress)
+        return cls(folder.name, model, tokenizer, Device.open(str(device)), processor)
 
     def close(self) -> None:
         """Forget the attention function; the model cannot run any more."""
@@ -153,20 +167,20 @@ class LoadedModel:
         Raises InvalidRequest that names the field at fault.
         """
         asked, wanted, keep = asked or self.asked(request), set(request.return_), request.keep
-        predicted = places_of(request.positions, asked.inputs.predicted)
+        predicted = self.predicted_places(request.positions, asked.inputs)
         if self.predicts is None and "logits" in wanted:
             raise InvalidRequest(
-                f"return: {type(self.model).__name__} has no head that predicts tokens; leave logits out",
-                param="return",
+                f"return: {type(self.model).__name__} has no head that predicts; leave logits out", param="return"
             )
         taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
         asking = AttentionPass(
             self._questions(asked, request, lambda place, bound: _taps_question(place, request, taps))
         )
-        before = self._rows(asked, AttentionPass({}), predicted) if request.compare and self.predicts else None
+        compares = request.compare and self.predicts
+        before = self._rows(asked, AttentionPass({}), predicted)[0] if compares else None
         states = LayerStates(self.places.values(), asked.edits)
         with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
-            rows = self._rows(asked, asking, predicted)
+            rows, output = self._rows(asked, asking, predicted)
         found, several = asking.take(), asked.inputs.several
         fields: dict[str, Any] = {"predicts": self.predicts, "predictions": [], "layers": []}
         if rows is not None and request.top_k:
@@ -176,8 +190,11 @@ class LoadedModel:
         if "hidden" in wanted:
             first = next(iter(states.inputs.values()))
             fields["embeddings"] = first if several else first[0]
+        if "pooled" in wanted:
+            vectors = pooled(output)
+            fields["pooled"] = to_numpy(vectors if several else vectors[0])
         around = {"output": states.output, "hidden": states.hidden}
-        for place in asked.places if wanted - {"logits"} else ():
+        for place in asked.places if wanted - {"logits", "pooled"} else ():
             layer = {name: found[place.key][name] for name in taps}
             for name, arrays in around.items():
                 if name in wanted:
@@ -233,16 +250,18 @@ class LoadedModel:
             options["use_cache"] = False
         if logits is not None and "logits_to_keep" in self.reader.names:
             options["logits_to_keep"] = logits.to(self.model.device)
+        dtype = self.model.dtype
+        arguments = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
         with self.attention.running(asking):
             return self.model(**arguments, **options)
 
     def about(self, asked: Asked, asking: AttentionPass) -> dict[str, Any]:
         """The fields of a reply that tell of the input and of the run."""
         inputs = asked.inputs
-        labels = self.reader.labels(inputs.predicted, several=inputs.several)
-        fields: dict[str, Any] = {"labels": labels}
+        labels = {"labels": self.reader.labels(inputs.predicted)}
         if inputs.target is not None:
-            fields["encoder_labels"] = self.reader.labels(inputs.text, several=inputs.several)
+            labels["encoder_labels"] = self.reader.labels(inputs.text)
+        fields: dict[str, Any] = {name: told if inputs.several else told[0] for name, told in labels.items()}
         ran = ModelRan(
             model=self.name,
             architecture=type(self.model).__name__,
@@ -289,14 +308,33 @@ class LoadedModel:
             found[place.key] = replace(found.get(place.key, NOTHING), edits=edits)
         return found
 
-    def _rows(self, asked: Asked, asking: AttentionPass, places: Sequence[Sequence[int]]) -> Tensor | None:
-        """Run the model. Return its logits at these places of each text, None of a model that predicts no tokens."""
+    def predicted_places(self, positions: Sequence[int] | None, inputs: Inputs) -> list[list[int]]:
+        """The indices of these positions in each text; of a classifier of images, the first. Raises InvalidRequest."""
+        if self.predicts != "class":
+            return places_of(positions, inputs.predicted)
+        if positions is not None:
+            raise InvalidRequest("positions: the model predicts one class for an image", param="positions")
+        return [[0]] * len(inputs.text.ids)
+
+    def output_rows(
+        self, arguments: Mapping[str, Tensor], asking: AttentionPass, places: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Any]:
+        """Run the model. Return its logits ``[B, positions, V]`` at these places of each text, and its whole output.
+
+        Of a model without a head, the rows of its last hidden states.
+        """
         alike = all(row == places[0] for row in places) and "logits_to_keep" in self.reader.names
-        output = self.run(asked.inputs.arguments, asking, logits=torch.tensor(places[0]) if alike else None)
+        output = self.run(arguments, asking, logits=torch.tensor(places[0]) if alike else None)
+        if self.predicts == "class":
+            return output.logits[:, None], output
+        rows: Tensor = output.last_hidden_state if self.predicts is None else output.logits
+        return rows if alike and self.predicts else rows_at(rows, places), output
+
+    def _rows(self, asked: Asked, asking: AttentionPass, places: Sequence[Sequence[int]]) -> tuple[Tensor | None, Any]:
+        """Run the model. Return its logits at these places of each text, None without a head, and its output."""
         if self.predicts is None:
-            return None
-        logits: Tensor = output.logits
-        return logits if alike else rows_at(logits, places)
+            return None, self.run(asked.inputs.arguments, asking)
+        return self.output_rows(asked.inputs.arguments, asking, places)
 
     def _recorded(
         self, request: ModelInput, asked: Asked, found: Mapping[LayerKey, Fields], states: LayerStates
@@ -304,12 +342,8 @@ class LoadedModel:
         return recording_of(self.name, self.reader, request, asked.inputs, found, states)
 
     def _short_run(self, asking: AttentionPass) -> Any:
-        """Run the model over a few tokens."""
-        text = self.reader.batch([Tokens([*range(1, TEXT + 1)], [None] * TEXT)])
-        arguments = self.reader.arguments(text)
-        if self.reader.pairs:
-            arguments["decoder_input_ids"] = text.ids[:, :TARGET]
-        return self.run(arguments, asking)
+        """Run the model over a few tokens, or a small image."""
+        return self.run(self.reader.short_run(), asking)
 
 
 def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attention_service
 from attention_contract.errors import AttentionError, InvalidCheckpoint, ModelNotFound
@@ -25,15 +25,13 @@ _MISSING: Final = (
 )
 
 
-_TOKENIZERS: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.txt",
-    "vocab.json",
-)
-"""Files of which a tokenizer of transformers has one."""
+_READERS: Final[dict[Literal["text", "images"], tuple[str, ...]]] = {
+    "text": (
+        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
+    ),
+    "images": ("preprocessor_config.json", "processor_config.json"),
+}  # fmt: skip
+"""Files of which a tokenizer, or an image processor, of transformers has one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class ModelFolder:
             state="idle",
             architecture=str(architectures[0])[:120] if isinstance(architectures, list) and architectures else None,
             model_type=kind[:80] if isinstance(kind, str) else None,
-            takes=["text"] if any((self.folder / name).is_file() for name in _TOKENIZERS) else [],
+            takes=[takes for takes, names in _READERS.items() if any((self.folder / name).is_file() for name in names)],
             bytes=self.resident_bytes(dtype),
             problem=None if has_transformers() else _MISSING,
         )

@@ -50,7 +50,7 @@ class ModelCosts:
         config = model.config.get_text_config()
         self._loaded = loaded
         self._width = int(config.hidden_size)
-        self._vocabulary = int(config.vocab_size)
+        self._vocabulary = int(getattr(config, "vocab_size", 0) or loaded.reader.vocabulary)
         self._itemsize = model.dtype.itemsize
         self._parameters = [*model.parameters()]
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -32,11 +32,11 @@ from attention_service.core.tensors import to_numpy, to_torch
 from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.float64_runs import in_float64
+from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.module_hooks import State, after, before, on_turn
-from attention_service.runtime.models.token_predictions import places_of, rows_at
 from attention_service.runtime.operations.gradient_check import CHECK_FLOOR, TOLERANCE
 from attention_transformers.model_layers import LayerKey
 
@@ -89,9 +89,9 @@ class ModelGradients:
 
     def __init__(self, loaded: LoadedModel, request: ModelGradientsRequest) -> None:
         """Check the request. Raises InvalidRequest that names the field at fault."""
-        if loaded.predicts is None:
+        if loaded.predicts is None and isinstance(request.of, PredictedLogit):
             raise InvalidRequest(
-                f"of: {type(loaded.model).__name__} has no head that predicts tokens; there is no L",
+                f"of: {type(loaded.model).__name__} has no head that predicts; send upstream, ∂L/∂last hidden states",
                 param="of",
             )
         self._loaded = loaded
@@ -152,10 +152,11 @@ class ModelGradients:
     # ── L ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _checked_objective(self, of: PredictedLogit | GivenUpstream) -> Objective:
-        stack, reader = self.asked.inputs.predicted, self._loaded.reader
+        loaded, stack, reader = self._loaded, self.asked.inputs.predicted, self._loaded.reader
+        classifies = loaded.predicts == "class"
         if isinstance(of, PredictedLogit):
             try:
-                places = places_of([of.position], stack)
+                places = loaded.predicted_places(None if classifies else [of.position], self.asked.inputs)
             except InvalidRequest as fault:
                 detail = fault.detail.replace("positions.0", "of.position")
                 raise InvalidRequest(detail, param="of.position", **fault.facts) from None
@@ -163,9 +164,11 @@ class ModelGradients:
             against = None if of.against is None else reader.token_id(of.against, "of.against")
             return Objective(places, ids, against)
         batch, length = stack.ids.shape
+        length = 1 if classifies else length
         given = to_torch(np.asarray(of.upstream))
         given = given if self.asked.inputs.several else given[None]
-        lengths, width = (1, length), reader.vocabulary
+        lengths = 1, length
+        width = reader.vocabulary if loaded.predicts else int(loaded.model.config.get_text_config().hidden_size)
         if given.ndim != 3 or given.shape[0] != batch or given.shape[1] not in lengths or given.shape[2] != width:
             expected = [batch, length, width] if self.asked.inputs.several else [length, width]
             raise ShapeMismatch(
@@ -204,12 +207,8 @@ class ModelGradients:
     def _rows(self, asking: AttentionPass) -> Tensor:
         """The logits that L depends on, ``[B, positions, V]``."""
         loaded, places = self._loaded, self._objective.places
-        alike = all(row == places[0] for row in places) and "logits_to_keep" in loaded.reader.names
         with LayerStates(loaded.places.values(), self.asked.edits).reading((), output=False, hidden=False):
-            chosen = torch.tensor(places[0]) if alike else None
-            output = loaded.run(self.asked.inputs.arguments, asking, logits=chosen)
-        logits: Tensor = output.logits
-        return logits if alike else rows_at(logits, places)
+            return loaded.output_rows(self.asked.inputs.arguments, asking, places)[0]
 
     def _questions(
         self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None
@@ -248,15 +247,16 @@ class ModelGradients:
                 at[EMBEDDINGS] = leaf.clone().requires_grad_()
                 return at[EMBEDDINGS].clone()  # CTRL scales it in place
 
-            stack.callback(after(self._embedding(), embed))
+            stack.callback(self._embedded(embed))
             yield
 
-    def _embedding(self) -> nn.Module:
-        """The table of the text's embeddings."""
+    def _embedded(self, embed: State) -> Callable[[], None]:
+        """Call ``embed`` with the embeddings: those of the table of tokens, or the tokens of an image in layer 0."""
         model: Any = self._loaded.model
+        if isinstance(self._loaded.reader, EncoderInputs):
+            return before(next(iter(self._loaded.places.values())).first_layer, embed)
         reads = model.get_encoder() if self._loaded.reader.pairs else model
-        found: nn.Module = reads.get_input_embeddings()
-        return found
+        return after(reads.get_input_embeddings(), embed)
 
     def _differentiated(self, run: GraphRun) -> dict[Point, Tensor]:
         points = [*run.at]

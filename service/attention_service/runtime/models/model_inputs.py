@@ -17,11 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.models import Message, ModelInput, TokenLabelsReply
+from attention_service.runtime.models.images.patch_grids import Patch, patch_labels
 
+TEXT, TARGET = 5, 3
+"""Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
 _BYTE_LEVEL: Final = ByteLevel()
 """Decodes the letters that byte-level tokenizers write for bytes."""
 Span = tuple[int, int] | None
-Labels = TokenLabelsReply | list[TokenLabelsReply]
 
 
 class Tokens(NamedTuple):
@@ -41,6 +43,10 @@ class Stack:
     mask: Tensor | None
     """Bool ``[B, L]``, True for a token that is no padding; None if none is."""
     spans: list[list[Span]]
+    names: list[list[str]] | None = None
+    """The tokens for reading, if their ids do not tell."""
+    patches: list[list[Patch | None]] | None = None
+    """The patch of an image that each token is."""
 
     @property
     def length(self) -> int:
@@ -107,6 +113,14 @@ class InputReader:
         self._start = _first_token(model, self._pad)
         self._cleaner = _Cleaner(tokenizer)
 
+    def short_run(self) -> dict[str, Tensor]:
+        """The arguments of a run over a few tokens: ``TEXT``, and ``TARGET`` of a target."""
+        text = self.batch([Tokens([*range(1, TEXT + 1)], [None] * TEXT)])
+        arguments = self.arguments(text)
+        if self.pairs:
+            arguments["decoder_input_ids"] = text.ids[:, :TARGET]
+        return arguments
+
     @property
     def takes(self) -> list[str]:
         """The inputs that requests may have."""
@@ -154,13 +168,14 @@ class InputReader:
                 found["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
         return found
 
-    def labels(self, stack: Stack, *, several: bool) -> Labels:
-        """The labels of every token, those of padding included."""
-        found = [
-            TokenLabelsReply.model_construct(tokens=self._cleaner.tokens(ids), ids=ids, spans=spans)
-            for ids, spans in zip(stack.host_ids.tolist(), stack.spans, strict=True)
-        ]
-        return found if several else found[0]
+    def labels(self, stack: Stack) -> list[TokenLabelsReply]:
+        """The labels of every token of each text, those of padding included."""
+        found = []
+        for row, (ids, spans) in enumerate(zip(stack.host_ids.tolist(), stack.spans, strict=True)):
+            tokens = self._cleaner.tokens(ids) if stack.names is None else stack.names[row]
+            patches = {} if stack.patches is None else patch_labels(stack.patches[row])
+            found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **patches))
+        return found
 
     def readable(self, ids: Sequence[int]) -> list[str]:
         """The tokens of these ids, cleaned for reading."""

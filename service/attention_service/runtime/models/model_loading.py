@@ -8,15 +8,28 @@ from typing import Any, Final
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ViTImageProcessorPil,
+)
+from transformers.image_processing_base import ImageProcessingMixin
 from transformers.utils import logging
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES
 
-_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
-"""Ends of the class names of models that predict tokens."""
+_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForImageClassification")
+"""Ends of the class names of models that predict tokens or classes."""
+_VISION: Final = ("VisionModelWithProjection", "VisionModel")
+"""Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
+_OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
+"""Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
 _FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
 """The errors of transformers for a folder that it cannot load."""
 _LOGGING: Final[Any] = logging  # its functions have no annotations
@@ -25,8 +38,8 @@ _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": F
 
 def load_checkpoint(
     folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load the model with its head, if it has one that predicts tokens, and the tokenizer, if there is one.
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Any]:
+    """Load the model with its head, if it has one that predicts, its tokenizer and its image processor, if it has them.
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
     loaded. Raises InvalidCheckpoint.
@@ -35,6 +48,9 @@ def load_checkpoint(
         try:
             config = AutoConfig.from_pretrained(folder, **_SAFE)
             kind = _class_of(config)
+            if kind.__name__.endswith(_VISION) and not isinstance(config, kind.config_class):
+                whole, config = config, kind.config_class.from_pretrained(folder, **_SAFE)
+                config.projection_dim = getattr(whole, "projection_dim", None)
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             model, loading = kind.from_pretrained(
                 folder, config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
@@ -45,21 +61,30 @@ def load_checkpoint(
             raise InvalidCheckpoint(
                 f"checkpoint: {folder.name} cannot be loaded: {reason}", param="checkpoint"
             ) from fault
-        tokenizer = _tokenizer(folder)
+        tokenizer, processor = _tokenizer(folder), _image_processor(folder)
     lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
     if lacking:
         raise InvalidCheckpoint(
             f"checkpoint: {folder.name} lacks {len(lacking)} tensors of {kind.__name__}, such as {lacking[0]}",
             param="checkpoint",
         )
-    return model.to(device).eval().requires_grad_(False), tokenizer
+    return model.to(device).eval().requires_grad_(False), tokenizer, processor
 
 
 def _class_of(config: Any) -> Any:
-    """The class that the config names, if it predicts tokens; else the one without a head."""
+    """The class that the config names, if it predicts; else the one without a head, or its half that reads images."""
     name = next(iter(config.architectures or []), "")
-    named = getattr(transformers, name, None) if name.endswith(_HEADS) else None
+    names = [name] if name.endswith(_HEADS) else []
+    if hasattr(config, "vision_config") and hasattr(config, "text_config") and not image_tokens(config):
+        names = [name.removesuffix("Model") + end for end in _VISION]
+    named = next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel
+
+
+def image_tokens(config: Any) -> int | None:
+    """The token that stands for parts of images in a text; None of a model that knows none."""
+    names = ("image_token_id", "image_token_index")
+    return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
@@ -68,6 +93,17 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     except _FAULTS:
         return None
     return found
+
+
+def _image_processor(folder: Path) -> Any:
+    """The checkpoint's image processor, by Pillow; None without one."""
+    try:
+        facts, _ = ImageProcessingMixin.get_image_processor_dict(folder, **_SAFE)
+        own = _OWN_PILLOW.get(facts.get("image_processor_type", "").removesuffix("Fast"))
+        auto: Any = AutoImageProcessor  # has no annotations
+        return own(**facts) if own is not None else auto.from_pretrained(folder, backend="pil", **_SAFE)
+    except _FAULTS:
+        return None
 
 
 @contextmanager

@@ -50,10 +50,10 @@ def recording_of(
     for stack, array in states.inputs.items():
         if stack in tensors:
             tensors[stack]["embeddings"] = array[0]
-    text = reader.readable(inputs.text.host_ids[0].tolist())
+    text = reader.labels(inputs.text)[0].tokens
     tokens = {"layers": text}
     if inputs.target is not None:
-        tokens = {"encoder": text, "decoder": reader.readable(inputs.target.host_ids[0].tolist())}
+        tokens = {"encoder": text, "decoder": reader.labels(inputs.target)[0].tokens}
     facts: dict[str, Any] = {
         "model": model,
         "text": _text(request, reader, text),

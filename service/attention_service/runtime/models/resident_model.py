@@ -290,7 +290,13 @@ class ResidentModel:
                 question.fault = question.fault or from_problem(message.facts["status"], message.facts)
 
     async def _admit(self, question: Question, need: int) -> bool:
-        """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile."""
+        """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile.
+
+        A request that needs more than it said first gives that back, so that no two wait for each other.
+        """
+        if question.need:
+            self._host.budget.release(question.need)
+            question.need = 0
         advice = "Ask for fewer layers, heads or tokens at a time"
         taking = asyncio.create_task(
             self._acquire(question, need, "the request takes an estimated {need} bytes in the model", advice)

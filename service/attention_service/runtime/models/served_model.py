@@ -12,6 +12,7 @@ import torch
 
 from attention_contract.base import WireModel
 from attention_contract.schemas.models import (
+    ImageBytes,
     ModelComplexityRequest,
     ModelForwardRequest,
     ModelGradientsRequest,
@@ -21,6 +22,7 @@ from attention_contract.schemas.openai import ChatCompletionRequest, CompletionR
 from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
+from attention_service.runtime.models.images.image_decoding import decoding_bytes
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
@@ -64,8 +66,12 @@ class ServedModel:
 
     def _gradients(self, body: memoryview, *_: object) -> Work:
         request = _read(ModelGradientsRequest, body)
-        gradients = ModelGradients(self.loaded, request)
-        return Work(self.costs.needed_bytes(gradients.asked, request), lambda: Answer(gradients.reply()))
+
+        def work() -> Work:
+            gradients = ModelGradients(self.loaded, request)
+            return Work(self.costs.needed_bytes(gradients.asked, request), lambda: Answer(gradients.reply()))
+
+        return _after_images(request.images, work)
 
     def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
@@ -93,14 +99,23 @@ class ServedModel:
 
     def _asking(self, request: Any, answer: Callable[[Any, Asked], WireModel]) -> Work:
         """The work of a question about an input, whose recording the model has afterwards."""
-        asked = self.loaded.asked(request)
 
-        def run() -> Answer:
-            reply = answer(request, asked)
-            recording, self.loaded.recording = self.loaded.recording, None
-            return Answer(reply, recording)
+        def work() -> Work:
+            asked = self.loaded.asked(request)
 
-        return Work(self.costs.needed_bytes(asked, request), run)
+            def run() -> Answer:
+                reply = answer(request, asked)
+                recording, self.loaded.recording = self.loaded.recording, None
+                return Answer(reply, recording)
+
+            return Work(self.costs.needed_bytes(asked, request), run)
+
+        return _after_images(request.images, work)
+
+
+def _after_images(images: Sequence[ImageBytes], work: Callable[[], Work]) -> Work:
+    """The work of a request, which decodes its images only once their memory is admitted."""
+    return Work(decoding_bytes(images), work) if images else work()
 
 
 def lines_of(objects: Sequence[Any]) -> bytes:

@@ -14,8 +14,12 @@ from attention_service.runtime.models.model_inputs import InputReader, Stack
 
 
 def predicts(model: PreTrainedModel) -> str | None:
-    """``next``, ``own``, or None for a model without a head that predicts tokens."""
+    """``next``, ``own``, ``class``, or None for a model without a head that predicts."""
     whole: Any = model
+    if type(model).__name__.endswith("ForImageClassification"):
+        return "class"
+    if model.main_input_name == "pixel_values":
+        return None
     if whole.get_output_embeddings() is None:
         return None
     return "own" if type(model).__name__.endswith("ForMaskedLM") else "next"
@@ -35,6 +39,15 @@ def places_of(positions: Sequence[int] | None, stack: Stack) -> list[list[int]]:
                 param=f"positions.{index}", limit=stack.length,
             )  # fmt: skip
     return [[end + each if each < 0 else each for each in wanted] for end in stack.ends]
+
+
+def pooled(output: Any) -> Tensor:
+    """The one vector ``[B, width]`` of an input. Raises InvalidRequest for a model that makes none."""
+    names = ("image_embeds", "pooler_output")
+    found: Tensor | None = next((x for name in names if (x := getattr(output, name, None)) is not None), None)
+    if found is None:
+        raise InvalidRequest("return: the model makes no vector of its input; leave pooled out", param="return")
+    return found
 
 
 def rows_at(logits: Tensor, places: Sequence[Sequence[int]]) -> Tensor:

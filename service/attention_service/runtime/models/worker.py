@@ -31,7 +31,8 @@ class Work(NamedTuple):
 
     needed_bytes: int
     """Estimate of the memory that it takes besides the model."""
-    run: Callable[[], "Answer"]
+    run: Callable[[], "Answer | Work"]
+    """Returns work if the request can be checked only now, as one with images that had to be decoded."""
 
 
 class Answer(NamedTuple):
@@ -105,19 +106,20 @@ class Worker:
         try:
             with cancellable(self._cancellation):
                 facts = message.facts
-                work = model.prepare(facts["operation"], message.body, facts["room"], self._emit)
-                need = work.needed_bytes
-                self.tell("need", {"bytes": need})
-                if self._inbox.get().kind != "go":
-                    raise Abandoned
-                answer = work.run()
+                answer: Answer | Work = model.prepare(facts["operation"], message.body, facts["room"], self._emit)
+                while isinstance(answer, Work):
+                    need = max(need, answer.needed_bytes)
+                    self.tell("need", {"bytes": need})
+                    if self._inbox.get().kind != "go":
+                        raise Abandoned
+                    answer = answer.run()
                 if answer.recording is not None:
                     self.tell("recording", body=to_body(answer.recording, SAFETENSORS, "recording"))
                 if answer.last is not None:
                     self.tell("last", {"tokens": answer.tokens}, [answer.last])
                 if answer.reply is not None:
                     self.tell("reply", body=to_body(answer.reply, SAFETENSORS, "reply"))
-                del work, answer
+                del answer
         except Exception as fault:
             self.tell("problem", problem_of(fault))
         if need > _MUCH:

@@ -1,0 +1,50 @@
+"""Images of any kind as the contract's: the bytes of their files."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import ImageBytes
+
+
+class Saved(Protocol):
+    """An image of Pillow."""
+
+    def save(self, fp: Any, format: str | None = None) -> None:  # noqa: A002 -- its name there
+        """Write the image as a file."""
+
+
+ImageLike: TypeAlias = ImageBytes | Mapping[str, str] | str | PathLike[str] | bytes | Saved
+"""The path of a PNG, JPEG, WebP or GIF file, its bytes, or an image of Pillow."""
+
+
+def with_images(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a method with its images read. Raises InvalidRequest for one that is none."""
+    options = dict(arguments["options"])
+    images: Sequence[ImageLike] | None = options.get("images")
+    if images is not None:
+        options["images"] = [_sent(each, f"images.{index}") for index, each in enumerate(images)]
+    return {**arguments, "options": options}
+
+
+def _sent(image: Any, param: str) -> Any:
+    if isinstance(image, ImageBytes | Mapping):
+        return image
+    if isinstance(image, str | PathLike):
+        try:
+            image = Path(image).read_bytes()
+        except OSError as fault:
+            raise InvalidRequest(f"{param}: {image} cannot be read: {fault.strerror}", param=param) from None
+    if not isinstance(image, bytes):
+        if not hasattr(image, "save"):
+            raise InvalidRequest(
+                f"{param}: expected a path, bytes or an image of Pillow, got {image!r:.80}", param=param
+            )
+        file = BytesIO()
+        image.save(file, format="PNG")
+        image = file.getvalue()
+    return {"base64": b64encode(image).decode()}

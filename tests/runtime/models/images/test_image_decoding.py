@@ -1,0 +1,100 @@
+"""Images are refused by their headers before anything is decoded, and what is broken is named."""
+
+import base64
+import contextlib
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.runtime.models.images.small_encoders import noise, png, sent
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import ImageBytes
+from attention_service.runtime.models.images.image_decoding import MAX_PIXELS, decoded, decoding_bytes
+
+
+def images(*contents):
+    return [ImageBytes(**sent(each)) for each in contents]
+
+
+def bomb(side):
+    """Return a PNG of one colour: some kB that would be gigabytes."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer, line = zlib.compressobj(9), bytes(1 + side // 8)
+    data = b"".join(packer.compress(line) for _ in range(side)) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_every_format_is_decoded_as_rgb(form):
+    (image,) = decoded(images(png(noise(), form)))
+    assert (image.mode, image.size) == ("RGB", (96, 64))
+
+
+def test_an_image_is_turned_as_its_exif_data_say():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn to the right
+    (image,) = decoded(images(png(noise(), "JPEG", exif=exif)))
+    assert image.size == (64, 96)
+
+
+@pytest.mark.parametrize("side", [8_000, 16_000, 30_000])
+def test_a_bomb_is_refused_by_its_header(side):
+    content = bomb(side)
+    assert len(content) < 200_000
+    tracemalloc.start()
+    try:
+        for read in (decoding_bytes, decoded):
+            with pytest.raises(InvalidRequest) as fault:
+                read(images(png(noise()), content))
+            assert fault.value.param == "images.1"
+            assert fault.value.facts["limit"] == MAX_PIXELS
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_images_are_limited_together():
+    half = png(Image.new("L", (4096, 4096 + 1)))
+    assert decoding_bytes(images(half)) > 4096 * 4096
+    with pytest.raises(InvalidRequest) as fault:
+        decoding_bytes(images(half, half))
+    assert fault.value.param == "images.1"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no image at all", png(noise())[:300], png(noise(), "JPEG")[:40], b"%!PS-Adobe-3.0 EPSF-3.0\n",
+        png(noise(), "TIFF"), png(noise(), "BMP"), b"\x89PNG\r\n\x1a\n" + bytes(64),
+    ],
+)  # fmt: skip
+def test_what_is_broken_or_of_another_format_is_named(content):
+    with pytest.raises(InvalidRequest) as fault:
+        decoded(images(content))
+    assert fault.value.param == "images.0"
+
+
+def test_base64_is_checked():
+    with pytest.raises(InvalidRequest, match="base64"):
+        decoded([ImageBytes(base64="§§§§")])
+    spaced = base64.encodebytes(png(noise())).decode()
+    with pytest.raises(InvalidRequest, match="base64"):
+        decoded([ImageBytes(base64=spaced)])
+
+
+def test_random_changes_of_a_file_are_refused_or_decoded():
+    rng, content = np.random.default_rng(0), png(noise(), "WEBP")
+    for _ in range(100):
+        changed = bytearray(content)
+        for at in rng.integers(0, len(changed), 4):
+            changed[at] = rng.integers(256)
+        with contextlib.suppress(InvalidRequest):  # any other error is one of the service
+            decoded(images(bytes(changed)))

@@ -21,7 +21,8 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 endif
 # More arguments for what the target runs.
 ARGS ?=
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers schemathesis fuzz soak chaos constraints clean
 

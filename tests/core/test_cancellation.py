@@ -9,7 +9,7 @@ import torch
 
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.spec import AttentionSpec
-from attention_service.core import cancellation, multihead
+from attention_service.core import multihead, slices
 from attention_service.core.attention import attend
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable, checkpoint
 from attention_service.core.kernels.fused import cpu_slices
@@ -56,7 +56,7 @@ def test_slices_give_the_numbers_and_gradients_of_one_call(rng, monkeypatch, cas
         return context, *torch.autograd.grad(context, (given.q, given.k, given.v), upstream)
 
     whole, calls, real = run(), [], cpu_slices.attend
-    monkeypatch.setattr(cancellation, "SLICE_FLOPS", flops / torch.get_num_threads())
+    monkeypatch.setattr(slices, "SLICE_FLOPS", flops / torch.get_num_threads())
     monkeypatch.setattr(cpu_slices, "LEAST_ROWS", 7)
     monkeypatch.setattr(cpu_slices, "attend", lambda *x, **y: calls.append(1) or real(*x, **y))
     for found, expected in zip(run(), whole, strict=True):
@@ -76,7 +76,7 @@ def test_a_projection_in_slices_gives_the_numbers_and_gradients_of_one_product(r
         return (found, *torch.autograd.grad(found.square().sum(), (x, weight, bias))) if tracked else (found,)
 
     whole, calls, real = run(), [], multihead.whole_linear
-    monkeypatch.setattr(cancellation, "SLICE_FLOPS", 500.0 / torch.get_num_threads())
+    monkeypatch.setattr(slices, "SLICE_FLOPS", 500.0 / torch.get_num_threads())
     monkeypatch.setattr(multihead, "whole_linear", lambda *x: calls.append(1) or real(*x))
     for found, expected in zip(run(), whole, strict=True):
         torch.testing.assert_close(found, expected)

@@ -22,9 +22,9 @@ def resident():
 THREADS = """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Lock
-from attention_service.runtime.device import torch_device
+from attention_service.runtime.device import freed_memory
 
-torch_device.keep_freed_memory()
+freed_memory.keep_freed_memory()
 together, alone = Barrier(8), Lock()
 
 def use(_):
@@ -36,12 +36,13 @@ with ThreadPoolExecutor(8) as threads:
     before = resident()
     list(threads.map(use, range(16)))
     print(resident() - before)
-    torch_device.give_back_freed_memory()
+    freed_memory.give_back_freed_memory()
     print(resident() - before)
 """
 
 SHAPES = """
-from attention_service.runtime.device.torch_device import Device, give_back_freed_memory
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.device.freed_memory import give_back_freed_memory
 
 Device.open("cpu", 1)
 import torch

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from attention_service.runtime.device.torch_device import give_back_freed_memory
+from attention_service.runtime.device.freed_memory import give_back_freed_memory
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling.budget import Budget
 

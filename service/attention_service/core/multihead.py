@@ -15,11 +15,12 @@ from torch.nn.functional import linear as whole_linear
 from attention_contract.positions import QKNorm
 from attention_contract.schemas.modules import Biases, Latent, ModuleConfig
 from attention_contract.spec import AttentionSpec
-from attention_service.core.cancellation import checked, checkpoint, cuts, exceeds_a_slice, slice_flops
+from attention_service.core.cancellation import checked, checkpoint
 from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.methods import METHODS
 from attention_service.core.problem import Learned, Problem, Widths, added_keys
 from attention_service.core.scores.qk_norm import normed
+from attention_service.core.slices import cuts, exceeds_a_slice, slice_flops
 from attention_service.core.stages import stage_tensors
 from attention_service.core.tensors import pick, side_by_side
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attention_service.core.blocks import REPEATED
-from attention_service.core.cancellation import rehearsed_on
+from attention_service.core.slices import rehearsed_on
 from attention_service.cost import cuda_kernels
 from attention_service.cost.meta_results import answer
 from attention_service.cost.operation_counter import OperationCounter, Traffic

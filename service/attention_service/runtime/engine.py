@@ -29,11 +29,11 @@ from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
 from attention_service.runtime.analysis_service import AnalysisService
+from attention_service.runtime.device.freed_memory import give_back_freed_memory
 from attention_service.runtime.device.torch_device import (
     BUDGET_SHARE,
     Device,
     free_host_bytes,
-    give_back_freed_memory,
     host_bytes,
     warm_up,
 )

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_contract.spec import AttentionSpec, Causal, Gaussian, SlidingWindow, Softmax
-from attention_service.core import cancellation
+from attention_service.core import slices
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.kernels.fused import cpu_slices
@@ -28,7 +28,7 @@ SIZES = {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 17, "keys": 17, "widt
 def cut(request, monkeypatch):
     """Long calls of the fused kernel are cut, which merges contexts by their sums."""
     if request.param == "in slices":
-        monkeypatch.setattr(cancellation, "SLICE_FLOPS", 1e4)
+        monkeypatch.setattr(slices, "SLICE_FLOPS", 1e4)
         monkeypatch.setattr(cpu_slices, "LEAST_ROWS", 5)
 
 

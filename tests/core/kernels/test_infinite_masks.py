@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attention_contract.spec import AttentionSpec, Causal, Entmax15, Sigmoid, Softmax, Sparsemax
-from attention_service.core import cancellation
+from attention_service.core import slices
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.kernels.fused import cpu_slices
@@ -17,7 +17,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(params=["whole", "in slices"], autouse=True)
 def cut(request, monkeypatch):
     if request.param == "in slices":
-        monkeypatch.setattr(cancellation, "SLICE_FLOPS", 1.0)
+        monkeypatch.setattr(slices, "SLICE_FLOPS", 1.0)
         monkeypatch.setattr(cpu_slices, "LEAST_ROWS", 2)
 
 

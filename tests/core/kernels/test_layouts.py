@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_contract.positions import Rope
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
-from attention_service.core import cancellation
+from attention_service.core import slices
 from attention_service.core.attention import attend
 from attention_service.core.inputs import make_problem
 from attention_service.core.kernels import KERNELS, Needs, unsuitable
@@ -92,7 +92,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture
 def in_slices(monkeypatch) -> None:
     """Calls of a few rows of one head."""
-    monkeypatch.setattr(cancellation, "SLICE_FLOPS", 1.0)
+    monkeypatch.setattr(slices, "SLICE_FLOPS", 1.0)
     monkeypatch.setattr(cpu_slices, "LEAST_ROWS", 2)
 
 

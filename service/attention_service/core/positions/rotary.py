@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
-from attention_service.core.cancellation import on_gpu
 from attention_service.core.positions.base import POSITIONS, Inert, PositionCost
 from attention_service.core.positions.frequencies import frequencies, outgrown_length
 from attention_service.core.positions.token_positions import TokenPositions
 from attention_service.core.problem import Widths
+from attention_service.core.slices import on_gpu
 from attention_service.core.tensors import side_by_side
 
 

@@ -1,6 +1,5 @@
 """The device that one engine drives: what it is, what memory it has, how fast it is."""
 
-import ctypes
 import os
 import platform
 import time
@@ -22,6 +21,7 @@ from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_device
 from attention_service.cost import Clock, Rates, Roofline
 from attention_service.runtime.device.cuda_graphs import Graphs
+from attention_service.runtime.device.freed_memory import keep_freed_memory
 from attention_service.runtime.device.plan_cache import PlanCache
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -37,8 +37,6 @@ _HALF_ON_A_CPU = 1.75
 _AMPERE = 8
 """The generation from which on GPUs multiply bfloat16."""
 _LAUNCHES = 64
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Constants of ``malloc.h``."""
 _COMPILED = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
 """Shapes that oneDNN, and PyTorch for each calling thread, keep compiled code for: products in half
 types. Each takes 0.6 MiB, and 1 to 5 ms to compile. The default is 1024 of each, which no memory budget counts."""
@@ -288,35 +286,11 @@ def _why_not() -> str:
     )
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, so that the next tensor does not get pages that must be cleared first.
-
-    Up to 32 MiB at a time, beyond which glibc always asks the system; half a gibibyte in all. Without it glibc gives
-    back all but 128 KiB, until it has learned better. One arena for all threads: what the device's thread computes is
-    freed by the event loop that sent it, and would otherwise be kept once for each of them; threads that there are
-    keep theirs, so it is for the main thread to call this before it starts others. Of another C library, nothing.
-    """
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 2**25)
-        mallopt(_M_TRIM_THRESHOLD, 2**29)
-        mallopt(_M_ARENA_MAX, 1)
-
-
 def _bound_compiled_code() -> None:
     """Keep what is compiled for shapes within bounds, unless the surroundings say how many. Of use before the first."""
     names, most = _COMPILED
     for name in names:
         os.environ.setdefault(name, most)
-
-
-def give_back_freed_memory() -> None:
-    """Have the C library give back what it keeps: after work of another kind than what follows. It takes milliseconds.
-
-    Of another C library than glibc, nothing.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _name(device: torch.device) -> str:

@@ -12,18 +12,18 @@ from io import FileIO
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
 
-import torch
-
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, InternalError, NeverFits
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
-from attention_service.runtime.device.torch_device import give_back_freed_memory, keep_freed_memory
+from attention_service.runtime.device.freed_memory import give_back_freed_memory, keep_freed_memory
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
 _MUCH: Final = 2**26
 """Bytes of a request after which freed memory goes back to the system."""
+_OUT_OF_MEMORY: Final = "out of memory", "not enough memory"
+"""Words of PyTorch's allocators."""
 
 
 class Work(NamedTuple):
@@ -143,7 +143,7 @@ def problem_of(fault: Exception) -> dict[str, Any]:
         return fault.to_problem()
     if isinstance(fault, Abandoned):
         return AttentionError("nobody waits for it").to_problem()
-    if isinstance(fault, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(fault):
+    if isinstance(fault, MemoryError) or any(words in str(fault) for words in _OUT_OF_MEMORY):
         return NeverFits("the device ran out of memory after all; ask for less at a time").to_problem()
     traceback.print_exception(fault)
     told = f"{type(fault).__name__}: {fault}"[:500]

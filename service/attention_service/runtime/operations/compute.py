@@ -12,7 +12,6 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.spec import Linear
 from attention_contract.tensors import Array
 from attention_service.core import multihead
-from attention_service.core.cancellation import on_gpu
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.inputs import make_problem
 from attention_service.core.kv_cache.past import gathered
@@ -21,6 +20,7 @@ from attention_service.core.methods.linear import running
 from attention_service.core.multihead import Parameters
 from attention_service.core.nonfinite_keys import are_finite
 from attention_service.core.problem import Problem
+from attention_service.core.slices import on_gpu
 from attention_service.core.tensors import TORCH_DTYPES, to_device, to_torch, torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.selection import as_tuple

@@ -14,8 +14,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attention_service.core.blocks import some_of
-from attention_service.core.cancellation import cuts, exceeds_a_slice, slice_flops
 from attention_service.core.kernels.fused.cpu_flash import attend, differentiate
+from attention_service.core.slices import cuts, exceeds_a_slice, slice_flops
 from attention_service.core.tensors import by_kv_head
 
 LEAST_ROWS = 128

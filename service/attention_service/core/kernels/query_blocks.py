@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from attention_service.core.blocks import REPEATED
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.kernels.extent import Extent
+from attention_service.core.kernels.extent import CELL, Extent
 from attention_service.core.masks.pattern import Pattern, Tiles
 from attention_service.core.masks.rules import MAX_POSITION, pattern_of
 from attention_service.core.masks.visibility import real_keys
@@ -40,7 +40,7 @@ class Cut:
     """Scores that are held at a time."""
     shared: bool = False
     """True if all heads and sequences share what is held for a pair."""
-    cell: int = 64
+    cell: int = CELL
     """Keys of a cell."""
 
     def sequences(self, batch: int, heads: int, queries: int, keys: int) -> int:

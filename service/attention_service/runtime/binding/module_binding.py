@@ -226,10 +226,11 @@ class _Binder:
             check_within(self.spec, self.arrays, queries, keys - past, past, key_is)
         if self.spec.add_bias_kv or self.spec.add_zero_attn:
             keys += added_keys(self.spec)
-        sizes = (batch, heads, kv_heads, queries, keys, past, head_dim, value_dim)
         return BoundRequest(
-            self.target, self.spec, layout, *sizes, dtype, reply_dtype, self.arrays, value_is, dropout, learned,
-            sequence_masks, own_key_dim, wanted,
+            module=self.target, spec=self.spec, layout=layout, batch=batch, heads=heads, kv_heads=kv_heads,
+            queries=queries, keys=keys, past=past, head_dim=head_dim, value_dim=value_dim, dtype=dtype,
+            reply_dtype=reply_dtype, arrays=self.arrays, value_is=value_is, dropout=dropout, learned=learned,
+            sequence_masks=sequence_masks, own_key_dim=own_key_dim, state_wanted=wanted,
         )  # fmt: skip
 
     def _key_lengths(self, keys: int) -> None:

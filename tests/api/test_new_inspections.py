@@ -127,7 +127,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.planning.planner import Question, Rehearsed, edit_sizes, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 
 def prepare(module: Module | None, request: ReceivedRequest, device: Device, room: int) -> Job:
@@ -145,12 +145,12 @@ def _planned(bound: BoundRequest, request: ReceivedRequest, device: Device, room
     def operation(bound: BoundRequest, kernel: str | Kernel = "") -> Receiving:
         return Receiving(bound, request)
 
-    plan = plan_request(bound, question, device, room, Rehearsed(operation, operation))
+    plan = plan_request(bound, question, device, room, Rehearsed(operation))
     return Prepared("received", plan, bound.dtype, device.torch, operation)
 
 
 @dataclass(eq=False, slots=True)
-class Receiving:
+class Receiving(Operation):
     """The weight that each key of one request receives."""
 
     bound: BoundRequest
@@ -167,10 +167,6 @@ class Receiving:
         uploaded.tensors.clear()
         phase("sums", "weights")
         return {"received": compute.in_reply(received(problem, uploaded.edits), self.bound, "weights")}
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
 ''',
     f"{SERVICE}/runtime/engine.py": [
         ('    "attribution": (attribution.prepare', '    "received": (received.prepare, ReceivedReply),\n'),

@@ -43,7 +43,7 @@ from attention_service.runtime.planning.planner import (
     selection_sizes,
 )
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 _POINTS = 2
 """Points of a path that are rehearsed: each further one holds as much as the second."""
@@ -52,10 +52,7 @@ READOUT = "readout."
 
 
 def prepare(module: Module | None, request: AttributionRequest, device: Device, room: int) -> Job:
-    """Bind and plan one attribution. Raises an InvalidRequest that names the field at fault.
-
-    ``room``: the bytes that it may need at most.
-    """
+    """Bind and plan one attribution. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
     check_tap("weights", bound.spec, "spec.method")
     selection = bind_selection(request.select, bound)
@@ -80,12 +77,11 @@ def prepare(module: Module | None, request: AttributionRequest, device: Device, 
     few = min(points, _POINTS)
     rehearsal = request.model_copy(update={"steps": few})
 
-    def rehearsed(bound: BoundRequest, kernel: str | Kernel) -> Attributing:
+    def operate(bound: BoundRequest, kernel: str | Kernel) -> Attributing:
         return Attributing(bound, rehearsal, selection)
 
     counted = Rehearsed(
-        rehearsed,
-        rehearsed,
+        operate,
         partial(_flops, methods=methods, compared=request.compare is not None, points=points, classes=classes,
                 selection=selection),
         dict.fromkeys(("gradients", "unedited gradients"), points / few),
@@ -159,7 +155,7 @@ def _check_shape(param: str, array: Array | None, expected: Sequence[int]) -> No
 
 
 @dataclass(eq=False, slots=True)
-class Attributing:
+class Attributing(Operation):
     """Attributions to the weights and heads of one request."""
 
     bound: BoundRequest
@@ -201,10 +197,6 @@ class Attributing:
                 name: self._in_reply(name, torch.sub(x, without[name], out=without[name])) for name, x in found.items()
             }
         return results
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
 
     def _attributions(
         self,

@@ -27,7 +27,7 @@ from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.cuda_graphs import Graph, Recipe, Tensors
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 SHORTEST: Final = 16
 """Tokens of the smallest bucket."""
@@ -128,7 +128,7 @@ def _dtype(name: str, bound: BoundRequest) -> torch.dtype:
 
 
 @dataclass(eq=False, slots=True)
-class GraphedForward:
+class GraphedForward(Operation):
     """The forward pass of a module, launched as one CUDA graph."""
 
     bound: BoundRequest
@@ -151,10 +151,6 @@ class GraphedForward:
             problem = compute.problem(bound, {"query": query}, parameters)
             output = compute.output(bound, parameters, attend(problem, (), kernel=self.kernel).context)
         return {"output": compute.in_reply(output, bound, "output")}
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the output to the host."""
-        return on_host(results)
 
 
 def graphed(

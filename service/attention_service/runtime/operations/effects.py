@@ -29,16 +29,13 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.planning.planner import Question, Rehearsed, edit_sizes, names_tokens, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
 
 _DIRECTION = "direction"
 
 
 def prepare(module: Module | None, request: EffectsRequest, device: Device, room: int) -> Job:
-    """Bind and plan a sweep of edits. Raises an InvalidRequest that names the field at fault.
-
-    ``room``: the bytes that it may need at most, which bear on the kernel.
-    """
+    """Bind and plan a sweep of edits. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
     check_edits(request.edits, bound)
     for index, edit in enumerate(request.edits):
@@ -73,15 +70,11 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
         has_sizes=names_tokens(edits) or request.queries is not None or request.direction is not None,
     )  # fmt: skip
 
-    def operate(bound: BoundRequest, kernel: str | Kernel) -> Sweeping:
+    def operate(bound: BoundRequest, kernel: str | Kernel = "") -> Sweeping:
         return Sweeping(bound, request, _swept(request.sweep, bound))
 
-    plan = plan_request(bound, question, device, room, Rehearsed(operate, operate, partial(_flops, request=request)))
-
-    def operation(bound: BoundRequest) -> Sweeping:
-        return Sweeping(bound, request, swept)
-
-    return Job(Prepared("effects", plan, bound.dtype, device.torch, operation), bound, module)
+    plan = plan_request(bound, question, device, room, Rehearsed(operate, partial(_flops, request=request)))
+    return Job(Prepared("effects", plan, bound.dtype, device.torch, operate), bound, module)
 
 
 def _flops(bound: BoundRequest, kernel: str, *, request: EffectsRequest) -> int:
@@ -142,7 +135,7 @@ def _compared_shape(bound: BoundRequest, request: EffectsRequest) -> tuple[int, 
 
 
 @dataclass(eq=False, slots=True)
-class Sweeping:
+class Sweeping(Operation):
     """One request's sweep of edits."""
 
     bound: BoundRequest

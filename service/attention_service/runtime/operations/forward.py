@@ -56,10 +56,7 @@ requests of 1 to 8 tokens on one core: 1.5 times the rate at d_model 512, 3.9 ti
 
 
 def prepare(module: Module | None, request: ForwardRequest, device: Device, room: int) -> Job:
-    """Bind and plan one forward pass. Raises an InvalidRequest that names the field at fault.
-
-    ``room``: the bytes that it may need at most, which bear on the kernel.
-    """
+    """Bind and plan one forward pass. Raises an InvalidRequest that names the field at fault."""
     return job_of_request(_planned, bind(module, request), request, device, room)
 
 
@@ -107,8 +104,8 @@ def rehearsed_forward(request: ForwardRequest, selection: Selection) -> Rehearse
     def operate(bound: BoundRequest, kernel: str | Kernel) -> Forward:
         return Forward(bound, request, selection, kernel)
 
-    plain = operate if request.return_ == ["output"] else plain_forward
-    return Rehearsed(operate, plain, partial(_flops, edited=request.compare is not None, exact=request.report_error))
+    flops = partial(_flops, edited=request.compare is not None, exact=request.report_error)
+    return Rehearsed(operate, flops, plain=None if request.return_ == ["output"] else plain_forward)
 
 
 def plain_forward(bound: BoundRequest, kernel: str | Kernel) -> "Forward":
@@ -116,7 +113,7 @@ def plain_forward(bound: BoundRequest, kernel: str | Kernel) -> "Forward":
     return Forward(bound, PLAIN, _EVERYTHING, kernel)
 
 
-PLAIN_FORWARD = Rehearsed(plain_forward, plain_forward)
+PLAIN_FORWARD = Rehearsed(plain_forward)
 
 
 def _flops(bound: BoundRequest, kernel: str, *, edited: bool, exact: bool) -> int:
@@ -149,7 +146,7 @@ def joining_of(
 
 
 @dataclass(eq=False, slots=True)
-class Forward:
+class Forward(Operation):
     """One forward pass, or several stacked along the batch."""
 
     bound: BoundRequest
@@ -232,7 +229,7 @@ def mixes(bound: BoundRequest, request: ForwardRequest) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Mixed:
+class Mixed(Operation):
     """Self-attention of one module over sequences of different lengths: one product projects all tokens."""
 
     bounds: Sequence[BoundRequest]
@@ -271,10 +268,6 @@ class Mixed:
         for bound, result, x in zip(self.bounds, results, output, strict=True):
             result["output"] = compute.in_reply(x.view(bound.output_shape), bound, "output")
         return {str(index): result for index, result in enumerate(results)}
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
 
 
 def present(bound: BoundRequest, problem: Problem, edits: Sequence[BoundEdit] = ()) -> Results:

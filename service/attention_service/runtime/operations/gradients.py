@@ -44,14 +44,11 @@ from attention_service.runtime.planning.planner import (
     selection_sizes,
 )
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 
 def prepare(module: Module | None, request: GradientsRequest, device: Device, room: int) -> Job:
-    """Bind and plan one forward and backward pass. Raises an InvalidRequest that names the field at fault.
-
-    ``room``: the bytes that it may need at most, which bear on the kernel.
-    """
+    """Bind and plan one forward and backward pass. Raises an InvalidRequest that names the field at fault."""
     return job_of_request(_planned, bind(module, request), request, device, room)
 
 
@@ -99,9 +96,9 @@ def rehearsed_gradients(request: GradientsRequest, selection: Selection, targets
     wrt, twice = kinds_of(targets), request.directions is not None
     return Rehearsed(
         operate,
-        plain if request.return_ or request.check or request.dropout is not None else operate,
         partial(gradient_flops, wrt=wrt, twice=twice),
         {"check": CHECKED_ELEMENTS} if request.check else {},
+        plain if request.return_ or request.check or request.dropout is not None else None,
     )
 
 
@@ -232,7 +229,7 @@ def subject_shape(name: str, bound: BoundRequest) -> tuple[int, ...]:
 
 
 @dataclass(eq=False, slots=True)
-class Gradients:
+class Gradients(Operation):
     """A forward and a backward pass of one request."""
 
     bound: BoundRequest
@@ -301,10 +298,6 @@ class Gradients:
             phase("check", "graph", "pairs")
             results["check"] = check(bound, request, self.targets, graph.output.device, self.checked_elements)
         return results
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
 
     @property
     def _given(self) -> tuple[str, ...]:

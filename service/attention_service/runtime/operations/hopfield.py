@@ -23,7 +23,7 @@ from attention_service.runtime.operations.compute import converted
 from attention_service.runtime.planning.blank_requests import META
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 _FEW_BLOCKS, _FEW_STEPS = 3, 3
 """Blocks of states and updates of a retrieval that are rehearsed; each of the others adds what the last one did."""
@@ -93,7 +93,7 @@ def prepare(request: HopfieldRequest, device: Device) -> Job:
 
 
 @dataclass(eq=False, slots=True)
-class Retrieval:
+class Retrieval(Operation):
     """Modern Hopfield retrieval of one request."""
 
     bound: BoundRetrieval
@@ -133,10 +133,6 @@ class Retrieval:
                 param="states",
             )
         return _results(bound, found, output)
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
 
 
 def _inputs(bound: BoundRetrieval, tensors: dict[str, Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:

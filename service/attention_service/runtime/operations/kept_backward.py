@@ -30,7 +30,7 @@ from attention_service.runtime.planning.blank_requests import unsent
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.planning.planner import Question, Rehearsed, plan_request
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 _NOTHING = np.empty(0, np.float32)
 
@@ -50,10 +50,7 @@ class KeptPass:
 
 
 def prepare(module: Module | None, request: PassRequest, device: Device, room: int) -> Job:
-    """Bind and plan a forward pass that is kept. Raises an InvalidRequest that names the field at fault.
-
-    ``room``: the bytes that both passes may need at most, which bear on the kernel.
-    """
+    """Bind and plan a forward pass that is kept. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
     if request.dropout is not None and request.dropout.return_mask:
         raise InvalidRequest(
@@ -99,7 +96,7 @@ def _rehearsed(request: PassRequest, targets: Targets, half: str) -> Rehearsed:
         return cost.executed_backward_flops(bound, kernel, wrt)
 
     others = ("backward of attention",) if half == "forward" else ("inputs", "attention")
-    return Rehearsed(operate, operate, flops, dict.fromkeys(others, 0.0))
+    return Rehearsed(operate, flops, dict.fromkeys(others, 0.0))
 
 
 def prepare_backward(kept: KeptPass, request: BackwardRequest, device: Device) -> Job:
@@ -114,7 +111,7 @@ def prepare_backward(kept: KeptPass, request: BackwardRequest, device: Device) -
 
 
 @dataclass(eq=False, slots=True)
-class ForwardPass:
+class ForwardPass(Operation):
     """A forward pass whose graph stays."""
 
     bound: BoundRequest
@@ -135,13 +132,9 @@ class ForwardPass:
         kept = KeptPass(bound, self.targets, ranks, graph, self.backward)
         return {"output": compute.in_reply(graph.output, self.bound, "output"), "kept": kept}
 
-    def collect(self, results: Results) -> Fields:
-        """Copy the output to the host; the kept pass stays where it is."""
-        return on_host(results)
-
 
 @dataclass(eq=False, slots=True)
-class BackwardPass:
+class BackwardPass(Operation):
     """The backward pass of a kept one."""
 
     kept: KeptPass
@@ -158,7 +151,3 @@ class BackwardPass:
         found = differentiate(kept.graph, kept.targets, {UPSTREAM: uploaded.tensors.pop(UPSTREAM)})
         inputs = {name: as_sent(found[name], kept.bound, rank) for name, rank in kept.ranks.items()}
         return {"gradients": {name: x.detach() for name, x in found.items()} | inputs}
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the gradients to the host."""
-        return on_host(results)

@@ -42,14 +42,11 @@ from attention_service.runtime.planning.planner import (
 )
 from attention_service.runtime.scheduling.batches import joinable
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
-    """Bind and plan one inspection. Raises an InvalidRequest that names the field at fault.
-
-    ``room``: the bytes that it may need at most, which bear on the kernel.
-    """
+    """Bind and plan one inspection. Raises an InvalidRequest that names the field at fault."""
     return job_of_request(_planned, bind(module, request), request, device, room)
 
 
@@ -85,23 +82,18 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room:
         has_sizes=not plain or names_tokens(request.edits, selection),
     )  # fmt: skip
 
-    def rehearsed(bound: BoundRequest, kernel: str | Kernel) -> Inspection:
+    def operate(bound: BoundRequest, kernel: str | Kernel = "") -> Inspection:
         return Inspection(bound, request, selection, statistics)
 
-    rehearsal = Rehearsed(rehearsed, rehearsed)
-    plan = plan_request(bound, question, device, room, rehearsal)
-
-    def operation(bound: BoundRequest) -> Inspection:
-        return Inspection(bound, request, selection, statistics)
-
+    plan = plan_request(bound, question, device, room, Rehearsed(operate))
     joining = None
     if query_mask is None and plain and not request.edits and joinable(bound):
-        joining = joining_of(bound, question, selection, plan.kernel, device, rehearsal)
-    return Prepared("weights", plan, bound.dtype, device.torch, operation, joining=joining)
+        joining = joining_of(bound, question, selection, plan.kernel, device, Rehearsed(operate))
+    return Prepared("weights", plan, bound.dtype, device.torch, operate, joining=joining)
 
 
 @dataclass(eq=False, slots=True)
-class Inspection:
+class Inspection(Operation):
     """Statistics of the weights, the top keys and the weights themselves, of one request or of several stacked."""
 
     bound: BoundRequest
@@ -175,10 +167,6 @@ class Inspection:
             else compute.in_reply(mean, self.bound, "weights", dtype)
             for name, mean in means.items()
         }
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
 
 
 def _minus(edited: Mapping[str, Any], unedited: Mapping[str, Any]) -> dict[str, Any]:

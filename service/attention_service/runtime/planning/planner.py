@@ -54,12 +54,13 @@ class Rehearsed:
     """The operation of a request, as the planner launches and counts it on blank requests."""
 
     operate: Operate
-    plain: Operate
-    """The same returning the output alone: which taps are asked for must not change which kernel computes it."""
     flops: Callable[[BoundRequest, str], int] = cost.executed_flops
     """FLOPs of a blank request by a kernel."""
     times: Mapping[str, float] = field(default_factory=dict)
     """Factors on the operations of a rehearsal, by the name of their phase."""
+    plain: Operate | None = None
+    """The same returning the output alone: which taps are asked for must not change which kernel computes it. Default:
+    the same."""
 
 
 def plan_request(bound: BoundRequest, question: Question, device: Device, room: int, rehearsed: Rehearsed) -> Plan:
@@ -119,7 +120,7 @@ class RequestCosts:
         able = able_kernels(self.blank, self.device, self.question.kernel, self.question.needs)
 
         def peak(kernel: str) -> int:
-            return self._cost(sizes, kernel, room, self.rehearsed.plain).peak_bytes
+            return self._cost(sizes, kernel, room, self.rehearsed.plain or self.rehearsed.operate).peak_bytes
 
         backward = self.question.computation == "gradients"
         return choose_kernel(at_sizes(self.blank, sizes), able, self.device.clock, room, peak, backward=backward)

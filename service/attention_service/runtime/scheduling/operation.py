@@ -4,10 +4,11 @@
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,17 +35,22 @@ class Uploaded:
     edits: Sequence[BoundEdit] = ()
 
 
-class Operation(Protocol):
+class Operation(ABC):
     """One request, or several joined, ready to run on a device."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the request's arrays to the device. Raises InvalidTensor if a number overflows the computing dtype."""
 
+    @abstractmethod
     def launch(self, uploaded: Uploaded) -> Results:
         """Compute on the device. The results have the reply's dtypes and layout."""
 
     def collect(self, results: Results) -> Fields:
         """Copy the results to the host."""
+        return on_host(results)
 
 
 class _NotFinite(Exception):

@@ -36,7 +36,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, forward
 from attention_service.runtime.scheduling.batches import in_common
 from attention_service.runtime.scheduling.jobs import Job, Joining, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
 from attention_service.runtime.sessions.step_plans import IN_PLACE, StepPlan, bucket
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -211,7 +211,7 @@ def _alone(bound: BoundRequest) -> "Steps":
 
 
 @dataclass(eq=False, slots=True)
-class Steps:
+class Steps(Operation):
     """Steps of sessions of one module, each of as many new tokens: one product projects all of them."""
 
     bounds: Sequence[BoundRequest]

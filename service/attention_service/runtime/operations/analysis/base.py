@@ -11,7 +11,7 @@ from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan
 from attention_service.runtime.scheduling.jobs import Job, Prepared
-from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 
 class Analyzed(Protocol):
@@ -22,7 +22,7 @@ class Analyzed(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Analysis:
+class Analysis(Operation):
     """The operation of one request: each part is read when it is needed."""
 
     bound: Analyzed
@@ -35,10 +35,6 @@ class Analysis:
     def launch(self, uploaded: Uploaded) -> Results:
         """Read and compute."""
         return self.bound.results(self.device)
-
-    def collect(self, results: Results) -> Fields:
-        """Copy the results to the host."""
-        return on_host(results)
 
 
 def analysis_job(

@@ -21,6 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 from attention_contract.errors import AttentionError
+from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.models import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.schemas.openai import Completion, CompletionRequest
@@ -28,9 +29,11 @@ from attention_contract.validation import validate
 from attention_contract.wire import to_json
 from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
-from attention_service.runtime.models.layer_attention import AttentionPass
+from attention_service.runtime.models.layer_attention import AttentionPass, LayerQuestion
+from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_transformers.model_layers import attention_modules
@@ -67,6 +70,8 @@ class Found:
     """The family by which its layers are imported as modules."""
     layers: int = 0
     """The attentions of the model."""
+    invariants: float | None = None
+    """The largest error of what holds whatever the model is: see ``_invariants``."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a part is not compared, or not equal."""
 
@@ -189,10 +194,10 @@ def error(found: Any, expected: Any) -> float:
     return float(abs(a - b)[finite].max(initial=0) / max(abs(b)[finite].max(initial=0), 1e-30))
 
 
-def arguments_of(loaded: LoadedModel) -> dict[str, Any]:
-    """Return the arguments of an eager run over the text."""
+def arguments_of(loaded: LoadedModel, tokens: Any = IDS) -> dict[str, Any]:
+    """Return the arguments of an eager run over the text, or over others."""
     cache = {"use_cache": False} if "use_cache" in loaded.reader.names else {}
-    return loaded.asked(ModelForwardRequest(tokens=IDS)).inputs.arguments | cache | {"return_dict": True}
+    return loaded.asked(ModelForwardRequest(tokens=tokens)).inputs.arguments | cache | {"return_dict": True}
 
 
 def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
@@ -262,6 +267,58 @@ def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
     found.gradients = error(reply.embeddings, expected[0])
 
 
+def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    """Weights times values are the context, rows sum to one less the sink, edits of nothing change nothing, and a text
+    of a padded batch gives the numbers that it gives alone.
+    """
+    plain = loaded.forward(ModelForwardRequest(tokens=IDS, return_=["weights", "v", "context", "masked_scores"]))
+    errors = []
+    for layer, place in zip(plain.layers, loaded.places.values(), strict=True):
+        weights, values = np.asarray(layer.weights), np.asarray(layer.v)
+        errors.append(error(weights @ values.repeat(len(weights) // len(values), 0), layer.context))
+        errors.append(error(weights.sum(-1), _row_sums(np.asarray(layer.masked_scores), place)))
+    nothing = [Edit(tap="weights", scale=1.0), Edit(tap="output", scale=1.0)]
+    errors.append(error(_states(loaded, IDS, edits=dict.fromkeys(loaded.places, nothing)), _states(loaded, IDS)))
+    texts = [IDS, IDS[:4]]
+    together, alone = _states(loaded, texts), [_states(loaded, text) for text in texts]
+    apart = max(map(error, together, alone))
+    if apart > CLOSE:
+        own = _states(loaded, texts, eager=model)
+        differs = max(error(x, _states(loaded, text, eager=model)) for x, text in zip(own, texts, strict=True))
+        found.reasons["batch"] = (
+            f"a padded text differs from the same text alone by {apart:.0e}, and by {differs:.0e} in transformers; "
+            "compared with that padded text"
+        )
+        apart = max(map(error, together, own))
+    found.invariants = max(*errors, apart)
+
+
+def _row_sums(scores: np.ndarray, place: AttentionPlace) -> np.ndarray:
+    """Return the sums ``[H, Lq]`` that rows of weights have by the definition of the softmax."""
+    if not getattr(place.spec.normalizer, "sinks", False):
+        return np.ones(scores.shape[:-1])
+    (sink,) = (value for name, value in place.module.named_parameters() if "sink" in name)
+    keys = np.exp(scores.astype(np.float64)).sum(-1)
+    return keys / (keys + np.exp(sink.detach().numpy().reshape(-1, 1).astype(np.float64)))
+
+
+def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTrainedModel | None = None) -> Any:
+    """Return the logits of the real tokens, or the last hidden states, of one text or of each."""
+    request = ModelForwardRequest(tokens=tokens, edits=edits or {})
+    asked = loaded.asked(request)
+    questions = {place.key: LayerQuestion(edits=request.edits.get(key, ())) for key, place in loaded.places.items()}
+    with torch.no_grad():
+        if eager is not None:
+            output = eager(**arguments_of(loaded, tokens))
+        else:
+            with LayerStates(loaded.places.values(), request.edits).reading((), output=False, hidden=False):
+                output = loaded.run(asked.inputs.arguments, AttentionPass(questions))
+    rows = output["logits" if getattr(output, "logits", None) is not None else "last_hidden_state"]
+    mask = asked.inputs.predicted.mask
+    found = [row if mask is None else row[mask[number]] for number, row in enumerate(rows)]
+    return found if isinstance(tokens[0], list) else found[0]
+
+
 def _generated(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     if not model.can_generate():
         return
@@ -306,10 +363,13 @@ def _imported(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(Path(folder, "net"))
         stacks: tuple[Any, ...] = ("encoder", "decoder") if loaded.reader.pairs else (None,)
-        families = {plan(Path(folder), ImportModule(checkpoint="net", stack=stack)).source.family for stack in stacks}
+        layer = next((int(key) for key in loaded.places if key.isdigit()), 0)  # that attends, of a hybrid
+        requests = [ImportModule(checkpoint="net", stack=stack, layer=layer) for stack in stacks]
+        families = {plan(Path(folder), request).source.family for request in requests}
         found.family = " ".join(sorted(families))
 
 
 _PARTS: Final[dict[str, Callable[[Found, PreTrainedModel, LoadedModel], None]]] = {
-    "whole": _whole, "weights": _weights, "gradients": _gradients, "generate": _generated, "import": _imported,
+    "whole": _whole, "weights": _weights, "gradients": _gradients, "invariants": _invariants, "generate": _generated,
+    "import": _imported,
 }  # fmt: skip

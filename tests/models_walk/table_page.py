@@ -19,12 +19,15 @@ difference, as a share of the largest number that is compared.
   attention, by the eager function of the model's own file.
 - *gradients*: of log p(token) after the text, by the embeddings of its tokens.
 - *tokens*: those of `generate`, the likeliest and those drawn after a seed, 6 after each of three prompts in one batch.
+- *invariants*: the largest error of what holds for any model: weights times values are the context, rows sum to one
+  less their sink, edits by a factor of one change nothing, and a text of a padded batch gives the numbers that it gives
+  alone.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).
 
 **{whole} model types are whole**: every number compared differs by less than {close:g}. {most}
 
-| type | class | attentions | whole | weights | gradients | tokens | import |
-|---|---|---|---|---|---|---|---|
+| type | class | attentions | whole | weights | gradients | tokens | invariants | import |
+|---|---|---|---|---|---|---|---|---|
 {rows}
 
 ## What is not compared, or differs
@@ -61,8 +64,9 @@ def page(found: Sequence[Found]) -> str:
 
 def _row(each: Found) -> str:
     tokens = {None: "–", True: "equal", False: "differ"}[each.generated]
-    numbers = (f"{x:.0e}" if x is not None else "–" for x in (each.whole, each.weights, each.gradients))
-    cells = [each.kind, each.architecture, str(each.layers), *numbers, tokens, each.family or "–"]
+    numbers = [each.whole, each.weights, each.gradients, each.invariants]
+    *errors, held = (f"{x:.0e}" if x is not None else "–" for x in numbers)
+    cells = [each.kind, each.architecture, str(each.layers), *errors, tokens, held, each.family or "–"]
     return f"| {' | '.join(cells)} |"
 
 

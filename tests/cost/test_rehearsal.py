@@ -136,7 +136,7 @@ x = torch.ones(1, requires_grad=True)
 torch.autograd.grad(2 * x, x, torch.ones(1))
 before = len(sys.modules)
 for name, bound in QUICK.items():
-    if bound.spec.method.name == "exact" and name != "narrow heads, turned":
+    if bound.spec.method.name == "exact":
         for kernel in able(bound):
             gradients_seen(bound, kernel)
 print(len(sys.modules) - before)

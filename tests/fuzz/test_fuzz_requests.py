@@ -23,15 +23,16 @@ def test_every_registered_entry_is_drawn(registry, drawn):
     assert all(options(random.Random(0)) is not None for options in drawn.values())
 
 
-def test_whole_requests_are_right_or_refused():
-    outcome = walk_situations(5, range(60))
+@pytest.mark.parametrize("situations", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_whole_requests_are_right_or_refused(situations):
+    outcome = walk_situations(5, range(situations))
     assert not outcome.faults, "\n".join(outcome.faults)
-    assert outcome.counts.total() == 60 * REQUESTS_OF_ONE
+    assert outcome.counts.total() == situations * REQUESTS_OF_ONE
     assert outcome.counts["right"] > outcome.counts.total() / 3
 
 
 def test_a_wrong_number_is_a_fault(monkeypatch):
     monkeypatch.setattr(plain_attention, "may_look", lambda mask, p, j, surplus, keys: j <= p + 1)
-    outcome = walk_situations(5, range(30))
+    outcome = walk_situations(5, range(5, 9))
     assert outcome.counts["wrong"]
     assert "situation 5:" in outcome.faults[0]

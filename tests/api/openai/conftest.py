@@ -1,10 +1,15 @@
-"""A live server with a small model that talks and one that embeds."""
+"""A live server with a small model that talks and one that embeds, and keys of its callers."""
 
+from typing import NamedTuple
+
+import httpx
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from attention_contract.schemas.server import CallerLimits
+from attention_service.api.access.api_keys import create_key
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
@@ -39,8 +44,32 @@ def fill(root):
     return root
 
 
+class Door(NamedTuple):
+    """The address of the server, and keys to it: one that may do all, and others of one scope or with a limit."""
+
+    url: str
+    key: str
+    reader: str
+    one_at_a_time: str
+    of_little_time: str
+
+
 @pytest.fixture(scope="package")
 def door(tmp_path_factory):
-    """The address of the server."""
-    with live_server(fill(tmp_path_factory.mktemp("models"))) as url:
-        yield url
+    """The server: all share it, for a model takes seconds to load."""
+    root = fill(tmp_path_factory.mktemp("models"))
+    keys = (
+        create_key(root, "app", ["infer", "inspect", "manage", "metrics"]),
+        create_key(root, "reader", ["inspect"]),
+        create_key(root, "single", ["infer"], CallerLimits(concurrent=1)),
+        create_key(root, "brief", ["infer"], CallerLimits(device_ms_per_s=1)),
+    )
+    with live_server(root, require_keys=True) as url:
+        yield Door(url, *keys)
+
+
+@pytest.fixture
+def http(door):
+    """A client with the key that may do all."""
+    with httpx.Client(base_url=door.url, timeout=60, headers={"authorization": f"Bearer {door.key}"}) as client:
+        yield client

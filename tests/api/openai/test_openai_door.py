@@ -9,20 +9,15 @@ import psutil
 import pytest
 
 from attention_client import AsyncClient, Client
-from attention_contract.schemas.server import CallerLimits
-from attention_service.api.access.api_keys import create_key
-from tests.api.openai.conftest import fill
-from tests.conftest import eventually, live_server
+from tests.conftest import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 LONG = {"model": "talker", "prompt": "Hello", "max_tokens": 1900, "stream": True}
 SHORT = {"model": "talker", "prompt": "Hello", "max_tokens": 3, "temperature": 0}
 
 
-@pytest.fixture
-def http(door):
-    with httpx.Client(base_url=door, timeout=60) as client:
-        yield client
+def by(key):
+    return {"authorization": f"Bearer {key}"}
 
 
 def metric(http, name):
@@ -76,13 +71,9 @@ def test_a_model_whose_process_dies_ends_its_stream_with_an_error(http):
     assert http.post("/v1/completions", json=SHORT).status_code == 200
 
 
-def test_the_time_of_a_generation_counts_against_its_caller(tmp_path):
-    key = create_key(fill(tmp_path), "app", ["infer"], CallerLimits(device_ms_per_s=1))
-    with live_server(tmp_path, require_keys=True) as url, httpx.Client(base_url=url, timeout=60) as http:
-        asked = SHORT | {"max_tokens": 200, "stream": True}
-        answers = [
-            http.post("/v1/completions", json=asked, headers={"authorization": f"Bearer {key}"}) for _ in range(2)
-        ]
+def test_the_time_of_a_generation_counts_against_its_caller(door, http):
+    asked = SHORT | {"max_tokens": 200, "stream": True}
+    answers = [http.post("/v1/completions", json=asked, headers=by(door.of_little_time)) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
 
 
@@ -120,7 +111,7 @@ def test_a_kept_run_is_a_recording(door, http, stream):
     asked = SHORT | {"stream": stream, "attention": {"keep": True, "weights": True}}
     answer = http.post("/v1/completions", json=asked)
     objects = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if "{" in line]
-    with Client(door) as client:
+    with Client(door.url, api_key=door.key) as client:
         recording = client.recordings.get(objects[-1]["recording"])
         assert len(recording.tokens["layers"]) == len("Hello") + 3
         tokens = [token for each in objects for choice in each["choices"] for token in choice["attention"]]
@@ -129,37 +120,32 @@ def test_a_kept_run_is_a_recording(door, http, stream):
     assert row[:, 0, : len(told[0])] == pytest.approx(np.array(told), abs=1e-5)
 
 
-def test_scopes_and_limits_of_keys_hold(tmp_path):
-    fill(tmp_path)
-    reader = create_key(tmp_path, "reader", ["inspect"])
-    slow = create_key(tmp_path, "slow", ["infer"], CallerLimits(concurrent=1))
-    with live_server(tmp_path, require_keys=True) as url, httpx.Client(base_url=url, timeout=60) as http:
-        denied = http.post("/v1/completions", json=SHORT, headers={"authorization": f"Bearer {reader}"})
-        assert (denied.status_code, denied.json()["error"]["type"]) == (403, "permission_error")
-        nobody = http.post("/v1/completions", json=SHORT)
-        assert nobody.status_code == 401
-        assert nobody.headers["www-authenticate"]
-        assert nobody.json()["error"]["type"] == "authentication_error"
-        key = {"authorization": f"Bearer {slow}"}
-        assert http.post("/v1/completions", json=SHORT, headers=key).status_code == 200
-        with http.stream("POST", "/v1/completions", json=LONG, headers=key) as answer:
-            next(answer.iter_lines())
-            busy = httpx.post(f"{url}/v1/completions", json=SHORT, headers=key)
-        assert busy.json()["error"]["type"] == "rate_limit_error"
-        assert busy.headers["retry-after"]
+def test_scopes_and_limits_of_keys_hold(door, http):
+    denied = http.post("/v1/completions", json=SHORT, headers=by(door.reader))
+    assert (denied.status_code, denied.json()["error"]["type"]) == (403, "permission_error")
+    nobody = httpx.post(f"{door.url}/v1/completions", json=SHORT)
+    assert nobody.status_code == 401
+    assert nobody.headers["www-authenticate"]
+    assert nobody.json()["error"]["type"] == "authentication_error"
+    key = by(door.one_at_a_time)
+    assert http.post("/v1/completions", json=SHORT, headers=key).status_code == 200
+    with http.stream("POST", "/v1/completions", json=LONG, headers=key) as answer:
+        next(answer.iter_lines())
+        busy = httpx.post(f"{door.url}/v1/completions", json=SHORT, headers=key)
+    assert busy.json()["error"]["type"] == "rate_limit_error"
+    assert busy.headers["retry-after"]
 
 
 async def test_the_client_generates_whole_and_piece_by_piece(door):
     asked = {"max_tokens": 5, "temperature": 0, "attention": {"layers": [1], "top_k": 2}}
-    with Client(door) as client:
+    with Client(door.url, api_key=door.key) as client:
         whole = client.models.generate("talker", "Hello", **asked)
         pieces = [*client.models.stream("talker", "Hello", **asked)]
         assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
         assert [piece.choices[0].attention[0].id for piece in pieces] == [
             each.id for each in whole.choices[0].attention
         ]
-        assert len(client.models.embed("encoder", ["the cat", "mat"], dimensions=3).data[1].embedding) == 3
-    async with AsyncClient(door) as client:
+    async with AsyncClient(door.url, api_key=door.key) as client:
         messages = [{"role": "user", "content": "Hello"}]
         answer = await client.models.chat("talker", messages, **asked)
         pieces = [each async for each in client.models.stream_chat("talker", messages, **asked)]

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from attention_service.api.access.api_keys import create_key
-from tests.api.openai.conftest import fill, letters, talker
+from attention_client import Client
+from tests.api.openai.conftest import letters, talker
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
-from tests.conftest import live_server
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
@@ -21,7 +20,7 @@ LOOK = {"attention": {"layers": [1], "heads": [0, 3], "statistics": ["entropy"],
 
 @pytest.fixture(scope="module")
 def client(door):
-    with openai.OpenAI(base_url=f"{door}/v1", api_key="none", max_retries=0) as made:
+    with openai.OpenAI(base_url=f"{door.url}/v1", api_key=door.key, max_retries=0) as made:
         yield made
 
 
@@ -127,6 +126,11 @@ def test_texts_become_vectors(client, form):
     assert reply.usage.prompt_tokens == 5
 
 
+def test_the_client_embeds(door):
+    with Client(door.url, api_key=door.key) as client:
+        assert len(client.models.embed("encoder", ["the cat", "mat"], dimensions=3).data[1].embedding) == 3
+
+
 def test_models_are_listed(client):
     assert {"talker", "encoder"} <= {model.id for model in client.models.list()}
     assert client.models.retrieve("talker").owned_by == "attention-service"
@@ -135,7 +139,7 @@ def test_models_are_listed(client):
 
 
 async def test_the_awaited_client_does_the_same(door):
-    async with openai.AsyncOpenAI(base_url=f"{door}/v1", api_key="none") as client:
+    async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.key) as client:
         asked = {"model": "talker", "messages": CHAT, "temperature": 0, "max_tokens": 5}
         whole = await client.chat.completions.create(**asked)
         text = ""
@@ -177,11 +181,7 @@ def test_what_is_refused_is_raised_as_the_package_does(client, options, kind, pa
     assert refusal.value.request_id
 
 
-def test_keys_are_those_of_the_server(tmp_path):
-    key = create_key(fill(tmp_path), "app", ["infer"])
-    with live_server(tmp_path, require_keys=True) as url:
-        with pytest.raises(openai.AuthenticationError) as refusal:
-            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").chat.completions.create(model="talker", messages=CHAT)
-        assert refusal.value.type == "authentication_error"
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key=key)
-        assert client.chat.completions.create(model="talker", messages=CHAT, max_tokens=2).usage.completion_tokens == 2
+def test_keys_are_those_of_the_server(door):
+    with pytest.raises(openai.AuthenticationError) as refusal:
+        openai.OpenAI(base_url=f"{door.url}/v1", api_key="wrong").chat.completions.create(model="talker", messages=CHAT)
+    assert refusal.value.type == "authentication_error"

@@ -174,7 +174,11 @@ def test_a_kernel_refuses_rather_than_leave_a_part_out(make_problem):
 def test_every_mask_on_a_gpu(kernel, dtype, tolerance, make_problem, reference):
     for masks, more in product(MASKS.values(), REQUESTS.values()):
         problem = make_problem(width=8, value_width=8, dtype=dtype, spec=AttentionSpec(masks=masks), **more)
-        moved = {each.name: x.cuda() for each in fields(problem) if isinstance(x := getattr(problem, each.name), torch.Tensor)}
+        moved = {
+            each.name: x.cuda()
+            for each in fields(problem)
+            if isinstance(x := getattr(problem, each.name), torch.Tensor)
+        }
         on_gpu = replace(problem, **moved)
         leaves = [x.requires_grad_() for x in (on_gpu.q, on_gpu.k, on_gpu.v)]
         context = attend(on_gpu, kernel=kernel).context

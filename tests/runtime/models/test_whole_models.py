@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
+from attention_service.runtime.models.model_catalogue import find_folder
 from attention_service.runtime.models.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
@@ -117,6 +118,15 @@ def test_pairs_answer_too(models):
     info = models.get("t5")
     assert {"text", "target"} <= set(info.takes)
     assert [layer.layer for layer in info.layers][:2] == ["encoder.0", "encoder.1"]
+
+
+def test_an_idle_model_says_what_it_takes_and_whether_it_generates(models):
+    for name in (*FAMILIES, "clip"):
+        idle, resident = find_folder(models.root, name).info(name, None), models.load(name)
+        assert (idle.state, resident.state) == ("idle", "resident")
+        assert (sorted(idle.takes), idle.generates) == (sorted(resident.takes), resident.generates), name
+    tiny = find_folder(models.root, "tiny").info("tiny", None)
+    assert (tiny.takes, tiny.generates) == (["text", "messages"], True)
 
 
 def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):

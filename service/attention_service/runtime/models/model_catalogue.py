@@ -1,6 +1,7 @@
 """The checkpoints of the model repository that can become models, by their configs and the sizes of their files."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -24,14 +25,20 @@ _MISSING: Final = (
     "(attention-service[transformers])"
 )
 
-
-_READERS: Final[dict[Literal["text", "images"], tuple[str, ...]]] = {
+Input = Literal["text", "messages", "images", "target"]
+_READERS: Final[dict[Input, tuple[str, ...]]] = {
     "text": (
         "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
     ),
     "images": ("preprocessor_config.json", "processor_config.json"),
 }  # fmt: skip
 """Files of which a tokenizer, or an image processor, of transformers has one."""
+_TEMPLATES: Final = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
+"""Files and a folder of which a tokenizer with a chat template of its own has one."""
+_LARGEST: Final = 2**22
+"""Bytes of a tokenizer's config that is looked into."""
+_GENERATING: Final = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
+"""Ends of the class names of models that predict the next token."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +72,35 @@ class ModelFolder:
     def info(self, name: str, dtype: str | None) -> ModelInfo:
         """Describe the model before it is loaded."""
         architectures, kind = self.config.get("architectures"), self.config.get("model_type")
+        named = str(architectures[0])[:120] if isinstance(architectures, list) and architectures else None
         return ModelInfo(
             id=name,
             created=self.created,
             checkpoint=self.checkpoint,
             state="idle",
-            architecture=str(architectures[0])[:120] if isinstance(architectures, list) and architectures else None,
+            architecture=named,
             model_type=kind[:80] if isinstance(kind, str) else None,
-            takes=[takes for takes, names in _READERS.items() if any((self.folder / name).is_file() for name in names)],
+            takes=self.takes,
+            generates=named is not None and named.endswith(_GENERATING),
             bytes=self.resident_bytes(dtype),
             problem=None if has_transformers() else _MISSING,
         )
+
+    @cached_property
+    def takes(self) -> list[Input]:
+        """The inputs that its requests may have, by the names of its files and by its config."""
+        found: list[Input] = [takes for takes, names in _READERS.items() if self._has(*names)]
+        if "text" in found and (self._has(*_TEMPLATES) or self._says_template()):
+            found.append("messages")
+        return [*found, "target"] if "text" in found and self.config.get("is_encoder_decoder") is True else found
+
+    def _has(self, *names: str) -> bool:
+        return any((self.folder / name).exists() for name in names)
+
+    def _says_template(self) -> bool:
+        """True if the tokenizer's own config has a template, as those of older checkpoints do."""
+        file = self.folder / "tokenizer_config.json"
+        return file.is_file() and file.stat().st_size <= _LARGEST and b'"chat_template"' in file.read_bytes()
 
 
 def default_name(checkpoint: str) -> str:

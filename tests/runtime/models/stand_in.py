@@ -25,15 +25,22 @@ MIB = 2**20
 
 
 class StandIn:
-    """A model whose commands are texts: ``sleep 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``, ``print``."""
+    """A model whose commands are texts: ``sleep 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``, ``print``.
+
+    After ``hold 100`` it says that it holds 100 MiB of a GPU.
+    """
 
     def __init__(self, facts):
         self.facts = facts
         self.kept = []
+        self.held = None
 
     def info(self):
         layer = {"layer": 0, "heads": 1, "kv_heads": 1}
         return {"layers": [layer], "takes": ["text"], "dtype": self.facts["dtype"], "device": self.facts["device"]}
+
+    def held_bytes(self):
+        return self.held
 
     def prepare(self, operation, body, room, emit):
         assert room > 0
@@ -57,6 +64,8 @@ class StandIn:
             case "take":
                 self.kept.append(np.ones(int(amount) * MIB, np.uint8))
                 time.sleep(0.5)
+            case "hold":
+                self.held = int(amount) * MIB
             case "die":
                 os._exit(7)
             case "fail":

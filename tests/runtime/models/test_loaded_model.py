@@ -1,5 +1,7 @@
 """A whole model in the worker gives the numbers of its eager self, and its edits and statistics those of modules."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS,
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.models import ModelForwardRequest, ModelWeightsRequest
 from attention_service.core.inspection.statistics import HEAD_STATISTICS
+from attention_service.runtime.models.served_model import ServedModel
 
 NOT_TOLD = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
 
@@ -216,3 +219,17 @@ def test_a_model_describes_itself():
     assert told["generates"]
     assert loaded("t5").info()["takes"] == ["text", "target"]
     assert not loaded("bert").info()["generates"]
+
+
+def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(monkeypatch):
+    memory = {"reserved": 2**30, "allocated": 2**28}
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: memory["reserved"])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: memory["allocated"])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: memory.update(reserved=memory["allocated"]))
+    served = ServedModel(loaded("llama"))
+    assert served.held_bytes() is None
+    on_gpu = ServedModel.__new__(ServedModel)
+    on_gpu.loaded = SimpleNamespace(device=SimpleNamespace(torch=torch.device("cuda", 0)))
+    assert on_gpu.held_bytes() == 2**28
+    memory["reserved"] += 2**20
+    assert on_gpu.held_bytes() == 2**28 + 2**20

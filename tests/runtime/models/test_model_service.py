@@ -16,9 +16,10 @@ from tests.conftest import eventually, live_server
 
 from attention_client import Client
 from attention_service.runtime.models import worker_process
+from attention_service.runtime.models.model_catalogue import PROCESS_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
-ONE = "/v1/models/one"
+ONE, MIB = "/v1/models/one", 2**20
 
 
 def ask(http, text, model="one", **more):
@@ -73,6 +74,18 @@ def test_a_model_can_be_loaded_under_a_name_and_unloaded(http):
     assert problem(http.get("/v1/models/mine"))["code"] == "model_not_found"
     assert problem(http.delete("/v1/models/mine"))["code"] == "model_not_found"
     assert state(http, "org--two") == "idle"
+
+
+def test_what_a_model_holds_of_a_gpu_counts_in_place_of_the_estimate(http):
+    told = [http.post("/v1/models", json={"checkpoint": "one", "name": "mine"}).json()["bytes"]]
+    for amount in (300, 100):
+        ask(http, f"hold {amount}", "mine")
+        told.append(http.get("/v1/models/mine").json()["bytes"])
+    assert told == [http.get(ONE).json()["bytes"], PROCESS_BYTES + 300 * MIB, PROCESS_BYTES + 100 * MIB]
+    resident = sum(model["bytes"] for model in http.get("/v1/models").json()["data"] if model["state"] == "resident")
+    lines = http.get("/metrics").text.splitlines()
+    assert resident == next(float(line.split()[1]) for line in lines if line.startswith("attention_model_bytes "))
+    http.delete("/v1/models/mine")
 
 
 def test_progress_shows_while_a_model_loads(http):

@@ -12,7 +12,7 @@ from attention_contract.errors import AttentionError, Draining, ModelEnded, from
 from attention_contract.schemas.models import ModelInfo
 from attention_service.runtime.callers import caller
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.model_catalogue import ModelFolder, check_transformers
+from attention_service.runtime.models.model_catalogue import PROCESS_BYTES, ModelFolder, check_transformers
 from attention_service.runtime.models.worker_messages import Message, Piece
 from attention_service.runtime.models.worker_process import WorkerProcess
 from attention_service.runtime.scheduling.budget import Budget
@@ -73,7 +73,7 @@ class ResidentModel:
         self.folder = folder
         self.dtype = dtype or ("float32" if not host.device.is_cuda else folder.stored)
         self.bytes = 0
-        """Bytes of the memory budget that it holds, besides what is in flight."""
+        """Bytes of the memory budget that it holds, besides what is in flight: an estimate, or what a GPU holds."""
         self.progress = 0.0
         self.used = time.monotonic()
         """Time of the end of the last request."""
@@ -117,8 +117,8 @@ class ResidentModel:
         elif self._facts is not None:
             own = {"id", "created", "checkpoint", "bytes"}
             facts = {name: value for name, value in self._facts.items() if name not in own}
-            stated = told.model_dump(exclude={"state", "progress", *facts})
-            told = ModelInfo(**stated, **facts | {"state": "resident", "progress": None})
+            now = {"state": "resident", "progress": None, "bytes": self.bytes}
+            told = ModelInfo(**told.model_dump(exclude={*now, *facts}), **facts | now)
         return told
 
     async def ask(self, question: Question) -> None:
@@ -196,7 +196,7 @@ class ResidentModel:
         )
         worker = None
         try:
-            worker = self._worker = await WorkerProcess.start(need)
+            worker = self._worker = await WorkerProcess.start(need, watched=not host.device.is_cuda)
             facts = {
                 "name": self.name,
                 "folder": str(folder.folder),
@@ -215,6 +215,7 @@ class ResidentModel:
             raise
         else:
             self.bytes = worker.limit = folder.resident_bytes(self.dtype)
+            self._hold(message.facts.pop("held_bytes"))
             self._facts = message.facts
         finally:
             host.budget.release(need)
@@ -252,6 +253,7 @@ class ResidentModel:
                 await worker.send("ask", facts, question.body)
                 while (message := await worker.receive()).kind != "done":
                     await self._take(message, question, worker)
+                self._hold(message.facts["held_bytes"])
             if question.fault is not None:
                 question.fail(question.fault)
             elif not question.done.done():
@@ -268,6 +270,12 @@ class ResidentModel:
                 self._host.budget.release(question.need)
             worker.limit = self.bytes
             self._running, self.used = None, time.monotonic()
+
+    def _hold(self, reserved: int | None) -> None:
+        """Count what the model holds on a GPU in place of the estimate."""
+        if reserved is not None:
+            self.bytes = PROCESS_BYTES + reserved
+            self._host.budget.wake()
 
     async def _take(self, message: Message, question: Question, worker: WorkerProcess) -> None:
         """Take one message about a request."""

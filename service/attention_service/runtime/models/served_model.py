@@ -27,7 +27,7 @@ from attention_service.runtime.models.loaded_model import Asked, LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.text_embeddings import embed, embedding_bytes
-from attention_service.runtime.models.worker import Answer, Emit, Work, serve
+from attention_service.runtime.models.worker import MUCH, Answer, Emit, Work, serve
 
 RequestT = TypeVar("RequestT", bound=WireModel)
 
@@ -53,6 +53,15 @@ class ServedModel:
         """Return the fields of ModelInfo that the model itself knows."""
         found = self.loaded.info()
         return found | {"layers": [each.model_dump() for each in found["layers"]]}
+
+    def held_bytes(self) -> int | None:
+        """Return the bytes of a GPU that PyTorch has reserved; much that is free goes back first. None on a CPU."""
+        device = self.loaded.device.torch
+        if device.type != "cuda":
+            return None
+        if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > MUCH:
+            torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(device)
 
     def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
         """Check a request and estimate its memory. Raises what the operation raises."""

@@ -20,8 +20,8 @@ from attention_service.core.cancellation import Abandoned, Cancellation, cancell
 from attention_service.runtime.device.freed_memory import give_back_freed_memory, keep_freed_memory
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
-_MUCH: Final = 2**26
-"""Bytes of a request after which freed memory goes back to the system."""
+MUCH: Final = 2**26
+"""Bytes of a request after which freed memory goes back to the system, or to the GPU."""
 _OUT_OF_MEMORY: Final = "out of memory", "not enough memory"
 """Words of PyTorch's allocators."""
 
@@ -58,6 +58,9 @@ class Served(Protocol):
     def info(self) -> dict[str, Any]:
         """Return fields of ModelInfo."""
 
+    def held_bytes(self) -> int | None:
+        """Return the memory of a GPU that the process holds; None on a CPU, where the server sees it."""
+
     def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
         """Check a request. ``room``: bytes that could be admitted. Raises AttentionError."""
 
@@ -82,7 +85,7 @@ class Worker:
         facts = self._inbox.get().facts
         try:
             model: Served = load(facts, lambda share: self.tell("progress", {"share": share}))
-            self.tell("loaded", model.info())
+            self.tell("loaded", model.info() | {"held_bytes": model.held_bytes()})
         except Exception as fault:  # whatever a checkpoint does to the code of its model
             self.tell("problem", problem_of(fault))
             raise SystemExit(1) from None
@@ -122,9 +125,9 @@ class Worker:
                 del answer
         except Exception as fault:
             self.tell("problem", problem_of(fault))
-        if need > _MUCH:
+        if need > MUCH:
             give_back_freed_memory()
-        self.tell("done")
+        self.tell("done", {"held_bytes": model.held_bytes()})
 
     def _emit(self, event: bytes) -> None:
         self.tell("event", body=[event])

@@ -3,6 +3,7 @@
 A message is the lengths of its head and its body, the head as JSON, and the body: bytes of the contract. Nothing is
 ever unpickled. To the process go ``load``, ``ask``, ``go`` and ``cancel``. From it come ``progress``, ``loaded``,
 ``need``, ``event``, ``recording``, ``last``, ``reply`` and ``problem``, and ``done`` after the last word on a request.
+``loaded`` and ``done`` tell which memory of a GPU the process holds.
 """
 
 import struct

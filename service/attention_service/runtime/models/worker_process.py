@@ -38,7 +38,7 @@ _PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PY
 class WorkerProcess:
     """A process that holds one model. Used from the event loop only."""
 
-    def __init__(self, process: asyncio.subprocess.Process, source: FileIO, limit: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, source: FileIO, limit: int, *, watched: bool) -> None:
         self.limit = limit
         """Bytes of memory by the estimate. A process that takes ``_MARGIN`` times as many is ended."""
         self._process = process
@@ -48,11 +48,16 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         # A thread reads: the event loop would copy a large reply twice, in pieces of 64 KiB.
         threading.Thread(target=self._listen, args=(source, loop), name="attention-model", daemon=True).start()
-        self._tasks = [asyncio.create_task(work) for work in (self._keep_last_words(), self._watch())]
+        self._tasks = [asyncio.create_task(self._keep_last_words())]
+        if watched:
+            self._tasks.append(asyncio.create_task(self._watch()))
 
     @classmethod
-    async def start(cls, limit: int) -> "WorkerProcess":
-        """Start a process that may take so many bytes of memory by the estimate."""
+    async def start(cls, limit: int, *, watched: bool) -> "WorkerProcess":
+        """Start a process that may take so many bytes of memory by the estimate.
+
+        ``watched``: end it if it takes more. False for a model on a GPU, which tells what it holds there.
+        """
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -67,7 +72,7 @@ class WorkerProcess:
             raise
         finally:
             os.close(writing)
-        return cls(process, FileIO(reading, "r"), limit)
+        return cls(process, FileIO(reading, "r"), limit, watched=watched)
 
     @property
     def pid(self) -> int:

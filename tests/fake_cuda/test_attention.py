@@ -143,7 +143,7 @@ def test_lengths_share_cudnns_plans(cuda):
         return torch.ops.aten._scaled_dot_product_cudnn_attention(q, *args, **options)
 
     with mock.patch.object(cuda_attention, "_cudnn", planned):
-        for length in [64, 1000, 1023, 1024, 1500, 1501, 1502, 1535, 1536, 1537]:
+        for length in [64, 1024, 2047, 2048, 3000, 3001, 3002, 3071, 3072, 3073]:
             counts, _ = raw(cuda, "bfloat16", (1, 1, length, 64), spec=CAUSAL)
-            assert counts.launches[CUDNN if length >= 1024 else FLASH] == 1
-    assert shapes == {(1, 1, length, 64) for length in (1024, 1536, 1664)}
+            assert counts.launches[CUDNN if length >= 2048 else FLASH] == 1
+    assert shapes == {(1, 1, length, 64) for length in (2048, 3072, 3328)}

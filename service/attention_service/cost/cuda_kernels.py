@@ -1,7 +1,7 @@
 """PyTorch's kernels of attention on a GPU in a rehearsal: results without numbers, pairs, and workspace.
 
 Flash and the memory-efficient kernel take tensors ``[B, L, H, W]``, cuDNN's ``[B, H, L, W]``. Source: the schemas of
-these operations in PyTorch 2.13, and ``flash_attn/flash_api.cpp``.
+these operations in PyTorch 2.13, ``flash_attn/flash_api.cpp`` and ``attention_backward.cu``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,8 @@ import torch
 
 from attention_service.core.masks.bands import Band
 
+_MULTIPROCESSORS = 132
+"""Of an H100; of a larger GPU flash cuts keys into more parts, which take as much for each."""
 _TOP_LEFT = 1
 """The mask of the memory-efficient kernel that begins at the first key; the next one ends at the last."""
 
@@ -39,6 +41,7 @@ class Called:
 
     def __init__(self, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         band, self.back, at, length = KERNELS[name]
+        self._name, self._args = name, args
         self.q, self.k, self.v = args[self.back : self.back + 3]
         self.queries, keys = self.q.shape[length], self.k.shape[length]
         self.heads = self.q.shape[3 - length]
@@ -55,13 +58,36 @@ class Called:
 
     @property
     def workspace_bytes(self) -> int:
-        """Upper bound on what it takes beside inputs and results: backward, flash sums ∂q in float32, ∂k by head."""
+        """Upper bound on what it takes beside inputs and results.
+
+        Backward, ∂q is summed in float32 and ∂k by head; what flash gets in other layouts it copies, and the other
+        kernel takes as much again where heads share their keys.
+        """
+        flash, width = "flash" in self._name, -(-self.q.shape[3] // 32) * 32
         if not self.back:
-            return 0
-        rows, width = -(-self.queries // 128) * 128, -(-self.q.shape[3] // 32) * 32
+            return 4 * self._splits() * self.q.shape[:3].numel() * (width + 1) if flash else 0
+        rows = -(-self.queries // 128) * 128
         summed = 4 * self.q.shape[0] * self.heads * rows * (width + 1)
+        if flash:
+            summed += sum(x.nbytes for x in (self._args[0], self._args[4]) if not x.is_contiguous())
+        elif not self.k.stride(2):
+            summed *= 2
         grouped = self.heads // self.k.shape[3 - self.length] > 1
         return int(summed + grouped * 2 * self.k.nbytes * self.heads // self.k.shape[3 - self.length])
+
+    def _splits(self) -> int:
+        """Parts of the keys that flash sums apart where queries are few, as ``num_splits_heuristic`` chooses; or 0."""
+        tiles = self.q.shape[0] * self.heads * -(-self.queries // 64)
+        at_once, width = 2 * _MULTIPROCESSORS, self.q.shape[3]
+        if not tiles or tiles >= 0.8 * at_once:
+            return 0
+        blocks = -(-self.k.shape[1] // (256 if width <= 64 else 128 if width <= 128 else 64))
+        counts = [
+            n for n in range(1, min(128, at_once, blocks) + 1) if n == 1 or -(-blocks // n) != -(-blocks // (n - 1))
+        ]
+        used = [tiles * n / at_once / -(-tiles * n // at_once) for n in counts]
+        best = next((n for n, share in zip(counts, used, strict=True) if share >= 0.85 * max(used)), 1)
+        return best if best > 1 else 0
 
 
 _Bands = Callable[[int, int, Any, Mapping[str, Any]], Band]

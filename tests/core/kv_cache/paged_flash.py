@@ -23,7 +23,7 @@ class Call:
     sequences: int
     queries: int
     splits: int | None
-    """None if the kernel chose."""
+    """Parts of the keys that are summed apart."""
     grouped: bool
     """True if each key was read once for the heads of a group."""
 

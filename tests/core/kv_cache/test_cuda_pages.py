@@ -81,7 +81,7 @@ def test_sequences_of_one_slab_are_one_call_with_one_upload(calls, monkeypatch, 
     monkeypatch.setattr(cuda_pages, "to_device", lambda *about: uploads.append(about) or to_device(*about))
     slab = slab_of(dtype=dtype)
     check(queries_of(slab, 3, queries), [runs_of(slab, each) for each in PAGES], SPECS[left])
-    assert calls == [Call(3, queries, 1, grouped=queries == 1 and left is None)]
+    assert calls == [Call(3, queries, 16 // queries, grouped=queries == 1 and left is None)]
     assert len(uploads) == 1
 
 
@@ -91,10 +91,12 @@ def test_a_window_that_hides_nothing_costs_nothing(calls):
     assert calls[0].grouped
 
 
-def test_a_sequence_alone_is_split_as_the_kernel_chooses(calls):
+@pytest.mark.parametrize(("queries", "splits"), [(1, 16), (4, 4), (40, 1)])
+def test_keys_are_split_as_often_whatever_runs_beside(calls, queries, splits):
     slab = slab_of()
-    check(queries_of(slab, 1, 1), [runs_of(slab, PAGES[0])], SPECS[None])
-    assert calls == [Call(1, 1, None, grouped=True)]
+    for sequences in (1, 3):
+        check(queries_of(slab, sequences, queries), [runs_of(slab, each) for each in PAGES[:sequences]], SPECS[None])
+    assert [call.splits for call in calls] == [splits] * 2
 
 
 @pytest.mark.parametrize("queries", [1, 3])
@@ -162,7 +164,7 @@ CPU = torch.device("cpu")
 def test_the_trial_succeeds_where_the_kernel_gives_the_numbers(calls, monkeypatch):
     as_on_a_gpu(monkeypatch)
     assert paged_fault(CPU) is None
-    assert {(call.sequences, call.queries, call.splits) for call in calls} == {(1, 1, None), (2, 1, 1), (2, 3, 1)}
+    assert {(call.sequences, call.queries, call.splits) for call in calls} == {(1, 1, 16), (2, 1, 16), (2, 3, 5)}
     assert len(calls) == 2 * 2 * 3
 
 
@@ -229,3 +231,12 @@ def test_steps_on_a_gpu_run_by_the_kernel_and_give_the_dense_numbers(left, queri
 @pytest.mark.gpu
 def test_the_trial_succeeds_on_a_gpu():
     assert paged_fault(torch.device("cuda", 0)) is None
+
+
+@pytest.mark.gpu
+def test_a_sequence_has_the_same_bits_alone_and_beside_others_on_a_gpu():
+    slab = slab_of("cuda", width=64)
+    q, pasts = queries_of(slab, 3, 1), [runs_of(slab, each) for each in PAGES]
+    together = attend_in_place(q, pasts, SPECS[None], {})
+    for index, past in enumerate(pasts):
+        assert torch.equal(attend_in_place(q[index : index + 1], [past], SPECS[None], {})[0], together[index])

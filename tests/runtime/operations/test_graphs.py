@@ -327,7 +327,8 @@ class Streams:
 
     def __init__(self, monkeypatch):
         self.calls, self.made, self.pools = [], [], []
-        self.current = SimpleNamespace(name="lane", wait_stream=lambda other: None)
+        waits = lambda: self.calls.append("waits")  # noqa: E731
+        self.current = SimpleNamespace(name="lane", wait_stream=lambda other: None, synchronize=waits)
         for name in ("graph_pool_handle", "current_stream", "set_stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "Stream", self.stream)
@@ -367,7 +368,7 @@ def test_captures_share_a_stream_and_a_pool_and_wait_for_nobody(monkeypatch):
     assert cuda.calls == [("begin", "capture", 1, "thread_local"), "end"] * 3
     assert cuda.current.name == "lane"
     assert torch.equal(replays[0]()[0], torch.ones(1))
-    assert cuda.calls[-1] == "replay"
+    assert cuda.calls[-2:] == ["replay", "waits"]
 
 
 @pytest.mark.parametrize("fails_at", [1, 4], ids=["warming up", "captured"])

@@ -1,8 +1,8 @@
 """Steps on a CUDA device: FlashAttention-2 reads the pages of many sequences by a block table, in one call a slab.
 
 It is called as PyTorch's own operation: ``torch.nn.attention.varlen`` would load PyTorch's compiler and launch one more
-kernel. Sequences in one call are not split among thread blocks, so that each gets the same bits whatever runs beside
-it. A sequence alone in a call is split, without which it would leave most of a GPU idle.
+kernel. Its keys are split among thread blocks, without which few sequences would leave most of a GPU idle: into as many
+parts whatever runs beside a sequence, so that it always gets the same bits.
 
 Source: Kwon et al. 2023, section 4; Dao 2023 (FlashAttention-2).
 """
@@ -22,6 +22,8 @@ from attention_service.core.tensors import to_device
 _HALF = (torch.float16, torch.bfloat16)
 _WIDEST = 256
 """The widest head that it takes."""
+_SPLITS = 16
+"""Parts of the keys of one query. Of more queries, so many fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +106,24 @@ class _Call:
         # Without a border on the right the kernel reads each key once for the heads of a group; one query needs none.
         right = -1 if whole and self.queries == 1 else 0
         by_query, by_key, lengths, block_table, *_ = numbers
-        splits = None if self.sequences == 1 else 1  # None: as many as the kernel likes
         context, *_ = torch.ops.aten._flash_attention_forward(
             rows.flatten(0, 1), _pages_of(self.slab.keys), _pages_of(self.slab.values),
             by_query, by_key, self.queries, self.longest, 0.0, causal, False,
             scale=scale, window_size_left=-1 if whole else left, window_size_right=right,
-            seqused_k=lengths, block_table=block_table.view(self.sequences, -1), num_splits=splits,
+            seqused_k=lengths, block_table=block_table.view(self.sequences, -1), num_splits=_splits(self.queries),
         )  # fmt: skip
         found: Tensor = context.view(rows.shape)
         return found
+
+
+def workspace_bytes(sequences: int, heads: int, queries: int, width: int) -> int:
+    """Return the bytes of the contexts and sums of all parts, in float32."""
+    splits = _splits(queries)
+    return 4 * splits * sequences * heads * queries * (-(-width // 32) * 32 + 1) if splits > 1 else 0
+
+
+def _splits(queries: int) -> int:
+    return max(_SPLITS // queries, 1)
 
 
 def _pages_of(slots: Tensor) -> Tensor:

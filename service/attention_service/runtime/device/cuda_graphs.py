@@ -2,7 +2,7 @@
 
 A small forward pass takes the host longer to launch, operation by operation, than the GPU to do. Its graph is captured
 once its key (module, shape, kernel) has come often enough and the device has nothing else to do, kept if it is then
-faster, and replayed on tensors that stay where they are. It goes when its module does: a replaced module's parameters
+faster, and replayed on tensors that stay where they are: the copies from and to the host's memory are part of it. It goes when its module does: a replaced module's parameters
 are other tensors. All graphs share one pool of memory, since one is replayed at a time.
 """
 
@@ -23,8 +23,9 @@ from attention_service.modules.resident import Module
 log = logging.getLogger(__name__)
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors], tuple[Tensor, ...]]
-"""Maps device tensors to device tensors without a host synchronization."""
+"""Maps tensors of the host to tensors of the host, both pinned, without a host synchronization."""
 Replay = Callable[[], tuple[Tensor, ...]]
+"""Replays, and waits for the results."""
 Capture = Callable[[Run, Tensors], Replay]
 
 OFTEN = 8
@@ -45,11 +46,14 @@ class Recipe:
     """The means to capture a pass. It keeps no module and no request alive."""
 
     def inputs(self) -> dict[str, Tensor]:
-        """Make input tensors on the device, with any numbers."""
+        """Make input tensors in pinned memory of the host, with any numbers."""
         raise NotImplementedError
 
     def run(self, module: Module, tensors: Tensors) -> tuple[Tensor, ...]:
-        """Compute the pass, without a host synchronization."""
+        """Copy the inputs to the device, compute the pass, and copy its results to the same pinned memory each time.
+
+        The host waits for nothing.
+        """
         raise NotImplementedError
 
     def need(self, module: Module) -> int:
@@ -68,9 +72,12 @@ class Graph:
     """The number of the pass that replayed it last."""
 
     def replay(self, tensors: Tensors) -> tuple[Tensor, ...]:
-        """The results for these tensors, which have the shapes of ``inputs``. The next replay overwrites them."""
+        """The results on the host for these tensors of the host, of the shapes of ``inputs``.
+
+        The next replay overwrites them.
+        """
         for name, x in tensors.items():
-            self.inputs[name].copy_(x, non_blocking=True)
+            self.inputs[name].copy_(x)
         return self._replay()
 
 
@@ -222,6 +229,7 @@ class Captures:
 
         def replay() -> tuple[Tensor, ...]:
             graph.replay()
+            torch.cuda.current_stream().synchronize()
             return outputs
 
         return replay

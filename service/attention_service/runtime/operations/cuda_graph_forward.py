@@ -5,7 +5,7 @@ octave. Tokens that are added come last: a causal mask hides them, and without o
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ from attention_service.core.methods import METHODS
 from attention_service.core.nonfinite_keys import are_finite, sum_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.frequencies import outgrown_length
-from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.core.tensors import TORCH_DTYPES, to_device
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.cuda_graphs import Graph, Recipe, Tensors
@@ -100,20 +100,30 @@ class ForwardRecipe(Recipe):
         }
         self._bound = whole.replaced(module=None, arrays=blank)
         self._kernel, self._device, self._need = kernel, device, need
+        self._results: tuple[Tensor, ...] = ()
 
     def inputs(self) -> dict[str, Tensor]:
         """Zeros, all of them real tokens."""
-        place = self._device.torch
-        made = {name: torch.zeros(shape, dtype=dtype, device=place) for name, (shape, dtype) in self._shapes.items()}
+        made = {name: self._pinned(shape, dtype).zero_() for name, (shape, dtype) in self._shapes.items()}
         if "key_lengths" in made:
             made["key_lengths"].fill_(self._bound.queries)
         return made
 
+    def _pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=self._device.torch.type == "cuda")
+
     @torch.inference_mode()
-    def run(self, module: Module, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    def run(self, module: Module, tensors: Tensors) -> tuple[Tensor, ...]:
         """The output, and a number that is finite if all keys and values are."""
+        there = {name: x.to(self._device.torch, non_blocking=True) for name, x in tensors.items()}
+        found = self._computed(module, there)
+        if not self._results:  # pinned before anything is captured
+            self._results = tuple(self._pinned(x.shape, x.dtype) for x in found)
+        return tuple(host.copy_(x, non_blocking=True) for host, x in zip(self._results, found, strict=True))
+
+    def _computed(self, module: Module, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         bound = self._bound.replaced(module=module)
-        problem = compute.problem(bound, dict(tensors), module.parameters, views=True)
+        problem = compute.problem(bound, tensors, module.parameters, views=True)
         context = METHODS.of(bound.spec.method).attend(problem, KERNELS[self._kernel].make(), (), ())["context"]
         return compute.output(bound, module.parameters, context), sum_of(problem.k, problem.v)
 
@@ -137,17 +147,17 @@ class GraphedForward(Operation):
     kernel: str
 
     def upload(self, device: torch.device) -> Uploaded:
-        """Pad the input, and copy it to the device."""
-        return compute.upload(padded(self.bound, self.bucket), device)
+        """Pad the input. The graph copies it to the device."""
+        return compute.upload(padded(self.bound, self.bucket), torch.device("cpu"))
 
     @torch.inference_mode()
     def launch(self, uploaded: Uploaded) -> Results:
-        """Replay the graph. The next replay overwrites the results."""
+        """Replay the graph, and wait for it."""
         bound, parameters = self.bound, uploaded.parameters
         whole, told = self.graph.replay(uploaded.tensors)
-        output = whole[: bound.batch, : bound.queries]
+        output = whole[: bound.batch, : bound.queries].clone()
         if not are_finite(told):  # only the queries that may look at a key that is not finite give NaN
-            query = uploaded.tensors["query"][: bound.batch, : bound.queries]
+            query = to_device(uploaded.tensors["query"][: bound.batch, : bound.queries], bound.module.device)
             problem = compute.problem(bound, {"query": query}, parameters)
             output = compute.output(bound, parameters, attend(problem, (), kernel=self.kernel).context)
         return {"output": compute.in_reply(output, bound, "output")}

@@ -7,6 +7,7 @@ import numpy as np
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import DTYPES, Array
 from attention_service.core.kv_cache.attention import MOST_WIDENED
+from attention_service.core.kv_cache.cuda_pages import workspace_bytes
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Estimate
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
@@ -101,4 +102,5 @@ def _peak_bytes(bound: BoundRequest) -> int:
     widths = (2 * bound.heads + bound.kv_heads) * (bound.head_dim + bound.value_dim) + 3 * bound.output_shape[-1]
     elements = bound.batch * bound.queries * (widths + 2 * bound.heads * bound.keys)
     size = TORCH_DTYPES[bound.dtype].itemsize
-    return _WORKSPACE + elements * max(size, 4) + (4 * MOST_WIDENED if size < 4 else 0)
+    parts = workspace_bytes(bound.batch, bound.heads, bound.queries, bound.value_dim) if size < 4 else 0
+    return _WORKSPACE + parts + elements * max(size, 4) + (4 * MOST_WIDENED if size < 4 else 0)

@@ -25,7 +25,7 @@ from attention_service.core.tensors import one_for_each_query_head
 _flash = torch.ops.aten._flash_attention_forward
 _efficient = torch.ops.aten._efficient_attention_forward
 _cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
-LONG = 1024
+LONG = 2048
 """Queries from which on cuDNN's kernel may be taken; below, its plans cost more than they gain."""
 _WIDEST, _WIDEST_CUDNN = 256, 128
 _MASK_ROWS = 16
@@ -170,7 +170,7 @@ def _as_read(q: Tensor, k: Tensor, v: Tensor, *, one_width: bool) -> tuple[Tenso
 
 def _rows(x: Tensor, width: int) -> Tensor:
     if x.shape[-1] != width:
-        return pad(x, (0, width - x.shape[-1]))
+        x = pad(x, (0, width - x.shape[-1]))  # whose rows lie as those of x did, which may be one among the other
     whole = 16 // x.itemsize
     aligned = x.stride(-1) == 1 and not any(step % whole for step in (*x.stride()[:-1], x.storage_offset()))
     return x if aligned else x.clone(memory_format=torch.contiguous_format)

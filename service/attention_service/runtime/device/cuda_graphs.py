@@ -2,8 +2,9 @@
 
 A small forward pass takes the host longer to launch, operation by operation, than the GPU to do. Its graph is captured
 once its key (module, shape, kernel) has come often enough and the device has nothing else to do, kept if it is then
-faster, and replayed on tensors that stay where they are: the copies from and to the host's memory are part of it. It goes when its module does: a replaced module's parameters
-are other tensors. All graphs share one pool of memory, since one is replayed at a time.
+faster, and replayed on tensors that stay where they are: the copies from and to the host's memory are part of it. It
+goes when its module does: a replaced module's parameters are other tensors. All graphs share one pool of memory, since
+one is replayed at a time.
 """
 
 import logging

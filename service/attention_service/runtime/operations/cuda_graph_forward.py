@@ -157,7 +157,8 @@ class GraphedForward(Operation):
         whole, told = self.graph.replay(uploaded.tensors)
         output = whole[: bound.batch, : bound.queries].clone()
         if not are_finite(told):  # only the queries that may look at a key that is not finite give NaN
-            query = to_device(uploaded.tensors["query"][: bound.batch, : bound.queries], bound.module.device)
+            query = uploaded.tensors["query"][: bound.batch, : bound.queries]
+            query = to_device(query, parameters["q_proj.weight"].device)
             problem = compute.problem(bound, {"query": query}, parameters)
             output = compute.output(bound, parameters, attend(problem, (), kernel=self.kernel).context)
         return {"output": compute.in_reply(output, bound, "output")}

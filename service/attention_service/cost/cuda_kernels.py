@@ -13,6 +13,8 @@ from attention_service.core.masks.bands import Band
 
 _MULTIPROCESSORS = 132
 """Of an H100; of a larger GPU flash cuts keys into more parts, which take as much for each."""
+_IN_REGISTERS = 128
+"""The widest values whose context the memory-efficient kernel keeps in registers; wider ones in memory, in float32."""
 _TOP_LEFT = 1
 """The mask of the memory-efficient kernel that begins at the first key; the next one ends at the last."""
 
@@ -60,16 +62,21 @@ class Called:
     def workspace_bytes(self) -> int:
         """Upper bound on what it takes beside inputs and results.
 
-        Backward, ∂q is summed in float32 and ∂k by head; what flash gets in other layouts it copies, and the other
-        kernel takes as much again where heads share their keys.
+        Backward, ∂q is summed in float32 and ∂k by head; what flash gets in other layouts it copies. The other kernel
+        sums half types of ∂k and ∂v in float32, too, and was seen to take as much again where heads share their keys.
         """
-        flash, width = "flash" in self._name, -(-self.q.shape[3] // 32) * 32
+        flash, half, width = "flash" in self._name, self.q.itemsize == 2, -(-self.q.shape[3] // 32) * 32
         if not self.back:
-            return 4 * self._splits() * self.q.shape[:3].numel() * (width + 1) if flash else 0
+            if flash:
+                return int(4 * self._splits() * self.q.shape[:3].numel() * (width + 1))
+            wide = "efficient" in self._name and half and self.v.shape[3] > _IN_REGISTERS
+            return int(4 * wide * self.q.shape[:3].numel() * self.v.shape[3])
         rows = -(-self.queries // 128) * 128
         summed = 4 * self.q.shape[0] * self.heads * rows * (width + 1)
         if flash:
             summed += sum(x.nbytes for x in (self._args[0], self._args[4]) if not x.is_contiguous())
+        elif half:
+            summed *= 4
         elif not self.k.stride(2):
             summed *= 2
         grouped = self.heads // self.k.shape[3 - self.length] > 1

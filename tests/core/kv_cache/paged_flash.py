@@ -110,5 +110,7 @@ def _attend(
         hidden = (at < -right if right >= 0 else at > length) | (at > left if left >= 0 else at > length)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         found.append((weights @ values.repeat_interleave(group, 0)).to(q.dtype).transpose(0, 1))
-    grouped = max_q == 1 and left < 0 and right < 0
+    grouped = max_q == 1 and left < 0 and right < 0 and q.shape[1] > k.shape[2]
+    if num_splits != 1 and not grouped:  # the parts are all put together in the place of the first sequence
+        found[1:] = [x.fill_(torch.nan) for x in found[1:]]
     return Call(count, max_q, num_splits, grouped), torch.cat(found)

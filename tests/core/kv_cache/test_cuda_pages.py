@@ -81,7 +81,8 @@ def test_sequences_of_one_slab_are_one_call_with_one_upload(calls, monkeypatch, 
     monkeypatch.setattr(cuda_pages, "to_device", lambda *about: uploads.append(about) or to_device(*about))
     slab = slab_of(dtype=dtype)
     check(queries_of(slab, 3, queries), [runs_of(slab, each) for each in PAGES], SPECS[left])
-    assert calls == [Call(3, queries, 16 // queries, grouped=queries == 1 and left is None)]
+    grouped = queries == 1 and left is None
+    assert calls == [Call(3, queries, 16 if grouped else 1, grouped=grouped)]
     assert len(uploads) == 1
 
 
@@ -91,12 +92,14 @@ def test_a_window_that_hides_nothing_costs_nothing(calls):
     assert calls[0].grouped
 
 
-@pytest.mark.parametrize(("queries", "splits"), [(1, 16), (4, 4), (40, 1)])
-def test_keys_are_split_as_often_whatever_runs_beside(calls, queries, splits):
-    slab = slab_of()
+@pytest.mark.parametrize(
+    ("heads", "queries", "alone", "beside"), [(2, 1, 16, 16), (4, 1, 16, 1), (2, 4, 4, 1), (2, 40, 1, 1)]
+)
+def test_keys_are_split_where_the_kernel_puts_the_parts_together(calls, heads, queries, alone, beside):
+    slab = slab_of(heads=heads)
     for sequences in (1, 3):
         check(queries_of(slab, sequences, queries), [runs_of(slab, each) for each in PAGES[:sequences]], SPECS[None])
-    assert [call.splits for call in calls] == [splits] * 2
+    assert [call.splits for call in calls] == [alone, beside]
 
 
 @pytest.mark.parametrize("queries", [1, 3])
@@ -164,7 +167,12 @@ CPU = torch.device("cpu")
 def test_the_trial_succeeds_where_the_kernel_gives_the_numbers(calls, monkeypatch):
     as_on_a_gpu(monkeypatch)
     assert paged_fault(CPU) is None
-    assert {(call.sequences, call.queries, call.splits) for call in calls} == {(1, 1, 16), (2, 1, 16), (2, 3, 5)}
+    assert {(call.sequences, call.queries, call.splits) for call in calls} == {
+        (1, 1, 16),
+        (2, 1, 16),
+        (2, 1, 1),
+        (2, 3, 1),
+    }
     assert len(calls) == 2 * 2 * 3
 
 
@@ -220,8 +228,9 @@ class Counted(TorchDispatchMode):
 @pytest.mark.parametrize("left", SPECS)
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_steps_on_a_gpu_run_by_the_kernel_and_give_the_dense_numbers(left, queries, dtype):
-    slab = slab_of("cuda", dtype, width=64)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_steps_on_a_gpu_run_by_the_kernel_and_give_the_dense_numbers(left, queries, dtype, heads):
+    slab = slab_of("cuda", dtype, heads, width=64)
     with Counted() as counted:
         check(queries_of(slab, 3, queries), [runs_of(slab, each) for each in PAGES], SPECS[left])
         check(queries_of(slab, 1, queries), [runs_of(slab, PAGES[0])], SPECS[left])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attention_contract.spec import AttentionSpec, Dot, Exact, ScaledDot, Softmax
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.kv_cache.cuda_pages import Table, attend_by_pages, table_of
+from attention_service.core.kv_cache.cuda_pages import Table, attend_by_pages, tables_of
 from attention_service.core.kv_cache.runs import Run, Slots, after, cut, first_of, merged
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.masks.bands import Band
@@ -67,7 +67,7 @@ def attend_in_place(q: Tensor, pasts: Sequence[Runs], spec: AttentionSpec, learn
     rules = _rules(spec, q, learned)
     if not pasts[0][0].slab.paged or not rules.paged:
         return _by_products(q, pasts, rules)
-    tables = [table_of(q, runs) for runs in pasts]
+    tables = tables_of(q, pasts)
     if None not in tables:
         return _by_pages(q, [table for table in tables if table is not None], rules)
     taken, others = ([i for i, table in enumerate(tables) if (table is None) == out] for out in (False, True))

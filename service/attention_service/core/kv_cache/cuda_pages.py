@@ -1,8 +1,9 @@
 """Steps on a CUDA device: FlashAttention-2 reads the pages of many sequences by a block table, in one call a slab.
 
 It is called as PyTorch's own operation: ``torch.nn.attention.varlen`` would load PyTorch's compiler and launch one more
-kernel. Its keys are split among thread blocks, without which few sequences would leave most of a GPU idle: into as many
-parts whatever runs beside a sequence, so that it always gets the same bits.
+kernel. Keys are split among thread blocks, without which few sequences would leave most of a GPU idle: where the kernel
+takes the heads of a group together, into as many parts whatever runs beside a sequence, which so gets the same bits.
+Otherwise it puts the parts together for one sequence alone, and several are not split.
 
 Source: Kwon et al. 2023, section 4; Dao 2023 (FlashAttention-2).
 """
@@ -26,7 +27,7 @@ _SPLITS = 16
 """Parts of the keys of one query. Of more queries, so many fewer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Table:
     """The pages of one sequence, all in one slab."""
 
@@ -35,19 +36,32 @@ class Table:
     tokens: int
 
 
-def table_of(q: Tensor, runs: Sequence[Run[Slots]]) -> Table | None:
-    """Return the block table of a sequence with queries ``[..., D]``; None for one that the kernel does not take."""
-    slab, width, pages = runs[0].slab, q.shape[-1], list[int]()
+def tables_of(q: Tensor, pasts: Sequence[Sequence[Run[Slots]]]) -> list[Table | None]:
+    """Return the block table of each sequence of queries ``[..., D]``; None for one that the kernel does not take."""
+    taken: dict[Slots, bool] = {}
+    tables: list[Table | None] = []
+    for runs in pasts:
+        slab = runs[0].slab
+        if slab not in taken:
+            taken[slab] = _takes(slab, q.shape[-1])
+        tables.append(_table_of(slab, runs) if taken[slab] else None)
+    return tables
+
+
+def _takes(slab: Slots, width: int) -> bool:
     widths = {width, slab.keys.shape[2], slab.values.shape[2]}
-    if not slab.paged or slab.keys.dtype not in _HALF or len(widths) > 1 or width % 8 or width > _WIDEST:
-        return None
+    return slab.paged and slab.keys.dtype in _HALF and len(widths) == 1 and not width % 8 and width <= _WIDEST
+
+
+def _table_of(slab: Slots, runs: Sequence[Run[Slots]]) -> Table | None:
+    pages, tokens, last = list[int](), 0, len(runs) - 1
     for index, run in enumerate(runs):
         first, rest = divmod(run.start, PAGE)
-        partly = run.tokens % PAGE and index + 1 < len(runs)
-        if rest or partly or run.slab is not slab:
+        if rest or run.slab is not slab or (index < last and run.tokens % PAGE):
             return None
         pages += range(first, first - (-run.tokens // PAGE))
-    return Table(slab, pages, sum(run.tokens for run in runs))
+        tokens += run.tokens
+    return Table(slab, pages, tokens)
 
 
 def attend_by_pages(q: Tensor, tables: Sequence[Table], scale: float, left: int | None) -> Tensor:
@@ -106,11 +120,13 @@ class _Call:
         # Without a border on the right the kernel reads each key once for the heads of a group; one query needs none.
         right = -1 if whole and self.queries == 1 else 0
         by_query, by_key, lengths, block_table, *_ = numbers
+        together = right == -1 and rows.shape[2] > self.slab.keys.shape[0]
+        splits = _splits(self.queries) if together or self.sequences == 1 else 1
         context, *_ = torch.ops.aten._flash_attention_forward(
             rows.flatten(0, 1), _pages_of(self.slab.keys), _pages_of(self.slab.values),
             by_query, by_key, self.queries, self.longest, 0.0, causal, False,
             scale=scale, window_size_left=-1 if whole else left, window_size_right=right,
-            seqused_k=lengths, block_table=block_table.view(self.sequences, -1), num_splits=_splits(self.queries),
+            seqused_k=lengths, block_table=block_table.view(self.sequences, -1), num_splits=splits,
         )  # fmt: skip
         found: Tensor = context.view(rows.shape)
         return found

@@ -115,7 +115,7 @@ def _recognized(mask: Tensor, offset: int, key_mask: Tensor | None, window: int 
 
 
 def _bands(i: Tensor, j: Tensor, window: int | None) -> list[tuple[Mask | None, Tensor]]:
-    if window is None:
+    if window is None or window < 1:  # 0: a config without a window, whose mask no layer uses
         return [(Causal(), j <= i), (None, torch.ones_like(j <= i))]
     return [
         (SlidingWindow(left=window - 1, right=0), (j <= i) & (j > i - window)),

@@ -206,6 +206,15 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
         output = loaded.run(loaded.asked(ModelForwardRequest(tokens=IDS)).inputs.arguments, AttentionPass({}))
     name = "logits" if getattr(expected, "logits", None) is not None else "last_hidden_state"
     found.whole = error(output[name], expected[name])
+    if not found.equal:
+        model.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            own = error(model(**arguments_of(loaded))[name], output[name])
+        model.set_attn_implementation("eager")
+        if own < CLOSE:
+            found.reasons["whole"] = (
+                f"it differs by {found.whole:.0e} from eager attention, as its own sdpa does in transformers"
+            )
 
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:

@@ -43,6 +43,11 @@ SMALL: Final = {name: most for most, names in _MOST.items() for name in names.sp
 _LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _KINDS: Final = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
 """Lists that say what each layer is: a layer of each kind stays."""
+_SECTIONED: Final = frozenset([
+    "glm46v_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "paddleocr_vl_text",
+    "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text",
+])  # fmt: skip
+"""Types whose rotation has sections for time, rows and columns, of sizes that no entry says."""
 _SPECIAL: Final = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _NAMED: Final = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id"})
 
@@ -113,6 +118,9 @@ def shrunk(entries: Mapping[str, Any]) -> dict[str, Any]:
     for heads, groups in (("num_attention_heads", "num_key_value_heads"), ("n_heads", "n_kv_heads")):
         if isinstance(entries.get(heads), int) and entries.get(heads) == entries.get(groups):
             found[groups] = found[heads]
+    if entries.get("model_type") in _SECTIONED and isinstance(rotation := entries.get("rope_parameters"), dict):
+        pairs = int(SMALL["head_dim"] * rotation.get("partial_rotary_factor", 1.0)) // 2
+        found["rope_parameters"] = rotation | {"mrope_section": [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]}
     return found
 
 

@@ -14,6 +14,7 @@ PAGE = ROOT / "docs" / "models-table.md"
 FEW = {
     "deepseek_v4": "masks that the model itself extends by keys of compressed tokens",
     "gemma4_text": "layers with configs of their own",
+    "qwen2_moe": "a window of no tokens, which no layer uses",
     "qwen3_next": "softmax attention between linear layers",
     "t5gemma": "a decoder that begins as its generation config says",
 }

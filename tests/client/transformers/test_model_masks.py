@@ -50,6 +50,11 @@ def test_a_window_to_both_sides_is_a_spec():
     assert known_mask(made(allow_is_causal_skip=False, **window)).masks == (SlidingWindow(left=2, right=2),)
 
 
+def test_a_window_of_nothing_is_no_fault():
+    nothing = {"mask_function": sliding_window_causal_mask_function(0), "local_size": 0}
+    assert known_mask(made(**nothing)) is None
+
+
 def test_one_query_has_a_key_mask_alone():
     known = known_mask(made(q_length=1, q_offset=3, allow_is_causal_skip=False, attention_mask=PADDING))
     assert known.masks == ()

@@ -220,6 +220,8 @@ class LayerAttention:
 
     def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]], device: Device) -> None:
         """``modules``: each with the keys of its layers, in the order in which they run."""
+        self._eager = False
+        """True if all queries see all keys where there is no mask, as to eager attention, whatever the module says."""
         self._keys = {id(one.module): keys for one, keys in modules}
         self._calls: dict[int, int] = {}
         self._device = device
@@ -239,6 +241,7 @@ class LayerAttention:
                 f"checkpoint: {type(model).__name__} does not let the attention of {', '.join(kept)} be changed",
                 param="checkpoint",
             )
+        self._eager = not model._supports_sdpa
 
     def remove(self) -> None:
         """Forget the function; the model cannot run any more."""
@@ -265,6 +268,8 @@ class LayerAttention:
     ) -> tuple[Tensor, None]:
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         checkpoint()
+        if self._eager:
+            options["is_causal"] = False
         raw = attention_call(module, query, key, value, attention_mask, **options).raw()
         layer, asked = self.layer_of(module), self._pass
         question = NOTHING if asked is None else asked.questions.get(layer, NOTHING)

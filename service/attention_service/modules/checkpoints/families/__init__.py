@@ -22,13 +22,15 @@ FAMILIES: Final[dict[str, Family]] = {
     for family in lineage.FAMILIES
 }
 """The families by name."""
+_INDEXED: Final = (
+    "axk2", "deepseek_v32", "dots3_note_text", "glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text",
+)  # fmt: skip
 INEXACT: Final = {
     "deberta": "DeBERTa adds products of contents and relative positions to its scores",
     "deberta-v2": "DeBERTa adds products of contents and relative positions to its scores",
     "xlnet": "XLNet adds products of contents and relative positions to its scores",
-    **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa"), "DeepSeek's sparse attention sees the tokens that an indexer chooses"
-    ),
+    **dict.fromkeys(_INDEXED, "DeepSeek's sparse attention sees the tokens that an indexer chooses"),
+    "bailing_hybrid": "Ling multiplies the context of each head by a gate",
     "longcat_flash": "LongCat has two attentions in a layer, whose latents are scaled",
     "mistral4": "Mistral 4 scales its queries by their positions",
     "wavlm": "WavLM gates the bias of its positions by the query",

@@ -15,6 +15,7 @@ from attention_contract.spec import AttentionSpec, Causal, Mask, ScaledDot, Soft
 from attention_transformers.model_layers import UnsupportedModel
 from attention_transformers.model_masks import KnownMask, known_mask
 
+_MASK: Final = "attention_service_mask"
 _REFUSED: Final = {
     "block_indices": "selects blocks of keys for each query",
     "sinks": "brings a sink for each query",
@@ -106,13 +107,15 @@ def attention_call(
     position_bias: Tensor | None = None,
     s_aux: Tensor | None = None,
     indices: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> AttentionCall:
     """Check the arguments of an attention function.
 
     ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``; ``attention_mask`` bool or float,
     broadcastable to ``[B, H, Lq, Lk]``; ``position_bias`` is added to the scores; ``s_aux [H]`` are sinks;
-    ``indices [B, Lq, n]`` are the keys that each query may see.
+    ``indices [B, Lq, n]`` are the keys that each query may see; ``cu_seq_lens_q`` are the ends of packed sequences,
+    0 first, each of which sees itself alone.
     Raises UnsupportedModel for an argument that the service has no field for.
     """
     for name, meaning in _REFUSED.items():
@@ -125,6 +128,8 @@ def attention_call(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if indices is not None:
         attention_mask = _selected(indices, attention_mask, key.shape[2])
+    if cu_seq_lens_q is not None and len(cu_seq_lens_q) > 2:
+        attention_mask = _packed(cu_seq_lens_q)
     if len(query) < len(key):  # one set of learned queries for all sequences
         query = query.expand(len(key), -1, -1, -1)
     return AttentionCall(query, key, value, attention_mask, bool(causal), scaling, softcap, position_bias, s_aux)
@@ -148,6 +153,16 @@ def _mask(mask: Tensor | None, queries: int, causal: bool) -> tuple[KnownMask, T
     if mask.dtype != torch.bool:  # the lowest number forbids, so that a query without keys gives zeros
         mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min, -torch.inf)
     return KnownMask(), mask
+
+
+def _packed(ends: Tensor) -> Tensor:
+    """Return the mask ``[1, 1, L, L]`` of packed sequences. All layers share it, as they share the ends."""
+    mask: Tensor | None = getattr(ends, _MASK, None)
+    if mask is None:
+        number = torch.repeat_interleave(ends.diff())
+        mask = (number[:, None] == number)[None, None]
+        setattr(ends, _MASK, mask)
+    return mask
 
 
 def _selected(indices: Tensor, mask: Tensor | None, keys: int) -> Tensor:

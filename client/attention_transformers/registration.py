@@ -9,9 +9,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 _numbers: Final = count()
 
 
-def register_function(function: Callable[..., Any], mask_function: Callable[..., Any]) -> str:
-    """Register an attention function and what makes its masks. Returns the name of this implementation."""
-    name = f"attention_service_{next(_numbers)}"
+def register_function(function: Callable[..., Any], mask_function: Callable[..., Any], kind: str = "service") -> str:
+    """Register an attention function and what makes its masks. Returns the name of this implementation.
+
+    Of the kind ``flash``, packed sequences come whole, with ``cu_seq_lens_q``; else each by itself.
+    """
+    name = f"attention_{kind}_{next(_numbers)}"
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, mask_function)
     return name

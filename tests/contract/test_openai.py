@@ -90,4 +90,5 @@ def test_a_message_that_came_may_be_sent_back():
     }  # fmt: skip
     parts = {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}], "name": "x"}
     request = validate(ChatCompletionRequest, CHAT | {"messages": [parts, message]})
-    assert [each.text for each in request.messages] == ["Hello", "Hi"]
+    assert [part.text for part in request.messages[0].content] == ["Hel", "lo"]
+    assert request.messages[1].content == "Hi"

@@ -7,9 +7,11 @@ own. A layer is named by its number, or in a model of several stacks by its stac
 ``"decoder.3"``, ``"cross.3"``, ``"vision.3"``.
 """
 
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Edit, Index, Select, Tap, Taps
@@ -107,11 +109,66 @@ class ImageBytes(WireModel):
     base64: str = Field(min_length=1, max_length=2**26)
 
 
+class TextPart(WireModel):
+    """A part of a message that is text."""
+
+    type: Literal["text"]
+    text: str = Field(max_length=MAX_TEXT)
+
+
+class ImagePart(WireModel):
+    """The place of an image in a message: the next of the request's ``images``."""
+
+    type: Literal["image"]
+
+
+class DataUrl(WireModel):
+    """An image inside its address."""
+
+    url: str = Field(max_length=2**26)
+    """``data:image/png;base64,…``; jpeg, webp and gif too. Nothing is fetched."""
+    detail: Any = None
+    """Accepted, and changes nothing."""
+
+    @model_validator(mode="after")
+    def _is_data(self) -> "DataUrl":
+        if not re.match(r"data:image/(png|jpe?g|webp|gif);base64,", self.url):
+            raise at_fault("url", "expected data:image/png;base64,… (or jpeg, webp, gif): the server fetches nothing")
+        return self
+
+
+class ImageUrlPart(WireModel):
+    """A part of a message that is an image, as OpenAI's API has it."""
+
+    type: Literal["image_url"]
+    image_url: DataUrl
+
+
+MessagePart = Annotated[TextPart | ImagePart | ImageUrlPart, Field(discriminator="type")]
+
+
+def kind_of_content(content: Any) -> str:
+    """Return ``parts`` for the parts of a message, else ``text``: a refusal names what is wrong with what came."""
+    return "parts" if isinstance(content, list) else "text"
+
+
 class Message(WireModel):
     """One message of a conversation, for models with a chat template."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str = Field(max_length=MAX_TEXT)
+    content: Annotated[
+        Annotated[str, Field(max_length=MAX_TEXT), Tag("text")]
+        | Annotated[list[MessagePart], Field(max_length=1024), Tag("parts")],
+        Discriminator(kind_of_content),
+    ]
+    """A text, or parts. Images without a part of their own stand before the text of the first message."""
+
+
+def images_in(messages: Iterable[Any]) -> list[ImageBytes]:
+    """Return the images inside the addresses of a conversation, in their order."""
+    parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
+    urls = [part.image_url.url for part in parts if isinstance(part, ImageUrlPart)]
+    return [ImageBytes(base64=url.partition(",")[2]) for url in urls]
 
 
 class ModelInput(WireModel):
@@ -129,7 +186,8 @@ class ModelInput(WireModel):
     target: Text | None = None
     """The decoder's text, of a model with an encoder and a decoder; default: its start token alone."""
     images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
-    """Images, for models that take them. In a text, the model's image token says where each stands."""
+    """Images, for models that take them. In a text, the model's image token says where each stands; without one, they
+    stand before it. Images go with one text."""
     layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
     """The layers to answer for, in this order."""
     edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
@@ -144,7 +202,14 @@ class ModelInput(WireModel):
             raise at_fault(given[1], f"expected one of text, tokens and messages; got {' and '.join(given)}")
         if not given and not self.images:
             raise at_fault("text", "expected text, tokens, messages or images; got none")
+        if self.images and images_in(self.messages or ()):
+            raise at_fault("images", "the messages bring their own; send them in one way")
         return self
+
+    @property
+    def all_images(self) -> list[ImageBytes]:
+        """Its images, those inside its messages too."""
+        return self.images or images_in(self.messages or ())
 
 
 ModelTap = Tap | Literal["hidden", "logits", "pooled"]
@@ -303,6 +368,9 @@ class ModelReply(WireModel):
 
     labels: TokenLabelsReply | list[TokenLabelsReply]
     """The tokens of the input, one entry a text if there are several; of encoder-decoders, the decoder's."""
+    image_labels: IfRequested[list[TokenLabelsReply]] = ABSENT
+    """The tokens of the layers ``vision.…``, in a model that reads text too: one entry for each index of the batch
+    dimension that these layers always have, a crop of an image or all images as one sequence."""
     encoder_labels: IfRequested[TokenLabelsReply | list[TokenLabelsReply]] = ABSENT
     """The tokens of the encoder's text."""
     recording: IfRequested[RecordingId] = ABSENT
@@ -315,7 +383,12 @@ class ModelReply(WireModel):
         return several[text]
 
     def tokens_of(self, layer: LayerRef, text: int = 0) -> tuple[TokenLabelsReply, TokenLabelsReply]:
-        """Return the tokens that are the queries and the keys of a layer. Raises IndexError."""
+        """Return the tokens that are the queries and the keys of a layer. Raises IndexError.
+
+        ``text`` is the index of a crop for the layers that see images in a model that reads text too.
+        """
+        if self.image_labels is not None and str(layer).startswith("vision."):
+            return self.image_labels[text], self.image_labels[text]
         own, encoder = self.labels_of(text), self.encoder_labels
         if encoder is None:
             return own, own

@@ -6,18 +6,21 @@ field that would change the answer and cannot is refused, unless it has the valu
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import MAX_INDICES, Edit, Index
 from attention_contract.schemas.models import (
     MAX_TEXT,
     MAX_TEXTS,
+    ImageUrlPart,
     LayerKey,
     LayerRef,
     ModelStatisticOptions,
     Text,
+    TextPart,
     TokenIds,
+    kind_of_content,
 )
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.schemas.weights import HeadStatistics, StatisticName, TopKeys
@@ -115,29 +118,25 @@ class GenerationOptions(OpenAIRequest):
         return self
 
 
-class TextPart(WireModel):
-    """A part of a message that is text."""
-
-    type: Literal["text"]
-    text: str = Field(max_length=MAX_TEXT)
+ChatPart = Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]
 
 
 class ChatMessage(WireModel):
     """One message of a conversation. A message that a client got may be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[TextPart], Field(max_length=1024)]
+    content: Annotated[
+        Annotated[str, Field(max_length=MAX_TEXT), Tag("text")]
+        | Annotated[list[ChatPart], Field(max_length=1024), Tag("parts")],
+        Discriminator(kind_of_content),
+    ]
+    """A text, or parts: texts, and images as data URLs for models that take them."""
     name: Ignored = None
     refusal: None = None
     annotations: Ignored = None
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-
-    @property
-    def text(self) -> str:
-        """Its content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatCompletionRequest(GenerationOptions):

@@ -10,11 +10,13 @@ from PIL import Image
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
-from tests.runtime.models.images.small_encoders import noise, png, processor, sharp
+from tests.runtime.models.images import small_prompts as prompts
+from tests.runtime.models.images.small_encoders import noise, png, processor, sent, sharp
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.models import ModelWeightsRequest
 from attention_service.runtime.models.model_catalogue import find_folder
 from attention_service.runtime.models.worker_process import WorkerProcess
 
@@ -35,6 +37,7 @@ def models(tmp_path_factory):
         tiny(family).save_pretrained(root / family)
         tokenizer().save_pretrained(root / family)
     save_clip(root / "clip")
+    save_prompts(root / "gemma3", "gemma3")
     with live_server(root) as url, Client(url, timeout=120) as client:
         client.models.root = root
         yield client.models
@@ -46,6 +49,16 @@ def save_clip(folder):
     config = CLIPConfig(text_config=TEXT_SIZES, vision_config=sizes, projection_dim=24)
     sharp(CLIPModel, config).save_pretrained(folder)
     processor("clip_vision_model").save_pretrained(folder)
+
+
+def save_prompts(folder, kind):
+    """Save a model that reads text with images, as a checkpoint has it."""
+    made = prompts.processor(kind)
+    for part in (prompts.eager(kind), made.tokenizer, made.image_processor):
+        part.save_pretrained(folder)
+    own = {"processor_class": type(made).__name__, **prompts.PROMPTS[kind][3]}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    (folder / "chat_template.jinja").write_text(made.chat_template)
 
 
 @pytest.fixture
@@ -146,6 +159,24 @@ def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
     for each in pooled:
         np.testing.assert_allclose(each, vector[0], atol=1e-5)
     assert models.get("clip").takes == ["images"]
+
+
+def test_a_word_and_a_generated_token_look_at_an_image(models):
+    asked = {"images": [png(noise(60, 44))]}
+    reply = models.weights("gemma3", "what is on the mat", **asked, layers=[1, "vision.0"])
+    expected = prompts.loaded("gemma3").weights(
+        ModelWeightsRequest(text="what is on the mat", images=[sent(noise(60, 44))], layers=[1, "vision.0"])
+    )
+    for layer, own in zip(reply.layers, expected.layers, strict=True):
+        np.testing.assert_allclose(layer.weights, own.weights, atol=1e-6)
+    assert reply.labels.tokens[:3] == ["<boi>", "[0,0]", "[0,1]"]
+    assert reply.tokens_of("vision.0")[0].tokens[:2] == ["[0,0]", "[0,1]"]
+    assert models.get("gemma3").takes == ["text", "messages", "images"]
+    url = f"data:image/png;base64,{sent(noise(60, 44))['base64']}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is on the mat"}]
+    answer = models.chat("gemma3", [{"role": "user", "content": parts}], max_tokens=2, attention={"top_k": 1})
+    labels = models.forward("gemma3", messages=[{"role": "user", "content": parts}]).labels
+    assert answer.choices[0].attention[0].position == len(labels.tokens)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import AttentionModule, LayerKey, layer_path
 
 _NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
-TokensOf = Literal["text", "target"] | None
-"""The tokens that queries or keys stand for; None for others, as the patches of an image."""
+VISION: Final = "vision"
+"""The stack of the layers that see images, in a model that reads text too."""
+TokensOf = Literal["text", "target", "images"] | None
+"""The tokens that queries or keys stand for; None for others."""
 _OF: Final[dict[int, TokensOf]] = {TEXT: "text", TARGET: "target"}
 
 
@@ -84,14 +86,45 @@ class _Sizes(AttentionPass):
 
     def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
         _, heads, _, head_dim = raw.query.shape
-        self.seen[layer] = raw, Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])
+        self.seen.setdefault(layer, (raw, Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])))
 
 
-def named_layers(modules: Sequence[AttentionModule]) -> list[tuple[AttentionModule, tuple[LayerKey, ...]]]:
-    """Return each module with the keys of its layers; ``attention.3`` where transformers numbers no layers."""
-    if all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
-        return [(one, one.keys) for one in modules]
-    return [(one, (f"attention.{number}",)) for number, one in enumerate(modules)]
+def named_layers(
+    modules: Sequence[AttentionModule], vision: type | None = None
+) -> list[tuple[AttentionModule, tuple[LayerKey, ...]]]:
+    """Return each module with the keys of its layers; ``attention.3`` where transformers numbers no layers.
+
+    ``vision``: the config of the layers that see images, in a model that reads text too: these are ``vision.3``, and
+    those of its one other stack ``3``.
+    """
+    if not all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
+        return [(one, (f"attention.{number}",)) for number, one in enumerate(modules)]
+    named = [(one, one.keys) for one in modules]
+    if vision is None:
+        return named
+    sees = [isinstance(getattr(one.module, "config", None), vision) for one in modules]
+    stacks = {str(one.keys[0]).rpartition(".")[0] for one, own in zip(modules, sees, strict=True) if not own}
+    short: list[tuple[AttentionModule, tuple[LayerKey, ...]]] = [
+        (one, tuple(_short(key, vision=own) for key in one.keys) if own or len(stacks) == 1 else one.keys)
+        for one, own in zip(modules, sees, strict=True)
+    ]
+    unique = {key for _, keys in short for key in keys}
+    return short if len(unique) == sum(len(keys) for _, keys in short) else named
+
+
+def _tokens_of(key: LayerKey, tensor: Tensor) -> TokensOf:
+    return "images" if stack_of(key) == VISION else _OF.get(tensor.shape[2])
+
+
+def stack_of(key: LayerKey) -> str:
+    """The stack of a layer as recordings name it: ``layers``, ``encoder``, ``decoder``, or another name."""
+    stack = str(key).rpartition(".")[0]
+    return {"": "layers", "cross": "decoder"}.get(stack, stack)
+
+
+def _short(key: LayerKey, *, vision: bool) -> LayerKey:
+    number = int(str(key).rpartition(".")[2])
+    return f"{VISION}.{number}" if vision else number
 
 
 def find_places(
@@ -133,8 +166,8 @@ def find_places(
             layer,
             layer if path is None else model.get_submodule(f"{path.rpartition('.')[0]}.0"),
             keys_of[key].index(key),
-            _OF.get(raw.query.shape[2]),
-            _OF.get(raw.key.shape[2]),
+            _tokens_of(key, raw.query),
+            _tokens_of(key, raw.key),
             raw.key.shape[2],
             widths,
             raw.spec,

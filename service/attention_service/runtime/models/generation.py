@@ -3,7 +3,7 @@
 Greedy and drawn tokens are those of ``generate`` with the same settings after the same ``torch.manual_seed``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -65,11 +65,21 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
                 ids, attention_mask=mask, pad_token_id=plan.padding, eos_token_id=sorted(plan.ends) or None,
                 logits_processor=LogitsProcessorList([] if sampling.changes is None else [sampling.changes]),
                 stopping_criteria=StoppingCriteriaList([events]), **sampling.options(model.generation_config),
+                **_repeated(plan.arguments, sampling.choices, model.dtype),
             )  # fmt: skip
     if plan.keeps:
         edits = {} if request.attention is None else request.attention.edits
-        loaded.forward(ModelForwardRequest(tokens=found[0].tolist(), edits=edits, top_k=0, keep=True))
+        kept = ModelForwardRequest(tokens=found[0].tolist(), images=[*plan.images], edits=edits, top_k=0, keep=True)
+        loaded.forward(kept)
     return Generated(objects.end(keeps=plan.keeps), objects.generated)
+
+
+def _repeated(arguments: Mapping[str, Tensor], choices: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The arguments of one prompt for each choice."""
+    return {
+        name: (x.to(dtype) if x.is_floating_point() else x).repeat(choices, *[1] * (x.ndim - 1))
+        for name, x in arguments.items()
+    }
 
 
 def _given(objects: list[Json], emit: Emit) -> None:

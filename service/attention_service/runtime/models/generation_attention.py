@@ -187,7 +187,6 @@ class GenerationAttention:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Make this the attention of the model until the block ends."""
-        former = self._model.config._attn_implementation
         name = register_function(self, sdpa_mask if self._model._supports_sdpa else eager_mask)
         try:
             self._model.set_attn_implementation(name)
@@ -199,7 +198,7 @@ class GenerationAttention:
                         undo.callback(after(place.module, self._edited(place)))
                 yield
         finally:
-            self._model.set_attn_implementation(former)
+            self._core.use(self._model)
             forget_function(name)
 
     def _edited(self, place: AttentionPlace) -> Callable[[Tensor], Tensor]:

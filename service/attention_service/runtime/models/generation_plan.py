@@ -1,7 +1,7 @@
 """The plan of a generation: its prompts, settings, layers and edits, checked, with the memory that it takes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -10,12 +10,13 @@ from transformers import LogitsProcessor
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.models import Message
+from attention_contract.schemas.models import ImageBytes, Message, ModelForwardRequest, images_in
 from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.runtime.binding.selection import check_indices
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_inputs import Inputs, Stack
 from attention_transformers.model_layers import LayerKey
 
 _COMPLETION_TOKENS: Final = 16
@@ -48,6 +49,11 @@ class GenerationPlan:
 
     keeps: bool = False
     """True if the run is kept as a recording."""
+    images: Sequence[ImageBytes] = ()
+    arguments: Mapping[str, Tensor] = field(default_factory=dict)
+    """Arguments of the model besides the tokens, of a prompt with images."""
+    vision: Stack | None = None
+    """The tokens of the layers that see these images."""
 
     @property
     def longest(self) -> int:
@@ -142,7 +148,15 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
         raise InvalidRequest(
             f"model: {type(model).__name__} does not generate; take a causal language model", param="model"
         )
-    rows = _prompts(loaded, request)
+    images: list[ImageBytes] = []
+    more: dict[str, Any] = {}
+    if isinstance(request, ChatCompletionRequest) and (images := images_in(request.messages)):
+        inputs = _read_with_images(loaded, request)
+        rows = [inputs.text.host_ids[0].tolist()]
+        own = {name: x for name, x in inputs.arguments.items() if name not in {"input_ids", "attention_mask"}}
+        more = {"images": images, "arguments": own, "vision": inputs.images}
+    else:
+        rows = _prompts(loaded, request)
     longest = 1 if reader.pairs else max(map(len, rows))
     room = _CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
     limit = "" if reader.max_length is None else f"the model's maximum context length is {reader.max_length} tokens"
@@ -166,13 +180,13 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if isinstance(each, int) and each >= 0), 0)
     wanted = request.attention
     if wanted is None:
-        return GenerationPlan(rows, padding, ends, sampling, None, (), {})
+        return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)
     places = _places(loaded, wanted)
     edits = _edits(loaded, wanted, rows, sampling)
     if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
         raise InvalidRequest("attention.keep: a recording is of one choice of one prompt", param="attention.keep")
     look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
-    return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep)
+    return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep, **more)
 
 
 def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]:
@@ -180,9 +194,20 @@ def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]
     if reader.tokenizer is None:
         raise InvalidRequest("model: the checkpoint has no tokenizer, so its tokens have no text", param="model")
     if isinstance(request, ChatCompletionRequest):
-        messages = [Message(role=each.role, content=each.text) for each in request.messages]
-        return [reader.tokens(reader.conversation(messages), "messages", special=False).ids]
+        return [reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids]
     return prompt_tokens(loaded, request.prompt, "prompt")
+
+
+def _messages(request: ChatCompletionRequest) -> list[Message]:
+    return [Message.model_validate({"role": each.role, "content": each.content}) for each in request.messages]
+
+
+def _read_with_images(loaded: LoadedModel, request: ChatCompletionRequest) -> Inputs:
+    """Read a conversation with images. Raises InvalidRequest."""
+    try:
+        return loaded.reader.read(ModelForwardRequest(messages=_messages(request)))
+    except InvalidRequest as fault:
+        raise InvalidRequest(fault.detail, param="messages") from None
 
 
 def prompt_tokens(loaded: LoadedModel, given: Any, field: str) -> list[list[int]]:
@@ -223,8 +248,9 @@ def _edits(
     length = max(map(len, rows)) + sampling.new_tokens
     found: dict[LayerKey, Sequence[Edit]] = {}
     for name, edits in wanted.edits.items():
-        if (place := loaded.places.get(name)) is None:
-            known = ", ".join(loaded.places)
+        place = loaded.places.get(name)
+        if place is None or place.queries == "images":
+            known = ", ".join(each for each, other in loaded.places.items() if other.queries != "images")
             raise InvalidRequest(f"attention.edits: expected layers among {known}; got {name}", param="attention.edits")
         place.check_edits(edits, place.bound(1, length, length))
         placed = any(edit.queries or edit.keys or edit.value is not None for edit in edits)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, Final
 
 import numpy as np
@@ -227,15 +228,19 @@ class LayerAttention:
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
         self._pass: AttentionPass | None = None
-        self.name = ""
-        """The name of the implementation, once it is installed."""
+        self.name = self._packed_name = ""
+        """The names of the implementation, once it is installed: of most modules, and of those of packed sequences."""
+        self._packed: list[nn.Module] = []
 
     def install(self, model: PreTrainedModel, modules: Sequence[AttentionModule]) -> None:
         """Make this the attention of the model. Raises InvalidCheckpoint for one that keeps another."""
         # A model that knows eager attention alone may read its masks: it gets them whole.
         self.name = register_function(self, MASK_FUNCTION if model._supports_sdpa else eager_mask)
-        model.set_attn_implementation(self.name)
-        kept = sorted({type(one.module).__name__ for one in modules if one.implementation != self.name})
+        self._packed = [one.module for one in modules if "cu_seqlens" in signature(type(one.module).forward).parameters]
+        self._packed_name = register_function(self, MASK_FUNCTION, "flash") if self._packed else self.name
+        self.use(model)
+        names = {self.name, self._packed_name}
+        kept = sorted({type(one.module).__name__ for one in modules if one.implementation not in names})
         if kept:
             raise InvalidCheckpoint(
                 f"checkpoint: {type(model).__name__} does not let the attention of {', '.join(kept)} be changed",
@@ -243,9 +248,17 @@ class LayerAttention:
             )
         self._eager = not model._supports_sdpa
 
+    def use(self, model: PreTrainedModel) -> None:
+        """Let the model attend by this function, after it attended by another."""
+        model.set_attn_implementation(self.name)
+        for module in self._packed:  # of images, all of which are one sequence
+            config: Any = module.config
+            config._attn_implementation = self._packed_name
+
     def remove(self) -> None:
         """Forget the function; the model cannot run any more."""
-        forget_function(self.name)
+        for name in {self.name, self._packed_name}:
+            forget_function(name)
 
     @contextmanager
     def running(self, asked: AttentionPass) -> Iterator[AttentionPass]:

@@ -10,7 +10,7 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.tensors import Array
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.tensors import to_numpy
-from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.attention_places import AttentionPlace, stack_of
 from attention_service.runtime.models.module_hooks import State, after, before, on_turn
 from attention_service.runtime.operations import compute
 from attention_transformers.model_layers import LayerKey
@@ -68,12 +68,6 @@ class LayerStates:
             return apply(bound, "output", state)
 
         return change
-
-
-def stack_of(key: LayerKey) -> str:
-    """The stack of a layer as recordings name it: ``layers``, ``encoder``, ``decoder``, or another name."""
-    stack = str(key).rpartition(".")[0]
-    return {"": "layers", "cross": "decoder"}.get(stack, stack)
 
 
 def _is_at(place: AttentionPlace, module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
@@ -38,8 +38,9 @@ from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.selection import bind_selection, check_taps
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.attention_places import AttentionPlace, find_places, named_layers
+from attention_service.runtime.models.attention_places import VISION, AttentionPlace, find_places, named_layers
 from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
+from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerAttention, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
@@ -71,12 +72,16 @@ class Asked:
     def bound(self, place: AttentionPlace) -> BoundRequest:
         """The attention of a layer over this input, without numbers."""
         queries, keys = (self.stack(name) for name in (place.queries, place.keys))
-        return place.bound(len(queries.ids), queries.length, keys.length, batched=self.inputs.several)
+        return place.bound(len(queries.ids), queries.length, keys.length, batched=self.several(place))
 
     def stack(self, name: str | None) -> Stack:
         """The tokens of queries or of keys."""
-        target = self.inputs.target
-        return target if name == "target" and target is not None else self.inputs.text
+        own = {"target": self.inputs.target, "images": self.inputs.images}.get(name or "")
+        return self.inputs.text if own is None else own
+
+    def several(self, place: AttentionPlace) -> bool:
+        """True if the results of a layer have a batch dimension."""
+        return self.inputs.several or self.stack(place.queries) is self.inputs.images
 
 
 class LoadedModel:
@@ -108,15 +113,19 @@ class LoadedModel:
         self.model = model
         self.device = device
         encodes = model.main_input_name == "pixel_values"
-        self.reader = EncoderInputs(model, processor) if encodes else InputReader(model, tokenizer)
+        self.reader = reader_of(model, tokenizer, processor)
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
-        layers = named_layers(modules)
+        mixed = isinstance(self.reader, PromptInputs)
+        layers = named_layers(modules, type(model.config.vision_config) if mixed else None)
         self.attention = LayerAttention(layers, device)
         self.attention.install(model, modules)
         self.places = find_places(model, self.attention, layers, self._short_run)
-        if isinstance(self.reader, EncoderInputs) and self.places:
-            self.reader.find_patches([*self.places.values()], partial(self.run, asking=AttentionPass({})))
+        of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
+        if isinstance(self.reader, EncoderInputs | PromptInputs) and of_images:
+            known = self.reader.find_patches(of_images, partial(self.run, asking=AttentionPass({})))
+            if not known:
+                self.places = {key: place for key, place in self.places.items() if place not in of_images}
         if not self.places:
             own = ", ".join(own_attentions(model))
             raise InvalidCheckpoint(
@@ -188,7 +197,7 @@ class LoadedModel:
         if rows is not None and "logits" in wanted:
             fields["logits"] = to_numpy(rows if several else rows[0])
         if "hidden" in wanted:
-            first = next(iter(states.inputs.values()))
+            first = next(x for stack, x in states.inputs.items() if stack != VISION)
             fields["embeddings"] = first if several else first[0]
         if "pooled" in wanted:
             vectors = pooled(output)
@@ -198,7 +207,7 @@ class LoadedModel:
             layer = {name: found[place.key][name] for name in taps}
             for name, arrays in around.items():
                 if name in wanted:
-                    layer[name] = arrays[place.key] if several else arrays[place.key][0]
+                    layer[name] = arrays[place.key] if asked.several(place) else arrays[place.key][0]
             fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
         self.recording = self._recorded(request, asked, found, states) if keep else None
         return valid(ModelForwardReply, fields | self.about(asked, asking))
@@ -233,10 +242,16 @@ class LoadedModel:
     def asked(self, request: ModelInput) -> Asked:
         """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
         inputs = self.reader.read(request)
+        blind = inputs.images is None and isinstance(self.reader, PromptInputs)
         if request.layers == "all":
-            places = [*self.places.values()]
+            places = [place for place in self.places.values() if not (blind and place.queries == "images")]
         else:
             places = [self._place(key, f"layers.{index}") for index, key in enumerate(request.layers)]
+            for index, place in enumerate(places):
+                if blind and place.queries == "images":
+                    raise InvalidRequest(
+                        f"layers.{index}: layer {place.key} sees images; send one", param=f"layers.{index}"
+                    )
         asked = Asked(inputs, places, request.edits)
         for key, edits in request.edits.items():
             place = self._place(key, f"edits.{key}")
@@ -262,6 +277,8 @@ class LoadedModel:
         if inputs.target is not None:
             labels["encoder_labels"] = self.reader.labels(inputs.text)
         fields: dict[str, Any] = {name: told if inputs.several else told[0] for name, told in labels.items()}
+        if inputs.images is not None:
+            fields["image_labels"] = self.reader.labels(inputs.images)
         ran = ModelRan(
             model=self.name,
             architecture=type(self.model).__name__,
@@ -300,7 +317,7 @@ class LoadedModel:
                 ask(place, bound),
                 selection=selection,
                 whole=("weights",) if request.keep else (),
-                batched=asked.inputs.several,
+                batched=asked.several(place),
                 query_mask=asked.stack(place.queries).mask,
             )
         for key, edits in asked.edits.items():
@@ -342,8 +359,18 @@ class LoadedModel:
         return recording_of(self.name, self.reader, request, asked.inputs, found, states)
 
     def _short_run(self, asking: AttentionPass) -> Any:
-        """Run the model over a few tokens, or a small image."""
-        return self.run(self.reader.short_run(), asking)
+        """Run the model over a few tokens, or a small image, or over both."""
+        for arguments in self.reader.short_runs():
+            self.run(arguments, asking)
+
+
+def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> InputReader:
+    """Return the reader of a model's inputs. ``processor``: of images, or of prompts. Raises InvalidCheckpoint."""
+    if model.main_input_name == "pixel_values":
+        return EncoderInputs(model, processor)
+    if isinstance(processor, ProcessorMixin) and hasattr(model.config, "vision_config"):
+        return PromptInputs(model, processor)
+    return InputReader(model, tokenizer)
 
 
 def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:

@@ -3,7 +3,7 @@
 Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[m, k]`` takes 2·m·k FLOPs a token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -21,8 +21,10 @@ from attention_contract.schemas.models import (
 from attention_service.core.blocks import SCORES_AT_ONCE
 from attention_service.cost import Traffic, flops
 from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import ROOM
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
+from attention_service.runtime.models.model_inputs import Stack
 
 _STATES: Final = 12
 """Tensors as wide as the hidden states that one layer holds at once."""
@@ -55,9 +57,14 @@ class ModelCosts:
         self._parameters = [*model.parameters()]
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._head = 0 if head is None else head.weight.numel()
-        self._matrices = _matrices(model, head, config)
-        self._inner = max((max(each.shape) for each in _weights(model, head)), default=self._width)
-        self._places = [*loaded.places.values()]
+        self._inner = max((max(each.shape) for each in _weights(model, [head])), default=self._width)
+        vision: Any = getattr(model.config, "vision_config", None) if isinstance(loaded.reader, PromptInputs) else None
+        every = [*loaded.places.values()]
+        self._of_images = [each for each in every if vision is not None and each.queries == "images"]
+        self._places = [each for each in every if each not in self._of_images]
+        self._vision_width = int(getattr(vision, "hidden_size", 0))
+        sees = [] if vision is None else [each for each in model.modules() if _config_of(each) is type(vision)]
+        self._matrices = _matrices(model, [head, *(each for one in sees for each in one.modules())], config)
         self._rows_alone = "logits_to_keep" in loaded.reader.names
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -76,8 +83,11 @@ class ModelCosts:
         elif isinstance(request, ModelWeightsRequest):
             told = _TILES + sum(self._weights_told(asked, place, request) for place in asked.places)
         need = self._pass_bytes(batch, length, keys, rows) + _COPIES * told
+        images, copies = asked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
+        need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
-            need += self._graph_bytes(batch, length, keys) * (2 if request.check else 1)
+            need += self._graph_bytes(batch, length, keys) * copies
+            need += len(self._of_images) * self.image_bytes(images) * copies
             need += sum(each.nbytes for each in self._parameters) * 3 if request.check else 0
         return need
 
@@ -87,6 +97,13 @@ class ModelCosts:
         logits = batch * rows * self._vocabulary * (self._itemsize + 8)
         scores = max((batch * each.widths.heads * length * keys for each in self._places), default=0)
         return states + logits + min(_SCORES * 4 * scores, ROOM)
+
+    def image_bytes(self, images: Stack | None) -> int:
+        """The memory of one layer that sees images, in a model that reads text too."""
+        batch, length = (0, 0) if images is None else images.ids.shape
+        scores = max((batch * each.widths.heads * length * length for each in self._of_images), default=0)
+        states = batch * length * self._itemsize * (_KEPT_STATES * self._vision_width + _INNER * self._inner)
+        return int(states + _SCORES * 4 * scores)
 
     def _graph_bytes(self, batch: int, length: int, keys: int) -> int:
         """The memory of what a backward pass needs of the forward pass."""
@@ -176,17 +193,23 @@ class ModelCosts:
         return self._itemsize * sum(each.kv_heads * (each.head_dim + each.value_dim) for each in own)
 
 
-def _weights(model: nn.Module, head: nn.Module | None) -> list[Tensor]:
+def _config_of(module: nn.Module) -> type:
+    return type(getattr(module, "config", None))
+
+
+def _weights(model: nn.Module, without: Collection[nn.Module | None]) -> list[Tensor]:
     """The matrices by which a model multiplies its states."""
-    return [each.weight for each in model.modules() if isinstance(each, nn.Linear | Conv1D) and each is not head]
+    left_out = {id(each) for each in without}
+    modules = [each for each in model.modules() if id(each) not in left_out]
+    return [each.weight for each in modules if isinstance(each, nn.Linear | Conv1D)]
 
 
-def _matrices(model: nn.Module, head: nn.Module | None, config: Any) -> int:
+def _matrices(model: nn.Module, without: Collection[nn.Module | None], config: Any) -> int:
     """The numbers that each token is multiplied by: of experts, of those that a token visits."""
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
     visited = getattr(config, "num_experts_per_tok", None) or experts
-    stacked = sum(each.numel() for each in model.parameters() if each.ndim == 3)
-    single = sum(each.numel() for each in _weights(model, head))
+    stacked = sum(each.numel() for each in model.parameters() if each.ndim == 3 and len(each) > 1)
+    single = sum(each.numel() for each in _weights(model, without))
     return single + stacked * int(visited) // int(experts)
 
 

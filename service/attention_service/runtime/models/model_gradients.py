@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,7 @@ from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.float64_runs import in_float64
 from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
+from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import LoadedModel
@@ -139,15 +141,16 @@ class ModelGradients:
 
     def _of_layer(self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]) -> LayerGradients:
         fields: dict[str, Any] = {"layer": place.key}
+        told = partial(self._told, several=self.asked.several(place))
         if self._request.by_head:
             point = (place.key, "context")
             effect = gradients[point] * run.at[point].detach()
-            fields["heads"] = self._told(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
+            fields["heads"] = told(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
         found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
         for tap in self._taps:
             problem, selection = run.asking.problems[place.key], self._selections[place.key]
             found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
-        return valid(LayerGradients, fields | {"gradients": {name: self._told(x) for name, x in found.items()}})
+        return valid(LayerGradients, fields | {"gradients": {name: told(x) for name, x in found.items()}})
 
     # ── L ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,6 +246,9 @@ class ModelGradients:
             def embed(state: Tensor) -> Tensor | None:
                 if EMBEDDINGS in at:  # the decoder's, by the same table
                     return None
+                if state.requires_grad and scale is None and EMBEDDINGS not in shifts:  # by what sees the images
+                    at[EMBEDDINGS] = state.view_as(state)
+                    return at[EMBEDDINGS]
                 leaf = shifts.get(EMBEDDINGS, state.detach() if scale is None else state.detach() * scale)
                 at[EMBEDDINGS] = leaf.clone().requires_grad_()
                 return at[EMBEDDINGS].clone()  # CTRL scales it in place
@@ -251,10 +257,12 @@ class ModelGradients:
             yield
 
     def _embedded(self, embed: State) -> Callable[[], None]:
-        """Call ``embed`` with the embeddings: those of the table of tokens, or the tokens of an image in layer 0."""
+        """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 in a model of images."""
         model: Any = self._loaded.model
-        if isinstance(self._loaded.reader, EncoderInputs):
-            return before(next(iter(self._loaded.places.values())).first_layer, embed)
+        if isinstance(self._loaded.reader, EncoderInputs | PromptInputs):
+            places = self._loaded.places.values()
+            first = next((each for each in places if each.queries != "images"), next(iter(places)))
+            return before(first.first_layer, embed)
         reads = model.get_encoder() if self._loaded.reader.pairs else model
         return after(reads.get_input_embeddings(), embed)
 
@@ -279,10 +287,10 @@ class ModelGradients:
             total += weight / 2 * _DECADES * math.log(10) * scale * gradient
         return total, self._run(scale=0.0, graph=False).value
 
-    def _told(self, x: Tensor) -> Any:
-        """A result ``[B, …]`` as the reply has it."""
+    def _told(self, x: Tensor, *, several: bool | None = None) -> Any:
+        """A result ``[B, …]`` as the reply has it; ``several``: with its batch dimension."""
         x = x.detach()
-        return to_numpy(x if self.asked.inputs.several else x[0])
+        return to_numpy(x if (self.asked.inputs.several if several is None else several) else x[0])
 
     # ── check ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.models import Message, ModelInput, TokenLabelsReply
+from attention_contract.schemas.models import Message, ModelInput, TextPart, TokenLabelsReply
 from attention_service.runtime.models.images.patch_grids import Patch, patch_labels
 
 TEXT, TARGET = 5, 3
@@ -86,6 +86,8 @@ class Inputs:
     """The decoder's tokens, of a model with an encoder and a decoder."""
     arguments: dict[str, Tensor]
     """The arguments of the model's ``forward``."""
+    images: Stack | None = None
+    """The tokens of the layers that see images, beside those of the text. They always have a batch dimension."""
 
     @property
     def predicted(self) -> Stack:
@@ -101,6 +103,8 @@ class InputReader:
         self.pairs = bool(config.is_encoder_decoder)
         """True for a model with an encoder and a decoder."""
         self.tokenizer = tokenizer
+        self.template: Any = None if tokenizer is None else tokenizer.chat_template
+        """The chat template."""
         self.names = frozenset(inspect.signature(model.forward).parameters)
         """The names of the model's arguments."""
         self.max_length = _max_length(model)
@@ -113,19 +117,19 @@ class InputReader:
         self._start = _first_token(model, self._pad)
         self._cleaner = _Cleaner(tokenizer)
 
-    def short_run(self) -> dict[str, Tensor]:
-        """The arguments of a run over a few tokens: ``TEXT``, and ``TARGET`` of a target."""
+    def short_runs(self) -> list[dict[str, Tensor]]:
+        """The arguments of a run over a few tokens: ``TEXT``, and ``TARGET`` of a target; then of others."""
         text = self.batch([Tokens([*range(1, TEXT + 1)], [None] * TEXT)])
         arguments = self.arguments(text)
         if self.pairs:
             arguments["decoder_input_ids"] = text.ids[:, :TARGET]
-        return arguments
+        return [arguments]
 
     @property
     def takes(self) -> list[str]:
         """The inputs that requests may have."""
         found = [] if self.tokenizer is None else ["text"]
-        found += ["messages"] if self.tokenizer is not None and self.tokenizer.chat_template else []
+        found += ["messages"] if self.tokenizer is not None and self.template else []
         return [*found, "target"] if self.pairs and self.tokenizer is not None else found
 
     def read(self, request: ModelInput) -> Inputs:
@@ -197,18 +201,28 @@ class InputReader:
 
     def conversation(self, messages: Sequence[Message]) -> str:
         """A conversation as the checkpoint's chat template writes it. Raises InvalidRequest."""
-        if self.tokenizer is None or not self.tokenizer.chat_template:
+        if self.tokenizer is None or not self.template:
             raise InvalidRequest(
                 "messages: the checkpoint has no chat template; send the conversation as text", param="messages"
             )
-        told = [message.model_dump() for message in messages]
         try:
-            written = self.tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=False)
+            written = self.tokenizer.apply_chat_template(
+                [{"role": message.role, "content": self.content(message)} for message in messages],
+                add_generation_prompt=True, tokenize=False, chat_template=self.template,
+            )  # fmt: skip
         except (TemplateError, ValueError, TypeError, KeyError) as fault:
             raise InvalidRequest(
                 f"messages: the checkpoint's chat template refuses them: {fault}", param="messages"
             ) from None
         return str(written)
+
+    def content(self, message: Message) -> Any:
+        """The content of a message for the chat template: one text. Raises InvalidRequest for an image."""
+        if isinstance(message.content, str):
+            return message.content
+        if not all(isinstance(part, TextPart) for part in message.content):
+            raise InvalidRequest("messages: this model takes no images", param="messages")
+        return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
     def _texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
         """The texts of a request, the field that they came in, and True if they came as a list."""

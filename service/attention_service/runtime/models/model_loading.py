@@ -1,5 +1,6 @@
 """A model and its tokenizer from a folder. Nothing is fetched, unpickled, or run that the folder brings."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.models.auto import processing_auto
 from transformers.utils import logging
 
 from attention_contract.errors import InvalidCheckpoint
@@ -33,13 +35,14 @@ _OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
 _FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
 """The errors of transformers for a folder that it cannot load."""
 _LOGGING: Final[Any] = logging  # its functions have no annotations
+_PROCESSORS: Final[Any] = processing_auto
 _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_checkpoint(
     folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Any]:
-    """Load the model with its head, if it has one that predicts, its tokenizer and its image processor, if it has them.
+    """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of images or prompts.
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
     loaded. Raises InvalidCheckpoint.
@@ -62,6 +65,8 @@ def load_checkpoint(
                 f"checkpoint: {folder.name} cannot be loaded: {reason}", param="checkpoint"
             ) from fault
         tokenizer, processor = _tokenizer(folder), _image_processor(folder)
+        if tokenizer is not None and processor is not None and image_tokens(config) is not None:
+            processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
     lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
     if lacking:
         raise InvalidCheckpoint(
@@ -104,6 +109,26 @@ def _image_processor(folder: Path) -> Any:
         return own(**facts) if own is not None else auto.from_pretrained(folder, backend="pil", **_SAFE)
     except _FAULTS:
         return None
+
+
+def _prompt_processor(folder: Path, kind: str, tokenizer: Any, images: Any) -> Any:
+    """The checkpoint's processor of text with images. Raises InvalidCheckpoint."""
+    try:
+        whole = image_only(getattr(transformers, _PROCESSORS.PROCESSOR_MAPPING_NAMES[kind]))
+        facts, _ = whole.get_processor_dict(folder, **_SAFE)
+        given = {"image_processor": images, "tokenizer": tokenizer}
+        return whole.from_args_and_dict([given.get(name) for name in whole.get_attributes()], facts)
+    except _FAULTS as fault:
+        reason = str(fault).strip().partition("\n")[0]
+        raise InvalidCheckpoint(f"checkpoint: its processor cannot be made: {reason}", param="checkpoint") from fault
+
+
+def image_only(whole: Any) -> Any:
+    """The class of a processor, which takes None in the place of a processor of videos: that needs torchvision."""
+    module: Any = sys.modules[whole.__module__]
+    if hasattr(module, "num2words"):  # writes numbers of a video's frames
+        module.num2words = module.num2words or str
+    return type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda *_: None})
 
 
 @contextmanager

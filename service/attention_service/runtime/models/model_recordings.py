@@ -10,7 +10,8 @@ from attention_contract.schemas.models import ModelInput
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
-from attention_service.runtime.models.layer_states import LayerStates, stack_of
+from attention_service.runtime.models.attention_places import stack_of
+from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.model_inputs import InputReader, Inputs
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import LayerKey

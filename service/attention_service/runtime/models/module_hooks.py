@@ -14,7 +14,7 @@ def after(module: nn.Module, change: State) -> Callable[[], None]:
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         several = isinstance(output, tuple | list)
-        changed = change(output[0] if several else output)
+        changed = _batched(change, output[0] if several else output)
         return None if changed is None else (changed, *output[1:]) if several else changed
 
     return module.register_forward_hook(hook).remove
@@ -25,12 +25,20 @@ def before(module: nn.Module, change: State) -> Callable[[], None]:
 
     def hook(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if args:
-            changed = change(args[0])
+            changed = _batched(change, args[0])
             return None if changed is None else ((changed, *args[1:]), options)
-        changed = change(options["hidden_states"])
+        changed = _batched(change, options["hidden_states"])
         return None if changed is None else (args, options | {"hidden_states": changed})
 
     return module.register_forward_pre_hook(hook, with_kwargs=True).remove
+
+
+def _batched(change: State, state: Tensor) -> Tensor | None:
+    """Change a state that may lack a batch dimension, as those of packed sequences do."""
+    if state.ndim > 2:
+        return change(state)
+    changed = change(state[None])
+    return None if changed is None else changed[0]
 
 
 def on_turn(turns: Mapping[int, State]) -> State:

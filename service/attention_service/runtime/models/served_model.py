@@ -17,6 +17,7 @@ from attention_contract.schemas.models import (
     ModelForwardRequest,
     ModelGradientsRequest,
     ModelWeightsRequest,
+    images_in,
 )
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.wire import SAFETENSORS, from_body
@@ -80,7 +81,7 @@ class ServedModel:
             gradients = ModelGradients(self.loaded, request)
             return Work(self.costs.needed_bytes(gradients.asked, request), lambda: Answer(gradients.reply()))
 
-        return _after_images(request.images, work)
+        return _after_images(request.all_images, work)
 
     def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
@@ -97,14 +98,17 @@ class ServedModel:
         return Work(embedding_bytes(self.loaded, request), lambda: Answer(embed(self.loaded, request)))
 
     def _generating(self, request: GenerationRequest, emit: Emit) -> Work:
-        plan = plan_generation(self.loaded, request)
+        def work() -> Work:
+            plan = plan_generation(self.loaded, request)
 
-        def run() -> Answer:
-            done = generate(self.loaded, request, plan, lambda objects: emit(lines_of(objects)))
-            recording, self.loaded.recording = self.loaded.recording, None
-            return Answer(recording=recording, last=lines_of(done.last), tokens=done.tokens)
+            def run() -> Answer:
+                done = generate(self.loaded, request, plan, lambda objects: emit(lines_of(objects)))
+                recording, self.loaded.recording = self.loaded.recording, None
+                return Answer(recording=recording, last=lines_of(done.last), tokens=done.tokens)
 
-        return Work(plan.needed_bytes(self.loaded), run)
+            return Work(plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision), run)
+
+        return _after_images(images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work)
 
     def _asking(self, request: Any, answer: Callable[[Any, Asked], WireModel]) -> Work:
         """The work of a question about an input, whose recording the model has afterwards."""
@@ -119,7 +123,7 @@ class ServedModel:
 
             return Work(self.costs.needed_bytes(asked, request), run)
 
-        return _after_images(request.images, work)
+        return _after_images(request.all_images, work)
 
 
 def _after_images(images: Sequence[ImageBytes], work: Callable[[], Work]) -> Work:

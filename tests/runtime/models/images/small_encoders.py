@@ -77,10 +77,20 @@ def sent(pixels):
     return {"base64": base64.b64encode(content).decode()}
 
 
-def marked(pixels, rectangle):
-    """Return the image with the middle of a rectangle changed: resizing mixes pixels at its edges with others."""
+MARGIN = 0.35
+"""The share of a patch at each edge whose pixels resizing may mix with others."""
+
+
+def middle_of(rectangle):
+    """Return whole pixels in the middle of a rectangle: left, top, right, bottom."""
     left, top, right, bottom = rectangle
-    across, down = (right - left) * 0.35, (bottom - top) * 0.35
+    across, down = (right - left) * MARGIN, (bottom - top) * MARGIN
+    return round(left + across), round(top + down), round(right - across), round(bottom - down)
+
+
+def marked(pixels, rectangle):
+    """Return the image with the middle of a rectangle changed."""
+    left, top, right, bottom = middle_of(rectangle)
     changed = pixels.copy()
-    changed[round(top + down) : round(bottom - down), round(left + across) : round(right - across)] += 55
+    changed[top:bottom, left:right] += 55
     return changed

@@ -14,7 +14,7 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.models import ModelInput
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.images.image_decoding import decoded
-from attention_service.runtime.models.images.patch_grids import Patch, crops_of
+from attention_service.runtime.models.images.patch_grids import Crop, Patch, crops_of
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
 from attention_service.runtime.models.module_hooks import before
 
@@ -32,7 +32,7 @@ class EncoderInputs(InputReader):
                 "checkpoint: it has no image processor (preprocessor_config.json) that runs with Pillow alone",
                 param="checkpoint",
             )
-        self.pairs, self.tokenizer, self.max_length = False, None, None
+        self.pairs, self.tokenizer, self.template, self.max_length = False, None, None, None
         self.names = frozenset(inspect.signature(model.forward).parameters)
         self._classes = {int(each): name for each, name in (model.config.id2label or {}).items()}
         self.vocabulary = len(self._classes)
@@ -48,38 +48,21 @@ class EncoderInputs(InputReader):
         """The inputs that requests may have."""
         return ["images"]
 
-    def short_run(self) -> dict[str, Tensor]:
+    def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a gray image."""
-        return self._processed([GRAY])
+        return [self._processed([GRAY])]
 
-    @torch.no_grad()
-    def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> None:
-        """Find the tokens that are patches: the last one is the token that its pixels change.
-
-        Raises InvalidCheckpoint for a model that does not have the same tokens in all layers.
-        """
-        arguments, states = self.short_run(), list[Tensor]()
-        crop, (down, across) = self.crops(*GRAY.size)[0], self._patch
-        pixels = arguments["pixel_values"].clone()
-        if pixels.ndim == 3:  # rows of patches
-            pixels[0, crop.rows * crop.columns - 1] += 1
-        else:
-            pixels[..., : crop.rows * down, : crop.columns * across][..., -down:, -across:] += 1
-        undo = before(places[0].first_layer, lambda state: states.append(state.detach().double()))
-        try:
-            for each in (arguments["pixel_values"], pixels):
-                run(arguments | {"pixel_values": each})
-        finally:
-            undo()
-        change = (states[1] - states[0])[0].norm(dim=-1)
-        self._length = len(change)
+    def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
+        """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
+        crop = self.crops(*GRAY.size)[0]
+        self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
         if any(place.length != self._length for place in places):
             raise InvalidCheckpoint(
                 "checkpoint: its layers attend over windows or over merged patches, and an encoder of images here over "
                 "all of them",
                 param="checkpoint",
             )
-        self._first = int(change.argmax()) + 1 - crop.rows * crop.columns
+        return True
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
@@ -93,7 +76,7 @@ class EncoderInputs(InputReader):
         rows = [self._tokens(number, image, length) for number, image in enumerate(images)]
         length = len(rows[0])
         ids = torch.arange(length, device=self._device).expand(len(rows), -1)
-        names = [self._names(row, len(rows)) for row in rows]
+        names = [token_names(row, len(rows), self._registers) for row in rows]
         mask = None if mask is None or bool(mask.all()) else mask.bool()
         stack = Stack(ids, mask, [[None] * length] * len(rows), names, rows)
         return Inputs(len(images) > 1, stack, None, arguments)
@@ -129,27 +112,41 @@ class EncoderInputs(InputReader):
     def _tokens(self, number: int, image: Image.Image, length: int | None) -> list[Patch | None]:
         """The tokens of one image; ``length``: their number, if it is not that of the short run."""
         patches, length = self.crops(*image.size)[0].patches(number, 0), length or self._length
-        behind = length - self._first - len(patches)
-        if self._first < 0 or behind < 0:
-            return [None] * length
-        return [*[None] * self._first, *patches, *[None] * behind]
-
-    def _names(self, row: Sequence[Patch | None], images: int) -> list[str]:
-        """The tokens of an image for reading."""
-        found, others = [], 0
-        for each in row:
-            if each is not None:
-                found.append(patch_name(each, images))
-                continue
-            name = f"register {others - 1}" if self._registers else f"token {others}"
-            found.append("CLS" if self._first > 0 and not others else name)
-            others += 1
-        return found
+        return in_their_place(patches, self._first, length)
 
 
-def patch_name(patch: Patch, images: int) -> str:
-    """A patch for reading."""
-    return f"[{patch.row},{patch.column}]" if images == 1 else f"[{patch.image}:{patch.row},{patch.column}]"
+@torch.no_grad()
+def patch_tokens(
+    place: AttentionPlace,
+    run: Callable[[dict[str, Tensor]], Any],
+    arguments: dict[str, Tensor],
+    crop: Crop,
+    patch: tuple[int, int],
+) -> tuple[int, int]:
+    """The number of tokens of a crop, and the one that is its first patch; negative if none is.
+
+    The last patch is the token that its pixels change. ``crop``: the last one of the ``arguments``.
+    """
+    states, (down, across) = list[Tensor](), patch
+    pixels = arguments["pixel_values"].clone()
+    if pixels.ndim == 3:  # rows of patches
+        pixels[-1, crop.rows * crop.columns - 1] += 1
+    else:
+        pixels[..., : crop.rows * down, : crop.columns * across][..., -down:, -across:] += 1
+    undo = before(place.first_layer, lambda state: states.append(state.detach().double()))
+    try:
+        for each in (arguments["pixel_values"], pixels):
+            run(arguments | {"pixel_values": each})
+    finally:
+        undo()
+    change = (states[1] - states[0])[-1].norm(dim=-1)
+    return len(change), int(change.argmax()) + 1 - crop.rows * crop.columns
+
+
+def patch_name(patch: Patch, images: int, *, crops: bool = False) -> str:
+    """A patch for reading: ``[row,column]``, with the image before and the crop behind it where there are several."""
+    image, crop = f"{patch.image}:" if images > 1 else "", f"/{patch.crop}" if crops else ""
+    return f"[{image}{patch.row},{patch.column}]{crop}"
 
 
 def patch_size(config: Any) -> tuple[int, int]:
@@ -163,3 +160,22 @@ def patch_size(config: Any) -> tuple[int, int]:
         f"checkpoint: a {config.model_type} sees no square patches of an image, and a model here has them as tokens",
         param="checkpoint",
     )
+
+
+def in_their_place(patches: Sequence[Patch], first: int, length: int) -> list[Patch | None]:
+    """The patches among so many tokens; ``first``: the token that is the first of them, if one is."""
+    behind = length - first - len(patches)
+    return [None] * length if first < 0 or behind < 0 else [*[None] * first, *patches, *[None] * behind]
+
+
+def token_names(row: Sequence[Patch | None], images: int, registers: int, *, crops: bool = False) -> list[str]:
+    """The tokens of a crop for reading."""
+    found, others = [], 0
+    for each in row:
+        if each is not None:
+            found.append(patch_name(each, images, crops=crops))
+            continue
+        name = f"register {others - 1}" if registers else f"token {others}"
+        found.append("CLS" if row[0] is None and not others else name)
+        others += 1
+    return found

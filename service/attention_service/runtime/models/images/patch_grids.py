@@ -61,11 +61,8 @@ class Crop:
     """None for a picture that shows nothing of the image."""
     y: Axis | None
 
-    def merged(self, tokens: int) -> "Crop | None":
-        """The same with squares of patches merged, so that there are so many tokens; None if that cannot be."""
-        times = round((self.rows * self.columns / max(tokens, 1)) ** 0.5)
-        if times < 1 or self.rows // times * (self.columns // times) != tokens:
-            return None
+    def merged(self, times: int) -> "Crop":
+        """The same with squares of so many patches a side merged."""
         x, y = (axis and axis._replace(step=axis.step * times) for axis in (self.x, self.y))
         return replace(self, rows=self.rows // times, columns=self.columns // times, x=x, y=y)
 
@@ -82,23 +79,25 @@ class Crop:
         return None if across is None or down is None else (across[0], down[0], across[1], down[1])
 
 
-def crops_of(processor: Callable[..., Any], width: int, height: int, patch: tuple[int, int]) -> list[Crop]:
-    """The crops that a processor makes of an image of this size. ``patch``: height and width of the model's patches.
+def crops_of(
+    processor: Callable[..., Any], width: int, height: int, patch: tuple[int, int], merge: int = 1
+) -> list[Crop]:
+    """The crops that a processor makes of an image of this size.
 
-    A model that knows no square patches gets an empty list.
+    ``patch``: height and width of the model's patches; ``merge``: patches along a side of the squares in which the
+    processor puts them in order, if it makes rows of patches.
     """
     picture = Image.fromarray(_coordinates(width, height))
     made: Mapping[str, Any] = processor(images=[picture], do_rescale=False, do_normalize=False, return_tensors="pt")
-    return [_crop(each, width, height, patch) for each in pictures(made, processor, patch)]
+    return [_crop(each, width, height, patch) for each in pictures(made, patch, merge)]
 
 
-def pictures(made: Mapping[str, Any], processor: Any, patch: tuple[int, int]) -> list[Floats]:
+def pictures(made: Mapping[str, Any], patch: tuple[int, int], merge: int) -> list[Floats]:
     """The pictures ``[3, height, width]`` in what a processor made of one image."""
     values: Tensor = made["pixel_values"].detach().double().cpu()
     down, across = patch
     if "image_grid_thw" in made:  # rows of merged squares of patches, each [3, frames, height, width]
         _, rows, columns = made["image_grid_thw"][0].tolist()
-        merge = int(processor.merge_size)
         split = values.view(rows // merge, columns // merge, merge, merge, 3, -1, down, across)[:, :, :, :, :, 0]
         values = split.permute(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * down, columns * across)
     elif "spatial_shapes" in made:  # rows of patches, each [height, width, 3]

@@ -12,7 +12,7 @@ import torch
 from attention_service.core.masks.bands import Band
 
 _MULTIPROCESSORS = 132
-"""Of an H100; of a larger GPU flash cuts keys into more parts, which take as much for each."""
+"""Number for an H100; on a larger GPU flash cuts keys into more parts, each of which takes as much."""
 _IN_REGISTERS = 128
 """The widest values whose context the memory-efficient kernel keeps in registers; wider ones in memory, in float32."""
 _TOP_LEFT = 1

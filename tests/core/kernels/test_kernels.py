@@ -172,6 +172,8 @@ def test_a_kernel_refuses_rather_than_leave_a_part_out(make_problem):
     ids=str,
 )
 def test_every_mask_on_a_gpu(kernel, dtype, tolerance, make_problem, reference):
+    if unsuitable(kernel, AttentionSpec(), dtype, Needs(device="cuda")):
+        return  # float64 has no fused kernel there
     for masks, more in product(MASKS.values(), REQUESTS.values()):
         problem = make_problem(width=8, value_width=8, dtype=dtype, spec=AttentionSpec(masks=masks), **more)
         moved = {

@@ -31,8 +31,10 @@ _GRACE_S: Final = 2.0
 """Seconds that a process has to end by itself."""
 _TOLD: Final = 4096
 """Bytes of the last words of a process that are kept."""
-_PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH")
-"""Variables that the process is given, besides those of CUDA: none with a secret."""
+_PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
+"""Variables that the process is given: none with a secret."""
+_PREFIXES: Final = ("CUDA_", "LD_", "MKL_", "NVIDIA_", "OMP_", "PYTORCH_")
+"""Beginnings of others: of CUDA, PyTorch's memory, and where libraries are found."""
 
 
 class WorkerProcess:
@@ -154,9 +156,5 @@ class WorkerProcess:
 
 
 def _environment() -> dict[str, str]:
-    passed = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _PASSED or name.startswith(("CUDA_", "NVIDIA_", "OMP_", "MKL_"))
-    }
+    passed = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith(_PREFIXES)}
     return passed | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -299,7 +299,7 @@ model_forward = Operation(
 model_weights = Operation(
     "model_weights", "POST", "/v1/models/{model}/weights", n.ModelWeightsRequest, n.ModelWeightsReply,
     "The tokens that each head of each layer of a whole model attends to",
-    (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, pictures=WEIGHT_VIEWS,
+    (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, pictures=(*WEIGHT_VIEWS, "image"),
     example=n.EXAMPLE_TEXT | {"top_k": 2, "return_weights": False}, scopes=INFER,
 )  # fmt: skip
 model_gradients = Operation(

@@ -30,6 +30,8 @@ class Names:
     """The queries and keys of each cell of the reply's pooled weights."""
     sizes: tuple[int, int] | None = None
     """Queries and keys; default: the cells' number."""
+    images: Sequence[str] = ()
+    """The images of the request, the bytes of their files in base64."""
     sweep: "Sweep | None" = None
     """The sizes that a reply about costs is along."""
 

@@ -24,7 +24,8 @@ def names_of(request: Any, title: str = "", past: int | None = None) -> Names:
     if isinstance(request, ModelWeightsRequest):
         chosen = request.select or Select()
         numbers = None if chosen.queries is None else [str(row) for row in chosen.queries]
-        return Names(title, None, numbers, chosen.heads, request.average_heads)
+        images = [each.base64 for each in request.all_images]
+        return Names(title, None, numbers, chosen.heads, request.average_heads, images=images)
     if not isinstance(request, ForwardRequest | WeightsRequest | AttributionRequest):
         return Names(title)
     selected = request.select

@@ -41,7 +41,7 @@ def heat_maps(
     left_out = len(weights) - MOST_HEADS
     weights, titles = weights[:MOST_HEADS], list(titles[:MOST_HEADS])
     count, rows, columns = weights.shape
-    across = _columns(count)
+    across = columns_of(count)
     down = math.ceil(count / across)
     small = 7.0 if count == 1 else 6.0
     width = options.width / options.dpi
@@ -79,7 +79,7 @@ def heat_maps(
     return sheet.figure
 
 
-def _columns(count: int) -> int:
+def columns_of(count: int) -> int:
     """The columns of a grid of so many maps: about as many as rows, and full rows if near."""
     least = math.ceil(math.sqrt(count))
     return count if count <= 4 else next((n for n in (least, least + 1) if count % n == 0), least)

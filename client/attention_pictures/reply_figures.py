@@ -14,7 +14,7 @@ from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.effects import EffectsReply
-from attention_contract.schemas.models import ModelWeightsReply
+from attention_contract.schemas.models import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
@@ -25,6 +25,7 @@ from attention_pictures.circuit_figures import circuits_figure
 from attention_pictures.comparison_figures import effects_figure, rollout_figure, similarity_figure
 from attention_pictures.cost_lines import cost_lines
 from attention_pictures.heat_maps import heat_maps
+from attention_pictures.image_maps import image_figure
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import MOST_ROWS, layer_maps, left_out
 from attention_pictures.weight_figures import attribution_figure, sequence_of, statistics_of, weights_figure
@@ -61,19 +62,31 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
 
 def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names) -> Figure:
     """Draw the weights of one layer of a model; of several layers, a map of layers × heads for each statistic."""
-    sequence = sequence_of(options, len(reply.labels) if isinstance(reply.labels, list) else None)
     if len(reply.layers) > 1 or (reply.layers[0].weights is None and options.view is None):
         if options.view not in {None, "statistics"}:
             told = f"layers: the view {options.view} is of one layer; name it, or ask for the view statistics"
             raise InvalidRequest(told, param="layers")
-        rows = [(str(each.layer), statistics_of(each.statistics, sequence)) for each in reply.layers]
+        rows = [
+            (str(each.layer), statistics_of(each.statistics, _sequence(reply, each, options))) for each in reply.layers
+        ]
         return _layers_figure(rows, None, options, heading(names, "statistics", f"{len(rows)} layers"))
     layer, chosen = reply.layers[0], names.queries
+    sequence = _sequence(reply, layer, options)
+    if options.view == "image":
+        return image_figure(reply, layer, sequence, options, names)
     of = reply.tokens_of(layer.layer, sequence or 0)
     queries, keys = ([token.strip() or repr(token) for token in each.tokens] for each in of)
     selected = queries if chosen is None else [queries[int(row)] for row in chosen]
     title = heading(names, f"layer {layer.layer}")
     return weights_figure(layer, options, replace(names, title=title, keys=keys, queries=selected))
+
+
+def _sequence(reply: ModelWeightsReply, layer: LayerWeights, options: PictureOptions) -> int | None:
+    """The text, image or crop to draw; None if the numbers of the layer have no batch dimension."""
+    if reply.image_labels is not None and not str(layer.layer).startswith("vision."):
+        return None
+    batch = reply.labels if reply.image_labels is None else reply.image_labels
+    return sequence_of(options, len(batch) if isinstance(batch, list) else None)
 
 
 def recording_figure(reply: RecordingStatistics, options: PictureOptions, names: Names) -> Figure:

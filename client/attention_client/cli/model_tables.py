@@ -155,11 +155,13 @@ def _heads(
 ) -> Iterator[tuple[LayerWeights, str, dict[str, str], tuple[NDArray[Any], NDArray[Any]] | None]]:
     """Yield the layer, the label, the statistics and the top keys with their weights of each head that is asked for."""
     for layer in reply.layers:
-        every = {name: each if text is None else each[text] for name, each in tensors(layer.statistics).items()}
+        at_crop = text is None and reply.image_labels is not None and str(layer.layer).startswith("vision.")
+        index = 0 if at_crop else text  # the first crop of an image, where layers of crops stand beside those of a text
+        every = {name: each if index is None else each[index] for name, each in tensors(layer.statistics).items()}
         count = len(next(iter(every.values()), ()))
         for at, head in enumerate(reply.names.heads or range(count)):
             told = {name.replace("_", " "): number(each[head]) for name, each in every.items() if each.ndim == 1}
-            yield layer, str(head), told, None if layer.top is None else _top(layer.top, text, at)
+            yield layer, str(head), told, None if layer.top is None else _top(layer.top, index, at)
 
 
 def _top(top: TopKeys, text: int | None, head: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -159,6 +159,12 @@ def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
     for each in pooled:
         np.testing.assert_allclose(each, vector[0], atol=1e-5)
     assert models.get("clip").takes == ["images"]
+    drawn = models._client.plot("png", view="image", width=400).of(models.weights, "clip", images=[image], layers=[1])
+    assert drawn.data[:4] == b"\x89PNG"
+    assert len(reply.names.images) == 1
+    with pytest.raises(InvalidRequest) as caught:
+        models._client.plot(view="image").of(models.weights, "llama", TEXT, layers=[1])
+    assert caught.value.param == "view"
 
 
 def test_a_word_and_a_generated_token_look_at_an_image(models):

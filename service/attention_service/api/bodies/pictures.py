@@ -153,7 +153,10 @@ async def draw(
     stated = drawing.facts_of(reply, options) | dict(facts) | {"software": f"attention-service {__version__}"}
     names = drawing.names_of(request, title, facts.get("past", 0))
     async with limiter:
-        figure = await _in_thread(partial(drawing.make_figure, reply, options, names))
+        decoded = drawing.making_bytes(names) if options.view == "image" else 0
+        budget.check(decoded, "decoding the image takes {need} bytes", "Send a smaller one")
+        async with budget.holding(decoded):
+            figure = await _in_thread(partial(drawing.make_figure, reply, options, names))
         need = drawing.saving_bytes(figure, media_type)
         budget.check(need, "drawing the picture takes {need} bytes", "Lower its width or dpi, or ask for SVG")
         async with budget.holding(need):

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, InvalidRequest
-from attention_contract.json_reading import check_text, measure_text, read_json
+from attention_contract.json_reading import TextSize, check_text, measure_text, read_json
 from attention_contract.json_writing import to_json
 from attention_contract.schemas.sessions import (
     MAX_SESSION_ID,
@@ -32,8 +32,8 @@ MAX_UNANSWERED: Final = 64
 """The most messages of one connection that wait for their reply; then the server stops reading."""
 
 
-def request_from_frame(frame: Frame) -> SessionStep | StepsRequest:
-    """Read the request of a frame.
+def request_from_frame(frame: Frame, size: TextSize | None = None) -> SessionStep | StepsRequest:
+    """Read the request of a frame. ``size``: of a text that was measured and checked before.
 
     Raises Unreadable or BodyTooLarge for the whole, InvalidRequest or InvalidTensor for a field at fault; its fact
     ``session`` is the session of a step, where the frame tells one.
@@ -45,7 +45,7 @@ def request_from_frame(frame: Frame) -> SessionStep | StepsRequest:
         return StepsRequest if "steps" in data else SessionStep
 
     try:
-        return _from_frame(frame, "request", choose, SessionStep)
+        return _from_frame(frame, "request", choose, SessionStep, size)
     except InvalidRequest as error:
         if told and isinstance(told[0], str) and len(told[0]) <= MAX_SESSION_ID:
             error.facts["session"] = told[0]
@@ -72,13 +72,15 @@ def _reply_of(data: dict[str, Any]) -> type[StepReply | StepsReply | StepProblem
 
 
 def _from_frame(
-    frame: Frame, entry: Entry, choose: Callable[[dict[str, Any]], type[ModelT]], single: type[WireModel]
-) -> ModelT:
+    frame: Frame, entry: Entry, choose: Callable[[dict[str, Any]], type[ModelT]], single: type[WireModel],
+    size: TextSize | None = None,
+) -> ModelT:  # fmt: skip
     """``single``: the model whose tensor fields are read straight into arrays."""
-    if not isinstance(frame, str):
-        return either_from_safetensors(memoryview(frame), entry, choose)
-    body = frame.encode()
-    size = measure_text(body)
-    check_text(size)
+    body = frame.encode() if isinstance(frame, str) else memoryview(frame)
+    if size is None:
+        if not isinstance(frame, str):
+            return either_from_safetensors(body, entry, choose)
+        size = measure_text(body)
+        check_text(size)
     data = read_json(body, single, size)
     return validate(choose(data), data, by_name=False)

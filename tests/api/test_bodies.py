@@ -14,6 +14,7 @@ from attention_contract.errors import BodyTooLarge, OverBudget, Overloaded, Unre
 from attention_service.api.bodies.request_body import read_body
 from attention_service.runtime.scheduling.budget import Budget
 from tests.api.talk import received
+from tests.bodies import body_of
 from tests.conftest import live_server
 
 FORWARD = "/v1/attention/forward"
@@ -97,7 +98,7 @@ def read(budget, stated, pieces, limit=LIMIT):
 
     async def play():
         headers = {} if stated is None else {b"content-length": str(stated).encode()}
-        with budget.body() as memory:
+        with body_of(budget) as memory:
             return bytes(await read_body(headers, receive, limit, memory))
 
     return asyncio.run(play()), seen
@@ -130,7 +131,7 @@ def test_what_has_not_come_is_not_resident():
         )
 
     async def play():
-        with Budget(2**31, 2**31, lambda: 0, 1).body() as memory, pytest.raises(Unreadable):
+        with body_of(Budget(2**31, 2**31, lambda: 0, 1)) as memory, pytest.raises(Unreadable):
             await read_body({b"content-length": str(2**30).encode()}, receive, 2**30, memory)
 
     asyncio.run(play())
@@ -158,7 +159,7 @@ def test_there_is_no_more_than_there_is():
         read(budget, None, [bytes(2**16)] * 8, limit=2**18)
     with pytest.raises(OverBudget):
         read(Budget(LIMIT // 2, LIMIT, lambda: 0, 1), LIMIT, [])
-    with budget.body() as other:
+    with body_of(budget) as other:
         other.hold(LIMIT // 2)
         with pytest.raises(Overloaded):
             read(budget, LIMIT * 3 // 4, [])

@@ -14,6 +14,7 @@ from attention_service.api import disconnection
 from attention_service.api.bodies.request_body import read_body, zstd
 from attention_service.runtime.scheduling.budget import Budget
 from tests.api.talk import problem
+from tests.bodies import body_of
 from tests.conftest import live_server
 
 JSON = "application/json"
@@ -117,7 +118,7 @@ def test_nothing_more_is_decompressed_once_the_caller_has_left(monkeypatch, codi
         return messages.pop(0)
 
     async def play():
-        with budget.body() as memory:
+        with body_of(budget) as memory:
             with pytest.raises(Cancelled):
                 await read_body({b"content-encoding": coding.encode()}, receive, 2**40, memory)
             return budget.bodies
@@ -133,7 +134,7 @@ def read_within_ratio(text, coding, budget, held):
         return messages.pop() if messages else await asyncio.get_running_loop().create_future()
 
     async def play():
-        with budget.body() as memory:
+        with body_of(budget) as memory:
             try:
                 return bytes(await read_body({b"content-encoding": coding.encode()}, receive, 2**40, memory, 100))
             finally:

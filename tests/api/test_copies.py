@@ -9,7 +9,8 @@ import torch
 
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
-from attention_contract.wire import SAFETENSORS, from_body, request_from_safetensors, to_body
+from attention_contract.tensor_files import request_from_safetensors
+from attention_contract.wire import SAFETENSORS, from_body, to_body
 from attention_service.api.app import create_app
 from attention_service.api.bodies import request_body
 from attention_service.settings import Settings

@@ -27,7 +27,8 @@ from attention_contract.tensors import TensorFault, decode, encode
 from attention_contract.validation import validate
 from attention_service.api.bodies import negotiation
 from attention_service.api.bodies.request_body import read_body
-from attention_service.runtime.scheduling.budget import Body, Budget
+from attention_service.runtime.scheduling.budget import Budget
+from tests.bodies import body_of
 
 Target = Callable[[bytes], bool]
 MODELS: Final = sorted({each.request for each in OPERATIONS if each.request}, key=lambda model: model.__name__)
@@ -178,7 +179,7 @@ async def _unpacked(body: bytes, coding: bytes) -> bytes:
 
     headers = {b"content-encoding": coding, b"content-length": b"%d" % len(body)}
     budget = Budget(2**24, 2**24, lambda: 0, 1)
-    with Body(budget) as memory:
+    with body_of(budget) as memory:
         unpacked = bytes(await read_body(headers, receive, UNPACKED_LIMIT, memory))
     if budget.bodies:
         raise PropertyError(f"{budget.bodies} bytes are still counted")

@@ -7,18 +7,16 @@ ready. After ``MAX_UNANSWERED`` messages without a reply the server stops readin
 import asyncio
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled
 from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame
-from attention_contract.json_reading import measure_text
 from attention_contract.operations import Operation, step_session, step_sessions
 from attention_contract.schemas.sessions import SessionStep, StepsRequest
 from attention_contract.tensors import Encoding
@@ -27,7 +25,7 @@ from attention_service.api import problems
 from attention_service.api.access.layer import PROTOCOL
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.bodies import negotiation
-from attention_service.api.bodies.request_body import UNCOUNTED
+from attention_service.api.bodies.request_body import UNCOUNTED, parsed
 from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
 from attention_service.api.observation.access_log import Answered
@@ -39,8 +37,6 @@ from attention_service.runtime.scheduling.budget import Body
 from attention_service.settings import Settings
 
 PATH: Final = "/v1/sessions/stream"
-_INLINE_BYTES: Final = 2**16
-"""Largest message in bytes that is read on the event loop; a thread reads others."""
 _GOING_AWAY: Final = 1001
 
 
@@ -125,16 +121,13 @@ class Connection:
 
     async def _begin(self, message: Message) -> None:
         """Read a message and begin its task. Messages are read one at a time, so that steps keep their order."""
-        started, began = time.perf_counter(), time.monotonic()
-        text, memory = message.get("text"), Body(self.call.engine.host)
+        started = time.perf_counter()
+        text, memory, held = message.get("text"), Body(self.call.engine.host), ExitStack()
+        held.callback(memory.give_back)
         request: SessionStep | StepsRequest | None = None
-        entered = False
         try:
-            self.quotas.enter(caller.get())
-            entered = True
-            note_bytes(len(message["bytes"] if text is None else text))
+            held.enter_context(self.quotas.used(caller.get()))
             request = await _read(message["bytes"] if text is None else text, memory, self.call.settings)
-            note("decode", began)
             work = self._run(request)
         except AttentionError as error:
             work = _refuse(error)
@@ -143,17 +136,15 @@ class Connection:
         task = asyncio.create_task(self._reply(request, work, started, before, memory, text=text is not None))
         self.tasks.add(task)
         self.last.update(dict.fromkeys(sessions, task))
-        task.add_done_callback(partial(self._end, sessions, work, memory, entered))
+        task.add_done_callback(partial(self._end, sessions, work, held))
 
     def _end(
-        self, sessions: Sequence[str], work: Coroutine[Any, Any, WireModel], memory: Body, entered: bool,
+        self, sessions: Sequence[str], work: Coroutine[Any, Any, WireModel], held: ExitStack,
         task: asyncio.Task[None],
     ) -> None:  # fmt: skip
         """Forget a message. Its task may have been cancelled before it began."""
         work.close()
-        if entered:
-            self.quotas.leave(caller.get(), timing.get())
-        memory.give_back()
+        held.close()
         self.tasks.discard(task)
         self.room.release()
         for each in sessions:
@@ -226,19 +217,20 @@ def _sessions_of(request: SessionStep | StepsRequest | None) -> Sequence[str]:
 
 
 async def _read(frame: str | bytes, memory: Body, settings: Settings) -> SessionStep | StepsRequest:
-    """Read a message. Raises what the contract or ``memory`` raises, and BodyTooLarge."""
-    if isinstance(frame, str) and len(frame) > settings.max_json_bytes:
+    """Read a message as a body is read. Raises what the contract or ``memory`` raises, and BodyTooLarge."""
+    text = isinstance(frame, str)
+    if text and len(frame) > settings.max_json_bytes:
         raise BodyTooLarge(
             f"the message has {len(frame)} characters of JSON; this server reads up to {settings.max_json_bytes}. Send "
             "it as safetensors",
             limit_bytes=settings.max_json_bytes,
             needed_bytes=len(frame),
         )
-    if len(frame) > UNCOUNTED:
-        memory.hold(len(frame) if isinstance(frame, bytes) else measure_text(frame.encode()).parsed_bytes)
-    return (
-        request_from_frame(frame) if len(frame) <= _INLINE_BYTES else await run_in_threadpool(request_from_frame, frame)
-    )
+    body = memoryview(frame.encode() if isinstance(frame, str) else frame)
+    note_bytes(len(body))
+    if not text and len(body) > UNCOUNTED:
+        memory.hold(len(body))
+    return await parsed(body, request_from_frame, JSON if text else SAFETENSORS, settings, memory)
 
 
 async def _written(reply: WireModel, encoding: Encoding, *, text: bool) -> str | bytes:

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from tests.bodies import body_of
 
 from attention_contract.errors import NeverFits, NoRoom, OverBudget, Overloaded
 from attention_service.runtime.scheduling.budget import Budget
@@ -179,11 +180,11 @@ def test_random_work_never_exceeds_the_budget_and_has_its_turn_in_order(seed):
 
 def test_bodies_are_held_together_and_may_have_half_of_the_room():
     budget = make(resident=20, waiting=8)
-    with budget.body() as first:
+    with body_of(budget) as first:
         first.hold(30)
         first.hold(20)
         assert (budget.bodies, budget.available, budget.in_flight) == (50, 80, 0)
-        with budget.body() as second:
+        with body_of(budget) as second:
             with pytest.raises(Overloaded) as refusal:
                 second.hold(1)
             assert refusal.value.facts == {"limit_bytes": 40}
@@ -206,7 +207,7 @@ def test_bodies_are_held_together_and_may_have_half_of_the_room():
 
 def test_replies_take_half_of_the_room_together_or_one_takes_more():
     budget = make(resident=20)
-    with budget.body() as first, budget.body() as second:
+    with body_of(budget) as first, body_of(budget) as second:
         first.hold(30)
         first.become_reply(60)
         assert (budget.bodies, budget.replies, budget.available) == (0, 60, 20)
@@ -222,7 +223,7 @@ def test_replies_take_half_of_the_room_together_or_one_takes_more():
 
 async def test_what_waits_for_memory_begins_when_a_reply_is_sent():
     budget = make(resident=20)
-    with budget.body() as memory:
+    with body_of(budget) as memory:
         memory.become_reply(60)
         waiting = asyncio.create_task(budget.acquire(30))
         await asyncio.sleep(0)
@@ -233,7 +234,7 @@ async def test_what_waits_for_memory_begins_when_a_reply_is_sent():
 
 async def test_bodies_leave_room_for_one_computation_and_the_others_wait_for_what_they_take():
     budget = make(resident=20, waiting=8)
-    with budget.body() as memory:
+    with body_of(budget) as memory:
         memory.hold(40)
         await budget.acquire(60)  # nothing else runs
         waiting = asyncio.create_task(budget.acquire(10))

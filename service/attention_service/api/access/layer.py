@@ -23,7 +23,6 @@ from attention_service.api.access.scopes import HELD, OPEN_PATHS
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
 from attention_service.api.bodies.negotiation import HEADERS, Headers
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
-from attention_service.runtime.request_timing import timing
 from attention_service.settings import Settings, listed
 
 PROTOCOL: Final = "attention.v1"
@@ -99,14 +98,10 @@ class Access:
     async def _limited(self, asks: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in if its caller has not used too much."""
         try:
-            self._quotas.enter(asks)
+            with self._quotas.used(asks):
+                await self.app(scope, receive, send)
         except CallerLimit as error:
             await problems.render(error)(scope, receive, send)
-            return
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            self._quotas.leave(asks, timing.get())
 
     def _while_held(self, held: HeldKey, receive: Receive, send: Send) -> Receive:
         """Receive the messages of a WebSocket, and close it at the first one after its key was revoked."""

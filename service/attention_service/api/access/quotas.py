@@ -2,12 +2,14 @@
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from attention_contract.errors import CallerLimit
 from attention_service.runtime.callers import UNLIMITED, Caller
-from attention_service.runtime.request_timing import RequestTiming
+from attention_service.runtime.request_timing import RequestTiming, timing
 
 WINDOW_S: Final = 2.0
 """Seconds of a rate that a caller may use at once."""
@@ -71,14 +73,23 @@ class Quotas:
         if len(self._uses) > _REMEMBERED:
             self._uses = {name: each for name, each in self._uses.items() if each.running or now - each.seen < 60}
 
-    def leave(self, caller: Caller, timing: RequestTiming | None) -> None:
+    def leave(self, caller: Caller, noted: RequestTiming | None) -> None:
         """Count the bytes and the device's time of a request that entered, and has ended."""
         if caller.limits is UNLIMITED or (use := self._uses.get(caller.name)) is None:
             return
         use.running -= 1
-        if timing is not None:
-            use.bytes.level += timing.bytes
-            use.device.level += sum(run.compute_ms / getattr(run, "batch", 1) for run in timing.runs)
+        if noted is not None:
+            use.bytes.level += noted.bytes
+            use.device.level += sum(run.compute_ms / getattr(run, "batch", 1) for run in noted.runs)
+
+    @contextmanager
+    def used(self, caller: Caller) -> Iterator[None]:
+        """Count what the block is as a request. Raises CallerLimit before it begins."""
+        self.enter(caller)
+        try:
+            yield
+        finally:
+            self.leave(caller, timing.get())
 
 
 def _check(caller: Caller, name: str, rate: float, level: float) -> None:

@@ -5,15 +5,16 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope
 
+from attention_contract.base import WireModel
 from attention_contract.errors import BodyTooLarge, InvalidRequest, Unreadable, UnsupportedMediaType
 from attention_contract.json_reading import TextSize, check_text, measure_text
 from attention_contract.operations import Operation
@@ -32,6 +33,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+ModelT = TypeVar("ModelT", bound=WireModel)
 UNCOUNTED: Final = 32 * 1024
 """Largest body in bytes that is not counted."""
 _INLINE_HEADER: Final = 2**16
@@ -75,30 +77,39 @@ async def read_request(
         offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
         came = f"{media_type[:80]!r} is not read here" if media_type else "the header is missing"
         raise UnsupportedMediaType(f"Content-Type: {came}; expected {' or '.join(offered)}", offered=offered)
-    ratio, late = settings.max_compression_ratio, scope.get("state", {})
-    if media_type == SAFETENSORS:
-        body = await read_body(headers, receive, settings.max_body_bytes, memory, ratio, late)
-        began = time.monotonic()
-        if int.from_bytes(body[:8], "little") <= _INLINE_HEADER:
-            read = request_from_safetensors(body, model)
-        else:
-            read = await run_in_threadpool(request_from_safetensors, body, model)
-        note("decode", began)
-        return read
-    limit = min(settings.max_json_bytes, settings.max_body_bytes)
-    body = await read_body(headers, receive, limit, memory, ratio, late)
-    began = time.monotonic()
-    inline = len(body) <= _INLINE_NUMBERS
-    size = measure_text(body) if inline else await run_in_threadpool(measure_text, body)
-    check_text(size, settings.max_json_values)
-    if size.parsed_bytes > UNCOUNTED:
-        memory.hold(size.parsed_bytes)
-    if inline and _is_quickly_parsed(size):
-        read = request_from_body(model, body, media_type, size)
+    limit = settings.max_body_bytes
+    if media_type == JSON:
+        limit = min(limit, settings.max_json_bytes)
+    body = await read_body(headers, receive, limit, memory, settings.max_compression_ratio, scope.get("state", {}))
+
+    def read(body: memoryview, size: TextSize | None) -> WireModel:
+        return request_from_safetensors(body, model) if size is None else request_from_body(model, body, JSON, size)
+
+    return await parsed(body, read, media_type, settings, memory)
+
+
+async def parsed(
+    body: memoryview, read: Callable[[memoryview, TextSize | None], ModelT], media_type: str, settings: Settings,
+    memory: Body,
+) -> ModelT:  # fmt: skip
+    """A body, or a message of a stream, as ``read`` makes it of its bytes and of the size of its text, if it is JSON.
+
+    A thread reads what takes long. Raises what ``read`` and ``memory`` raise, and BodyTooLarge for a text with more
+    values than the settings allow, which is refused before it is parsed.
+    """
+    began, size = time.monotonic(), None
+    if media_type == JSON:
+        inline = len(body) <= _INLINE_NUMBERS
+        size = measure_text(body) if inline else await run_in_threadpool(measure_text, body)
+        check_text(size, settings.max_json_values)
+        if size.parsed_bytes > UNCOUNTED:
+            memory.hold(size.parsed_bytes)
+        inline = inline and _is_quickly_parsed(size)
     else:
-        read = await run_in_threadpool(request_from_body, model, body, media_type, size)
+        inline = int.from_bytes(body[:8], "little") <= _INLINE_HEADER
+    found = read(body, size) if inline else await run_in_threadpool(read, body, size)
     note("decode", began)
-    return read
+    return found
 
 
 def _is_quickly_parsed(size: TextSize) -> bool:

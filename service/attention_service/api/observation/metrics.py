@@ -104,7 +104,7 @@ class Metrics:
                 lambda: engine.library.left_out,
             ),
             "attention_models_resident": ("Resident whole models", lambda: engine.models.resident),
-            "attention_model_bytes": ("Bytes of the memory budget of whole models", lambda: engine.models.bytes),
+            "attention_model_bytes": ("Bytes of the memory budget of whole models", lambda: engine.models.host.bytes),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
             "attention_in_flight_bytes": (
                 "Bytes that admitted requests hold beside their bodies, by the estimate of each",

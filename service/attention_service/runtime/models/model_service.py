@@ -42,34 +42,11 @@ class ModelService:
         self.host = Host(runner.device, runner.budget, idle_s)
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""
-        runner.budget.reclaimable = self._reclaimable
-        runner.budget.reclaim = self._reclaim
-
-    # ── the memory of models ─────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the memory budget that models hold."""
-        return sum(model.bytes for model in self._models.values())
 
     @property
     def resident(self) -> int:
         """The number of resident models."""
         return sum(model.state == "resident" for model in self._models.values())
-
-    def _reclaimable(self) -> int:
-        """Bytes of models that nobody uses."""
-        return sum(model.bytes for model in self._models.values() if model.is_unused)
-
-    def _reclaim(self, need: int) -> None:
-        """End the least recently used models until so many bytes will be free."""
-        for model in sorted(self._models.values(), key=lambda each: each.used):
-            if need <= 0:
-                return
-            if model.is_unused:
-                need -= model.bytes
-                self.host.counts["evictions"] += 1
-                model.leave()
 
     # ── which there are ──────────────────────────────────────────────────────────────────────────────────────────────
 

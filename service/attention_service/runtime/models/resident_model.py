@@ -33,6 +33,32 @@ class Host:
     """Seconds without a request after which a model ends."""
     generated_tokens: int = 0
     counts: Counter[ModelEvent] = field(default_factory=Counter)
+    holders: "set[ResidentModel]" = field(default_factory=set)
+    """The models that hold memory of the budget."""
+    bytes: int = 0
+    """Bytes that they hold."""
+
+    def hold(self, model: "ResidentModel", size: int) -> None:
+        """Note how many bytes a model holds from now on."""
+        self.bytes += size - model.bytes
+        model.bytes = size
+        (self.holders.add if size else self.holders.discard)(model)
+        self.budget.reclaimable = self._reclaimable if self.holders else None
+        self.budget.reclaim = self._reclaim if self.holders else None
+
+    def _reclaimable(self) -> int:
+        """Bytes of models that nobody uses."""
+        return sum(model.bytes for model in self.holders if model.is_unused)
+
+    def _reclaim(self, need: int) -> None:
+        """End the least recently used models until so many bytes will be free."""
+        for model in sorted(self.holders, key=lambda each: each.used):
+            if need <= 0:
+                return
+            if model.is_unused:
+                need -= model.bytes
+                self.counts["evictions"] += 1
+                model.leave()
 
 
 @dataclass(eq=False)
@@ -183,7 +209,7 @@ class ResidentModel:
             if worker is not None:
                 await worker.end()
             self._worker = None
-            self.bytes = 0
+            self._host.hold(self, 0)
             self._host.budget.wake()
 
     async def _load(self) -> WorkerProcess:
@@ -214,7 +240,8 @@ class ResidentModel:
                 await worker.end()
             raise
         else:
-            self.bytes = worker.limit = folder.resident_bytes(self.dtype)
+            worker.limit = folder.resident_bytes(self.dtype)
+            host.hold(self, worker.limit)
             self._hold(message.facts.pop("held_bytes"))
             self._facts = message.facts
         finally:
@@ -274,7 +301,7 @@ class ResidentModel:
     def _hold(self, reserved: int | None) -> None:
         """Count what the model holds on a GPU in place of the estimate."""
         if reserved is not None:
-            self.bytes = PROCESS_BYTES + reserved
+            self._host.hold(self, PROCESS_BYTES + reserved)
             self._host.budget.wake()
 
     async def _take(self, message: Message, question: Question, worker: WorkerProcess) -> None:

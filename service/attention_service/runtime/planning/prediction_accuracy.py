@@ -49,12 +49,6 @@ class Run:
         """True if the time was within the interval of nine runs in ten."""
         return self.predicted.low <= self.seconds <= self.predicted.high
 
-    @property
-    def covered_but_for_load(self) -> bool:
-        """True if the interval holds a time between the processor's and the whole: other load explains the rest."""
-        least = self.seconds if self.processor is None else self.processor
-        return self.predicted.low <= self.seconds and least <= self.predicted.high
-
 
 class Accuracy:
     """The last runs of each kernel and purpose since the clock was set."""

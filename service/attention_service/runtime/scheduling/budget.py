@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 from attention_contract.errors import AttentionError, NeverFits, NoRoom, OverBudget, Overloaded
 from attention_service.runtime.callers import caller
@@ -80,8 +80,9 @@ class Budget:
         """Called when bytes were taken; gives up what is kept only while there is room. None if nothing is kept."""
         self.released: Callable[[], None] | None = None
         """Called when a request no longer waits or computes. None if nobody waits for that."""
-        self.reclaimable: Callable[[], int] = _nothing
-        """Returns the resident bytes that ``reclaim`` can free: those of whole models that nobody uses."""
+        self.reclaimable: Callable[[], int] | None = None
+        """Returns the resident bytes that ``reclaim`` can free: those of whole models that nobody uses. None if there
+        are no models."""
         self.reclaim: Callable[[int], None] | None = None
         """Called with the bytes that a request lacks. It has them freed, and then calls ``wake``."""
         self._resident_bytes = resident_bytes
@@ -121,7 +122,8 @@ class Budget:
 
     def _limit(self) -> int:
         """Bytes of the budget that are not held for good."""
-        return self.total - self._resident_bytes() + self.reclaimable()
+        free = self.total - self._resident_bytes()
+        return free if self.reclaimable is None else free + self.reclaimable()
 
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
         """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight."""
@@ -221,13 +223,6 @@ class Budget:
         self.in_flight -= more
         self.wake()
 
-    def body(self) -> "Body":
-        """Count a body, until the block ends whose context this is.
-
-        Bodies do not wait, and one computation at a time goes on beside them: callers who send slowly stop nobody.
-        """
-        return Body(self)
-
     def check_body(self, held: int, more: int) -> None:
         """Raise unless a body that holds so many bytes can have so many more.
 
@@ -306,14 +301,10 @@ class Budget:
             turn.done.set_result(None)
 
 
-def _nothing() -> int:
-    return 0
-
-
 class Body:
-    """The memory of one body, taken as it comes, and then of the reply to it.
+    """The memory of one body, taken as it comes, and then of the reply to it; to be given back at the end.
 
-    It is given back at the latest when the block ends whose context this is.
+    Bodies do not wait, and one computation at a time goes on beside them: callers who send slowly stop nobody.
     """
 
     __slots__ = ("_budget", "_held", "_reply")
@@ -321,12 +312,6 @@ class Body:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._held = self._reply = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.give_back()
 
     def give_back(self) -> None:
         """Give back all that was taken."""

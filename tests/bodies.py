@@ -1,0 +1,16 @@
+"""The memory of a body for the length of a block."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attention_service.runtime.scheduling.budget import Body, Budget
+
+
+@contextmanager
+def body_of(budget: Budget) -> Iterator[Body]:
+    """Count a body until the block ends."""
+    body = Body(budget)
+    try:
+        yield body
+    finally:
+        body.give_back()

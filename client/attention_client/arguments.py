@@ -8,7 +8,7 @@ from attention_client.calls import CallOptions
 from attention_client.image_files import ImageLike
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
 from attention_contract.schemas.attribution import Readout
-from attention_contract.schemas.complexity import Alternative, Shape, Sweep
+from attention_contract.schemas.complexity import Alternative, SessionShape, Shape, Sweep
 from attention_contract.schemas.effects import SweptEdit
 from attention_contract.schemas.hopfield import Projections
 from attention_contract.schemas.models import (
@@ -19,7 +19,6 @@ from attention_contract.schemas.models import (
     PredictedLogit,
 )
 from attention_contract.schemas.modules import ModuleConfig
-from attention_contract.schemas.session_costs import SessionShape
 from attention_contract.schemas.sessions import Policy, SessionSource, SessionStep
 from attention_contract.schemas.weights import StatisticName, StatisticOptions
 from attention_contract.spec import AttentionSpec

@@ -10,13 +10,11 @@ import httpx
 from pydantic import SecretStr
 
 from attention_client import replies
-from attention_client.calls.attention_calls import Attention
+from attention_client.calls.attention_calls import Attention, Hopfield
 from attention_client.calls.base import Call, CallOptions, MediaType, Message, ReplyT
-from attention_client.calls.checkpoint_calls import Checkpoints
-from attention_client.calls.hopfield_calls import Hopfield
 from attention_client.calls.method import Sender, WayT
 from attention_client.calls.model_calls import Models
-from attention_client.calls.module_calls import Modules
+from attention_client.calls.module_calls import Checkpoints, Modules
 from attention_client.calls.pass_calls import Passes
 from attention_client.calls.question_calls import Questions
 from attention_client.calls.recording_calls import Recordings

@@ -20,12 +20,11 @@ from attention_client.raw_responses import RawResponse
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ApproximationError, ForwardReply, KernelName, Ran, Tap
-from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.checkpoints import CheckpointReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.effects import Effects, EffectsReply
-from attention_contract.schemas.gradients import GradientCheck, GradientsReply
+from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
 from attention_contract.schemas.hardware import HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.modules import ModuleConfig, ModuleInfo, ModuleList, Parameter, ParameterList

@@ -11,7 +11,6 @@ from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
 from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
-from attention_contract.schemas import backward_passes as p
 from attention_contract.schemas import checkpoints as k
 from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
@@ -27,7 +26,15 @@ from attention_contract.schemas import sessions as t
 from attention_contract.schemas import similarity as v
 from attention_contract.schemas.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
 from attention_contract.schemas.effects import EffectsReply, EffectsRequest, RawEffectsRequest
-from attention_contract.schemas.gradients import GradientsReply, GradientsRequest, RawGradientsRequest
+from attention_contract.schemas.gradients import (
+    BackwardRequest,
+    GradientsReply,
+    GradientsRequest,
+    PassReply,
+    PassRequest,
+    RawGradientsRequest,
+    RawPassRequest,
+)  # fmt: skip
 from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
@@ -226,19 +233,19 @@ raw_complexity = Operation(
     scopes=ASK,
 )  # fmt: skip
 create_pass = Operation(
-    "create_pass", "POST", "/v1/modules/{name}/passes", p.PassRequest, p.PassReply,
+    "create_pass", "POST", "/v1/modules/{name}/passes", PassRequest, PassReply,
     "The output of a module, kept for its backward pass",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), tensors=True, example=_QUERY | {"wrt": ["query", "parameters"]},
     scopes=INFER,
 )  # fmt: skip
 create_raw_pass = Operation(
-    "create_raw_pass", "POST", "/v1/attention/passes", p.RawPassRequest, p.PassReply,
+    "create_raw_pass", "POST", "/v1/attention/passes", RawPassRequest, PassReply,
     "The output of raw attention, kept for its backward pass",
     (*READS_BODY, e.KernelUnsuitable), tensors=True, example=a.EXAMPLE_INPUTS | {"wrt": ["query", "key", "value"]},
     scopes=INFER,
 )  # fmt: skip
 backward = Operation(
-    "backward", "POST", "/v1/passes/{id}/backward", p.BackwardRequest, GradientsReply,
+    "backward", "POST", "/v1/passes/{id}/backward", BackwardRequest, GradientsReply,
     "Exact gradients of a kept pass, which is used up",
     (*READS_BODY, e.PassNotFound), tensors=True, example={}, scopes=INFER,
 )  # fmt: skip

@@ -20,7 +20,6 @@ from attention_contract.schemas import attention as a
 from attention_contract.schemas import checkpoints as k
 from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
-from attention_contract.schemas import counts as n
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import models as l
@@ -29,13 +28,11 @@ from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import rollout as o
 from attention_contract.schemas import server as s
-from attention_contract.schemas import session_costs as p
 from attention_contract.schemas import sessions as t
 from attention_contract.schemas import similarity as v
 from attention_contract.schemas.attribution import AttributionReply, Attributions, Completeness
-from attention_contract.schemas.backward_passes import PassReply
 from attention_contract.schemas.effects import Effects, EffectsReply
-from attention_contract.schemas.gradients import GradientCheck, GradientsReply
+from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
 from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
@@ -148,7 +145,7 @@ _STAGES = c.StageFlops(
     projections=1, position=0, scores=1, normalizer=1, values=1, output_projection=1, matmul=4, total=5
 )
 _PASS = c.PassFlops(dense=_STAGES, masked=_STAGES)
-_EXECUTED = n.PassCounts(flops=5, transcendentals=1, bytes_read=4, bytes_written=3, operations=2)
+_EXECUTED = w.PassCounts(flops=5, transcendentals=1, bytes_read=4, bytes_written=3, operations=2)
 TOOK = w.Milliseconds(median_ms=0.5, low_ms=0.25, high_ms=1.0)
 LARGEST = w.Largest(size=4321, kernel="blocked", peak_bytes=8_000_000)
 FITS = w.Fits(longest=LARGEST, largest_batch=w.Largest(size=0))
@@ -179,7 +176,7 @@ def cost(queries: int) -> c.Cost:
     return c.Cost(
         shape=c.Shape(queries=queries, keys=queries), pairs=queries**2, allowed_pairs=queries**2, forward=_PASS,
         backward=_PASS, backward_fused=_PASS, kernel="fused", executed_flops=1, executed_backward_flops=1,
-        executed=n.Executed(forward=_EXECUTED, backward=_EXECUTED),
+        executed=w.Executed(forward=_EXECUTED, backward=_EXECUTED),
         intensity=0.5, parameter_bytes=1, input_bytes=1, output_bytes=1,
         kv_cache_bytes=2_000_000, kv_cache_bytes_per_token=1, predicted_ms=0.5,
         peak_bytes=c.PeakBytes(fused=1, blocked=1, materialized=2, request=3),
@@ -206,11 +203,11 @@ def retrieved(request: h.HopfieldRequest) -> h.HopfieldReply:
     )
 
 
-def session_cost(shape: p.SessionShape) -> p.SessionCost:
+def session_cost(shape: c.SessionShape) -> c.SessionCost:
     """Return the price of a session."""
     time = w.Milliseconds(median_ms=0.5, low_ms=0.25, high_ms=1)
-    steps = [p.SessionStepCost(past=past, held=past, bytes=4096, predicted=time) for past in shape.pasts]
-    return p.SessionCost(token_bytes=64, page_tokens=64, free_bytes=2**20, longest=16_384, steps=steps)
+    steps = [c.SessionStepCost(past=past, held=past, bytes=4096, predicted=time) for past in shape.pasts]
+    return c.SessionCost(token_bytes=64, page_tokens=64, free_bytes=2**20, longest=16_384, steps=steps)
 
 
 def model_reply(kind: Any) -> Any:

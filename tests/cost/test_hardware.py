@@ -4,7 +4,7 @@ import pytest
 from tests.cost.workloads import forward_seen, gradients_seen, raw
 
 from attention_service.cost import Datasheet, Rates, Roofline
-from attention_service.cost.hardware import HARDWARE, find
+from attention_service.cost.datasheet import HARDWARE, find
 
 each = pytest.mark.parametrize("hardware", HARDWARE.hardware, ids=lambda hardware: hardware.name)
 

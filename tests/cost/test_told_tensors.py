@@ -8,8 +8,8 @@ from tests.cost.workloads import METHODS, forward_seen, gradients_seen
 
 from attention_service.core.methods import approximation_of
 from attention_service.core.registry import variants
-from attention_service.runtime.operations.complexity.complexity_symbols import LETTERS, explained
-from attention_service.runtime.operations.complexity.tensor_names import TENSORS, told
+from attention_service.runtime.operations.complexity.growth import LETTERS, explained
+from attention_service.runtime.operations.complexity.shape_cost import TENSORS, told
 
 
 @pytest.mark.parametrize("name", QUICK)

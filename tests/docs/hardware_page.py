@@ -1,7 +1,7 @@
 """Generator of ``docs/hardware.md``: ``python -m tests.docs.hardware_page`` writes the page."""
 
 from attention_contract.schemas.hardware import HardwareInfo
-from attention_service.cost.hardware import HARDWARE
+from attention_service.cost.datasheet import HARDWARE
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "hardware.md"

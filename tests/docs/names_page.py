@@ -1,15 +1,15 @@
 """Generator of ``docs/cost-names.md``: ``python -m tests.docs.names_page`` writes the page."""
 
 from attention_service.core.methods import METHODS, Approximation
-from attention_service.runtime.operations.complexity.complexity_symbols import LETTERS
-from attention_service.runtime.operations.complexity.tensor_names import TENSORS
+from attention_service.runtime.operations.complexity.growth import LETTERS
+from attention_service.runtime.operations.complexity.shape_cost import TENSORS
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "cost-names.md"
 HEAD = """# Names in the answers about cost
 
 `python -m tests.docs.names_page` writes this page from the methods and
-`runtime/operations/complexity/{complexity_symbols,tensor_names}.py`.
+`runtime/operations/complexity/{growth,shape_cost}.py`.
 
 ## Letters of orders
 

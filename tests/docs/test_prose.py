@@ -20,7 +20,6 @@ SHARED = {
     "gradients.py": "schemas and operation",
     "effects.py": "schemas and operation",
     "rollout.py": "schemas and computation",
-    "hardware.py": "schemas and table of devices",
     "hopfield.py": "schemas, operation, computation and commands of retrieval",
     "similarity.py": "schemas and computation",
     "weights.py": "schemas and operation",

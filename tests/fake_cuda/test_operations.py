@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from attention_contract.schemas import attribution as attributions
-from attention_contract.schemas import backward_passes, gradients, hopfield, rollout, similarity, weights
 from attention_contract.schemas import circuits as circuit_searches
 from attention_contract.schemas import effects as sweeps
+from attention_contract.schemas import gradients, hopfield, rollout, similarity, weights
 from attention_service.runtime.operations import attribution, circuits, effects, kept_backward
 from attention_service.runtime.operations import gradients as gradients_operation
 from attention_service.runtime.operations import hopfield as retrieval
@@ -36,7 +36,7 @@ OPERATIONS = {
     "attribution": of_module(
         attribution.prepare, attributions.AttributionRequest, methods=["gradient_attention", "integrated"], steps=4
     ),
-    "kept pass": of_module(kept_backward.prepare, backward_passes.PassRequest),
+    "kept pass": of_module(kept_backward.prepare, gradients.PassRequest),
 }
 LOOKED_AT = {
     "checked gradients": of_module(gradients_operation.prepare, gradients.GradientsRequest, wrt=["query"], check=True),

@@ -9,8 +9,7 @@ import torch
 
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_service.cost import Roofline
-from attention_service.cost.datasheet import Datasheet
-from attention_service.cost.hardware import find
+from attention_service.cost.datasheet import Datasheet, find
 from attention_service.runtime.device import torch_device
 from attention_service.runtime.device.torch_device import measure_rates
 from attention_service.runtime.operations import forward

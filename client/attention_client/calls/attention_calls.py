@@ -9,6 +9,7 @@ from attention_client.arguments import (
     EffectsFields,
     ForwardFields,
     GradientsFields,
+    ProjectionsLike,
     ShapeLike,
     SpecLike,
     SweepLike,
@@ -24,6 +25,7 @@ from attention_contract.schemas.attribution import AttributionMethod, Attributio
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
+from attention_contract.schemas.hopfield import HopfieldReply
 from attention_contract.schemas.rollout import CombinedHeads, RolloutReply, SentMethod
 from attention_contract.schemas.similarity import Measure, SimilarityReply
 from attention_contract.schemas.weights import WeightsReply
@@ -128,3 +130,22 @@ class Attention(Group[WayT]):
         CKA (``measure="cka"``). ``b``, with the same queries and keys or tokens, is by default ``a``.
         """
         return call(operations.similarity, locals())
+
+
+class Hopfield(Group[WayT]):
+    """Calls of Hopfield networks."""
+
+    @method
+    def retrieve(
+        self, stored: TensorLike, states: TensorLike, *, beta: TensorLike | None = None, steps: int | None = None,
+        eps: float | None = None, max_steps: int | None = None, stored_mask: TensorLike | None = None,
+        projections: ProjectionsLike | None = None, num_heads: int | None = None, return_association: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Call[HopfieldReply]:  # fmt: skip
+        """Let states fall to stored patterns: ``steps`` updates, or until an update is smaller than ``eps``.
+
+        ``stored [B, H, N, D]``, ``states [B, H, S, D]``; or ``[B, L, H·D]`` with ``num_heads``. ``beta``, one number
+        or ``[H]``, is the inverse temperature; by default 1/√D. ``max_steps`` goes with ``eps``; by default 100.
+        ``stored_mask [B, N]``, True for a real pattern. ``projections``: state, stored and output matrices.
+        """
+        return call(operations.hopfield_retrieve, locals())

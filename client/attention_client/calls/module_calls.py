@@ -1,14 +1,18 @@
 """Resident modules: making, importing, describing and replacing them."""
 
-from collections.abc import Sequence
-from typing import Literal, Unpack
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, Unpack
 
 from attention_client.arguments import ConfigLike, SpecLike, TensorMap
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Flow, Group, WayT, method
-from attention_client.importing import OnImported, imports_of
 from attention_contract import operations
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply
 from attention_contract.schemas.modules import ModuleInfo, ModuleList, Parameter, ParameterList, Stack
+
+OnImported = Callable[[ModuleInfo, int, int], object]
+"""Called after each import with the module, its number from 1, and the number of all."""
 
 
 class Modules(Group[WayT]):
@@ -103,3 +107,64 @@ class Modules(Group[WayT]):
     ) -> Call[ModuleInfo]:
         """Replace all parameters of a module, or none; with a version, only if it is still at that version."""
         return call(operations.replace_parameters, locals())
+
+
+class Checkpoints(Group[WayT]):
+    """Calls about checkpoints."""
+
+    @method
+    def list(self, **options: Unpack[CallOptions]) -> Call[CheckpointList]:
+        """List every checkpoint of the model repository: family, layers, widths and bytes. Nothing is loaded."""
+        return call(operations.list_checkpoints, locals())
+
+    @method
+    def get(self, path: str, **options: Unpack[CallOptions]) -> Call[CheckpointReply]:
+        """Describe a checkpoint: the name, config and spec of each attention layer that could be imported.
+
+        Raises CheckpointNotFound, or InvalidCheckpoint for files that cannot be read.
+        """
+        return call(operations.get_checkpoint, locals())
+
+    @method
+    def fetch(
+        self, repository: str, *, revision: str | None = None, **options: Unpack[CallOptions]
+    ) -> Call[CheckpointReply]:
+        """Let the server fetch a repository of the Hugging Face hub, such as ``openai-community/gpt2``.
+
+        Raises Forbidden unless the server's operator allows it, CheckpointNotFound, and Unavailable if the hub cannot
+        be reached.
+        """
+        return call(operations.fetch_checkpoint, locals())
+
+
+def imports_of(found: CheckpointReply, told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the arguments of the import of each layer, by the description of a checkpoint.
+
+    ``told`` are arguments for all of them: ``num_heads``, ``spec``. Raises InvalidCheckpoint if there is no layer or if
+    one cannot be imported, InvalidRequest if one needs an argument that is not told.
+    """
+    if found.problem is not None or not found.attentions:
+        raise InvalidCheckpoint(found.problem or f"{found.path} has no attention layer", param="checkpoint")
+    for each in found.attentions:
+        if each.problem is not None:
+            raise InvalidCheckpoint(f"{each.name}: {each.problem}", param="checkpoint")
+        lacking = [field for field in each.missing if not _is_told(field, told)]
+        if lacking:
+            raise InvalidRequest(
+                f"{each.name}: the checkpoint does not tell {', '.join(lacking)}; give it", param=lacking[0]
+            )
+    return [
+        {"checkpoint": found.path, "layer": each.layer, "name": each.name, "part": each.part, "stack": each.stack}
+        | {name: value for name, value in told.items() if value is not None}
+        for each in found.attentions
+    ]
+
+
+def _is_told(field: str, told: dict[str, Any]) -> bool:
+    """True if the arguments have a field, which may be dotted."""
+    name, _, inner = field.partition(".")
+    value = told.get(name)
+    if not inner or value is None:
+        return value is not None
+    given: Collection[str] = value if isinstance(value, dict) else value.model_fields_set
+    return inner in given

@@ -8,8 +8,7 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Group, WayT, method
 from attention_contract import operations
-from attention_contract.schemas.backward_passes import PassReply
-from attention_contract.schemas.gradients import GradientsReply
+from attention_contract.schemas.gradients import GradientsReply, PassReply
 
 
 class Passes(Group[WayT]):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_client.array_likes import as_array
-from attention_client.importing import imports_of
+from attention_client.calls.module_calls import imports_of
 from attention_contract.errors import AttentionError, ModuleExists
 from attention_contract.schemas.attention import Tap
 from attention_contract.schemas.checkpoints import CheckpointAttention

@@ -9,12 +9,19 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.answers import CostLimits, Crossover, PerToken, Predicted
+from attention_contract.schemas.answers import (
+    CostLimits,
+    Crossover,
+    Executed,
+    Milliseconds,
+    PerToken,
+    Predicted,
+    TapCost,
+)
 from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
-from attention_contract.schemas.counts import Executed, TapCost
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.modules import MAX_HEADS, MAX_WIDTH, Heads, Width
-from attention_contract.schemas.session_costs import SessionCost, SessionShape
+from attention_contract.schemas.sessions import MAX_SEQUENCES, FullPolicy, Length, Policy
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FloatName
 
@@ -77,6 +84,45 @@ class Alternative(WireModel):
     head_dim: Width | None = None
     value_dim: Width | None = None
     hardware: str | None = Field(default=None, max_length=80)
+
+
+class SessionShape(WireModel):
+    """A session to price. Its steps append one token to each sequence."""
+
+    sequences: int = Field(default=1, ge=1, le=MAX_SEQUENCES)
+    policy: Policy = Field(default_factory=FullPolicy)
+    pasts: Listed[Length] = Field(default_factory=lambda: [0, 1024, 4096, 16_384], min_length=1, max_length=64)
+    """Numbers of earlier tokens, each appended by one step, at which a step is priced."""
+
+
+class SessionStepCost(WireModel):
+    """One step of one new token for each sequence."""
+
+    past: int
+    """Number of earlier tokens."""
+    held: int
+    """Number of these whose keys and values the policy keeps."""
+    bytes: int
+    """Bytes of the session's pages during the step."""
+    predicted: Milliseconds
+    """Predicted time of the step, with the weights that the policy needs and the whole past that ``report_error`` runs
+    over."""
+
+
+class SessionCost(WireModel):
+    """The price of one session of a module."""
+
+    token_bytes: int
+    """Bytes of the keys and values of one token of one sequence, in the module's dtype."""
+    page_tokens: int
+    """Number of tokens of one page. A sequence takes whole pages."""
+    free_bytes: int
+    """Bytes that pages may still take, or ``memory_bytes``."""
+    longest: int | None = None
+    """The most tokens of each sequence that fit in ``free_bytes``, in whole pages. Null for a policy that holds so few
+    that there is no limit."""
+    steps: list[SessionStepCost]
+    """The price of a step, in the order of ``pasts``."""
 
 
 class ComplexityRequest(WireModel):

@@ -26,7 +26,7 @@ from attention_service.api.bodies.negotiation import accepted
 from attention_service.api.endpoint import Call, Handler, OperationRoute
 from attention_service.api.openai.openai_handlers import embed, generate
 from attention_service.api.server_facts import list_variants, server_info
-from attention_service.cost.hardware import HARDWARE
+from attention_service.cost.datasheet import HARDWARE
 from attention_service.runtime.engine import QUESTIONS
 
 ReplyT = TypeVar("ReplyT")

@@ -7,7 +7,7 @@ chosen.
 
 from attention_service.cost.attention import Attention
 from attention_service.cost.circuit_cost import CircuitWork, parameter_matrices, spectrum_flops
-from attention_service.cost.clock import FORMS, Clock, Estimate, Rates, Roofline
+from attention_service.cost.clock import FORMS, Clock, Estimate, Factor, LearnedClock, Rates, Roofline, kind_of
 from attention_service.cost.datasheet import Datasheet
 from attention_service.cost.flops import (
     SECOND_PASSES,
@@ -18,7 +18,6 @@ from attention_service.cost.flops import (
     pair_count,
 )
 from attention_service.cost.kernels import kernel_of, rank_seconds
-from attention_service.cost.learned_clock import Factor, LearnedClock, kind_of
 from attention_service.cost.operation_counter import Traffic
 from attention_service.cost.rehearsal import Seen, rehearse
 from attention_service.cost.retrieval import Retrieval, retrieval_flops

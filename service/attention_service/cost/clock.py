@@ -3,8 +3,9 @@
 Source: Williams et al. 2009, the roofline model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import exp
 from typing import Literal, Protocol
 
 from attention_contract.schemas import accuracy
@@ -140,3 +141,44 @@ def carrying(clock: Clock, form: Form, numbers: int, itemsize: int) -> Estimate:
 
 
 _HOST = Rates(1e11, 1e10, 5e-5)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Quantiles of measured over predicted time, as natural logarithms."""
+
+    middle: float
+    """Half of the runs take longer than predicted times e to this power."""
+    low: float
+    """One run in twenty is below ``middle + low``."""
+    high: float
+    """One run in twenty is above ``middle + high``."""
+
+    def applied(self, seconds: float) -> Estimate:
+        """Return the estimate for a prediction without the factor."""
+        median = seconds * exp(self.middle)
+        return Estimate(median, median * exp(self.low), median * exp(self.high))
+
+
+def kind_of(computation: str, kernel: str, dtype: str) -> str:
+    """The kind of passes that share a factor."""
+    return f"{computation} {kernel} {dtype}"
+
+
+@dataclass(frozen=True)
+class LearnedClock:
+    """Corrects the predictions of another clock."""
+
+    base: Clock
+    factors: Mapping[str, Factor]
+    """The kind → factor table, by ``kind_of``; kinds that did not run are absent."""
+    basis: Basis = "calibrated"
+
+    def predict(self, counts: Traffic, itemsize: int, kind: str) -> Estimate:
+        """Predict from the other clock and the factor."""
+        estimate, factor = self.base.predict(counts, itemsize, kind), self.factors.get(kind)
+        return estimate if factor is None else factor.applied(estimate.median)
+
+    def rated(self, seconds: Callable[[Rates], float]) -> Estimate:
+        """Predict from the other clock."""
+        return self.base.rated(seconds)

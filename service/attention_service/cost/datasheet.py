@@ -1,11 +1,13 @@
 """Predictions for absent hardware, by what its maker states."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
-from attention_contract.schemas.hardware import HardwareInfo
+from attention_contract.schemas.hardware import HardwareInfo, HardwareList
 from attention_service.cost.clock import Basis, Estimate, Rates, Roofline
-from attention_service.cost.hardware import HARDWARE
 from attention_service.cost.operation_counter import Traffic
 
 
@@ -47,3 +49,26 @@ class Datasheet:
 
 def _between(best: Estimate, typical: Estimate, poor: Estimate) -> Estimate:
     return Estimate(typical.median, best.median, poor.median)
+
+
+PATH: Final = Path(__file__).with_name("hardware.toml")
+
+
+def _read() -> HardwareList:
+    data = tomllib.loads(PATH.read_text("utf-8"))
+    sources = data.pop("sources")
+    for device in data["hardware"]:
+        device["sources"] = [sources[name] for name in device["sources"]]
+    return HardwareList.model_validate(data)
+
+
+HARDWARE: Final = _read()
+
+
+def find(name: str) -> HardwareInfo | None:
+    """Find a device by name, in any case and with or without spaces and hyphens; None if there is none."""
+    return next((device for device in HARDWARE.hardware if _plain(device.name) == _plain(name)), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -19,10 +19,9 @@ from attention_contract.base import WireModel, valid
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest
 from attention_contract.schemas.attribution import AttributionReply
-from attention_contract.schemas.backward_passes import BackwardRequest, PassReply, PassRequest
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.effects import EffectsReply
-from attention_contract.schemas.gradients import GradientsReply
+from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
 from attention_contract.schemas.weights import WeightsReply
 from attention_service.modules.library import Library

@@ -8,8 +8,7 @@ import torch
 
 from attention_contract.spec import AttentionSpec
 from attention_service.core import blocks
-from attention_service.core.inspection.pooled_weights import pooled_differences, pooled_weights
-from attention_service.core.inspection.weights import weights_of
+from attention_service.core.inspection.weights import pooled_differences, pooled_weights, weights_of
 from attention_service.core.problem import Problem, Selection
 
 

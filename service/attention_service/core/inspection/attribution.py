@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from attention_service.core.blocks import placed_tiles, some_of
+from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
 from attention_service.core.inspection.effects import context_after
 from attention_service.core.inspection.loss_path import Path
-from attention_service.core.inspection.value_lengths import ValueLengths, value_lengths
 from attention_service.core.inspection.weights import Weights, weights_of
 from attention_service.core.masks.global_projections import global_rows
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.stages import narrow
-from attention_service.core.tensors import pick, product
+from attention_service.core.tensors import constant, one_for_each_query_head, pick, product
 
 T = TypeVar("T")
 GRADIENTS: Final = frozenset({"gradient_attention", "integrated", "relevance", "head_importance"})
@@ -54,6 +54,25 @@ def head_importance(context: Tensor, upstream: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(context.dtype, torch.float32)
     return (context.to(dtype) * upstream).sum((2, 3)).abs()
+
+
+@dataclass(frozen=True)
+class ValueLengths:
+    """Inner products of what the heads make of a key's value: u = v W_O, ⟨u of one head, u of another⟩."""
+
+    products: Tensor
+    """``[B, K, H, H]`` in float64."""
+
+    def of_heads(self, weights: Tensor) -> Tensor:
+        """‖A u‖ ``[B, H, R, K]`` of each head, from weights of that shape."""
+        lengths = self.products.diagonal(dim1=2, dim2=3).clamp(min=0).sqrt()  # [B, K, H]
+        return weights.abs() * lengths.permute(0, 2, 1)[:, :, None].to(weights.dtype)
+
+    def of_sum(self, weights: Tensor) -> Tensor:
+        """‖Σ A u‖ over the heads, ``[B, R, K]``, from weights ``[B, H, R, K]``."""
+        by_key = weights.double().permute(0, 3, 2, 1)  # [B, K, R, H]
+        squares = ((by_key @ self.products) * by_key).sum(-1)
+        return squares.clamp_(min=0).sqrt_().mT
 
 
 @dataclass(frozen=True)
@@ -132,3 +151,22 @@ def lengths_of(
     return value_lengths(near, projection, chosen, of), far if far is None else value_lengths(
         far, projection, chosen, of
     )
+
+
+def value_lengths(v: Tensor, projection: Tensor | None, heads: Sequence[int], of: int) -> ValueLengths:
+    """Compute the inner products from values ``[B, H', K, V]``, where H' divides the number of these heads.
+
+    projection ``[width, H·V]``: the output projection of a module; None for raw attention, whose heads stay side by
+    side. ``heads``: the ones to keep of all ``of`` heads.
+    """
+    by_key = one_for_each_query_head(v, len(heads)).transpose(1, 2).double()  # [B, K, H, V]
+    if projection is None:
+        return ValueLengths(by_key.square().sum(-1).diag_embed())
+    kept = constant(heads, v.device)
+    columns = projection.double().view(-1, of, v.shape[3]).index_select(1, kept)  # [width of the output, H, V]
+    found = by_key.new_empty(*by_key.shape[:3], len(heads))
+    for at in range(len(heads)):
+        checkpoint()
+        metric = columns[:, at].mT @ columns.flatten(1)  # [V, H·V]
+        found[:, :, at] = ((by_key[:, :, at] @ metric).view_as(by_key) * by_key).sum(-1)
+    return ValueLengths(found)

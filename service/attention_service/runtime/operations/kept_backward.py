@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.backward_passes import BackwardRequest, PassRequest
-from attention_contract.schemas.gradients import GradientsRequest
+from attention_contract.schemas.gradients import BackwardRequest, GradientsRequest, PassRequest
 from attention_service import cost
 from attention_service.core.kernels import Kernel
 from attention_service.core.problem import Selection

@@ -11,10 +11,11 @@ from torch import Tensor
 from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.blocks import tiles
-from attention_service.core.inspection.pooled_weights import pooled_differences, pooled_weights
 from attention_service.core.inspection.weights import (
     KeptWeights,
     Weights,
+    pooled_differences,
+    pooled_weights,
     positions_of,
     real_queries,
     top,

@@ -8,9 +8,8 @@ from tests.runtime.sessions.session_tree import create, engine_of
 from tests.runtime.sessions.test_live_sessions import ROPE, opened, step, tokens
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest, SessionCost
 from attention_contract.schemas.modules import ModuleConfig
-from attention_contract.schemas.session_costs import SessionCost
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Rates, Roofline

@@ -19,9 +19,8 @@ from attention_service.core.blocks import some_of
 from attention_service.core.kernels.base import Needs
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.fused import cpu_flash
-from attention_service.core.kernels.fused.cpu_flash import Three
+from attention_service.core.kernels.fused.cpu_flash import Three, same_width
 from attention_service.core.kernels.fused.kernel import Fused
-from attention_service.core.kernels.fused.pad_to_same_width import same_width
 from attention_service.core.kernels.query_blocks import Cut, QueryBlock, query_blocks
 from attention_service.core.masks.bands import Band
 from attention_service.core.masks.combinations import AllOf

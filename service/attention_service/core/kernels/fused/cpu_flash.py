@@ -8,8 +8,11 @@ which refuses what the public function refuses, and copies what is laid out othe
 Source: ``aten/src/ATen/native/cpu/FlashAttentionKernel.cpp`` and ``transformers/sdp_utils_cpp.cpp`` of PyTorch 2.13.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -99,3 +102,22 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     elif mask.dtype != torch.float32 or dtype == torch.float64:
         mask = mask.to(dtype)
     return mask
+
+
+def same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros put beside the narrower ones: the flash kernel of the CPU takes one width, and zeros change no product."""
+    width = q.shape[-1]
+    if width == v.shape[-1] == k.shape[-1]:
+        return q, k, v
+    width = max(width, v.shape[-1])
+    q, k, v = (x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    return q, k, v
+
+
+def called_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, **how: Any
+) -> Tensor:
+    """Stand for ``scaled_dot_product_attention`` on a CPU."""
+    if (mask is not None and mask.requires_grad) or not q.shape[2] * k.shape[2]:  # PyTorch takes stages of its own
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, **how)
+    return attend(q, k, v, mask, scale, causal=is_causal, exact=False)[0]

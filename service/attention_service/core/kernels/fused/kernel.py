@@ -12,9 +12,8 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.fused import cpu_flash, cuda_attention
+from attention_service.core.kernels.fused.cpu_flash import called_on_cpu, same_width
 from attention_service.core.kernels.fused.cpu_slices import attend_in_slices, takes
-from attention_service.core.kernels.fused.fused_rehearsal import called_on_cpu
-from attention_service.core.kernels.fused.pad_to_same_width import same_width
 from attention_service.core.masks.bands import Band
 from attention_service.core.masks.rules import band_of, causal_offset
 from attention_service.core.masks.visibility import is_padded, real_keys, visibility, without_padding

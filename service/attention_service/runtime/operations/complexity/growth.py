@@ -1,7 +1,9 @@
 """Growth of the cost along a sweep: between its two largest values, and in the limit."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from math import log
+from typing import Final
 
 from attention_contract.schemas.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
@@ -12,7 +14,6 @@ from attention_service.cost.kernels import kernel_of
 from attention_service.cost.pairs import PAIR_TAPS, fused_masks, masks_of
 from attention_service.cost.rehearsal import Seen
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.operations.complexity.complexity_symbols import explained
 from attention_service.runtime.operations.complexity.subjects import Subject
 from attention_service.runtime.operations.complexity.valid_sizes import at, value_of
 
@@ -111,3 +112,26 @@ def _makes_pairs(bound: BoundRequest, taps: frozenset[str], kernel: str) -> tupl
         return again, False
     laid_out = fused_masks(bound) if facts.holds == "masks" else masks_of(bound)
     return facts.holds == "pairs" or again, laid_out.any
+
+
+LETTERS: Final[Mapping[str, str]] = {
+    "n": "keys; also queries if both lengths vary",
+    "m": "queries",
+    "p": "past keys",
+    "b": "sequences in the batch",
+    "d": "width of all heads together",
+    "h": "heads",
+    "w": "adjacent keys that the masks leave a query",
+    "g": "global tokens, or the prefix length",
+    "r": "keys in a query's random blocks",
+    "s": "distance between stripes or summaries, in keys",
+    "c": "keys in a summary",
+}
+"""Letters of exact attention. A method can give a letter another meaning: see ``Approximation.letters``."""
+_LETTER: Final = re.compile(r"(?<![a-zA-Z])[a-z](?![a-zA-Z])")
+
+
+def explained(orders: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Explain each letter in some orders; ``own`` gives the letters that a method defines."""
+    known = {**LETTERS, **own}
+    return {letter: known[letter] for letter in dict.fromkeys(_LETTER.findall(orders))}

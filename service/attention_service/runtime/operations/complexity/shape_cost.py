@@ -1,11 +1,11 @@
 """The contract's account of one shape."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
 
 from attention_contract.errors import KernelUnsuitable
-from attention_contract.schemas.answers import Milliseconds, PerToken, Predicted
+from attention_contract.schemas.answers import Executed, Milliseconds, PassCounts, PerToken, Predicted, TapCost
 from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes
-from attention_contract.schemas.counts import Executed, PassCounts
 from attention_service.cost import FORMS, Estimate, Traffic
 from attention_service.cost.clock import carrying, transfer
 from attention_service.cost.flops import (
@@ -14,6 +14,7 @@ from attention_service.cost.flops import (
     executed_flops,
     forward_pass,
     pair_count,
+    tap_flops,
 )
 from attention_service.cost.rehearsal import Seen
 from attention_service.cost.tensor_bytes import (
@@ -22,11 +23,10 @@ from attention_service.cost.tensor_bytes import (
     kv_cache_bytes_per_token,
     output_bytes,
     parameter_count,
+    tap_elements,
 )
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations.complexity.subjects import Subject
-from attention_service.runtime.operations.complexity.tap_costs import tap_costs, taps_cost
-from attention_service.runtime.operations.complexity.tensor_names import told
 from attention_service.runtime.operations.complexity.valid_sizes import shape_at
 from attention_service.runtime.planning.blank_requests import decode_step, exactly
 from attention_service.runtime.planning.kernel_choice import able_kernels
@@ -135,3 +135,73 @@ def _per_token(bound: BoundRequest, kernel: str, counts: Traffic, time: Estimate
         predicted_ms=time.median * 1e3 / tokens,
         kv_cache_bytes=kv_cache_bytes_per_token(bound),
     )
+
+
+def tap_costs(subject: Subject, bound: BoundRequest, kernel: str) -> dict[str, TapCost]:
+    """Return the cost of every tap but the output, each beside all others that are returned."""
+    return {tap: _added(subject, bound, frozenset({tap}), kernel) for tap in sorted(subject.taps - {"output"})}
+
+
+def taps_cost(subject: Subject, bound: BoundRequest, kernel: str) -> TapCost | None:
+    """Return the cost of all taps together; None if there are none."""
+    taps = subject.taps - {"output"}
+    return _added(subject, bound, taps, kernel) if taps else None
+
+
+def _added(subject: Subject, bound: BoundRequest, taps: frozenset[str], kernel: str) -> TapCost:
+    """Return the cost that these taps add to the same request without them."""
+    all_taps, others = subject.taps, subject.taps - taps
+    found, without = (subject.forward(bound, kernel, each) for each in (all_taps, others))
+    times = [subject.time(each, bound, kernel).median for each in (found, without)]
+    return TapCost(
+        flops=tap_flops(bound, all_taps, kernel) - tap_flops(bound, others, kernel),
+        bytes_moved=found.total().moved - without.total().moved,
+        peak_bytes=found.peak_bytes - without.peak_bytes,
+        output_bytes=sum(tap_elements(bound, tap) for tap in taps) * bound.itemsize,
+        predicted_ms=(times[0] - times[1]) * 1e3,
+    )
+
+
+class Told(NamedTuple):
+    """A tensor, or several tensors with one lifetime."""
+
+    name: str
+    meaning: str
+
+
+TENSORS: Final[Mapping[str, Told]] = {
+    "inputs": Told("inputs", "the request's tensors that are still needed: query, key, value, past, mask, parameters"),
+    "roles": Told("q_k_v", "queries, keys and values by head, and their intermediates"),
+    "q": Told("q", "queries by head, while separately projected queries are merged into them"),
+    "scores": Told("scores", "one score per head, query and key, and the factors of their product"),
+    "capped_scores": Told("capped_scores", "scores after the softcap, and its intermediates"),
+    "masked_scores": Told("masked_scores", "masked scores, masks, position bias, and their intermediates"),
+    "lse": Told("lse", "the log-sum-exp of each query, and its intermediates"),
+    "weights": Told("weights", "one weight per head, query and key, and their intermediates"),
+    "context": Told("context", "the weighted sums of the values by head, and intermediates of a kernel or method"),
+    "taps": Told("taps", "taps and states that are returned: recomputed, selected and converted"),
+    "output": Told("output", "the output of the module, computed and converted"),
+    "comparison": Told("comparison", "exact attention for a block of queries, and the difference of its weights"),
+    "outputs": Told(
+        "compared_outputs", "the outputs of the approximation and of exact attention, and their difference"
+    ),
+    "workspace": Told("workspace", "temporary memory of a kernel or an operator"),
+    "graph": Told(
+        "saved_for_backward",
+        "other tensors that the forward pass keeps for the backward pass, without a number per pair",
+    ),
+    "pairs": Told("over_pairs", "scores, masks and weights of the forward pass: one number per query and key"),
+    "upstream": Told("upstream", "the gradient of the output, from the request"),
+    "gradients": Told("gradients", "∂L/∂ of inputs, parameters, taps and intermediates"),
+    "of_pairs": Told("gradients_over_pairs", "∂L/∂ of tensors with a number per query and key"),
+}
+"""Tensors by their names in a rehearsal."""
+
+
+def told(held: Mapping[str, int]) -> dict[str, int]:
+    """Sum the bytes of a phase by the reply's tensor names."""
+    found: dict[str, int] = {}
+    for name, size in held.items():
+        called = TENSORS[name].name if name in TENSORS else name
+        found[called] = found.get(called, 0) + size
+    return found

@@ -22,7 +22,7 @@ from attention_service.core.problem import Problem, Selection, Widths
 from attention_service.core.rehearsal_marks import phase
 from attention_service.core.stages import TAPS, stages
 from attention_service.cost import Clock, Datasheet, Estimate, kind_of, parameter_count
-from attention_service.cost.hardware import HARDWARE, find
+from attention_service.cost.datasheet import HARDWARE, find
 from attention_service.cost.rehearsal import LARGEST, Seen
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest

@@ -38,12 +38,10 @@ def _sent(image: Any, param: str) -> Any:
         try:
             image = Path(image).read_bytes()
         except OSError as fault:
-            raise InvalidRequest(f"{param}: {image} cannot be read: {fault.strerror}", param=param) from None
+            raise InvalidRequest.at(param, f"{image} cannot be read: {fault.strerror}") from None
     if not isinstance(image, bytes):
         if not hasattr(image, "save"):
-            raise InvalidRequest(
-                f"{param}: expected a path, bytes or an image of Pillow, got {image!r:.80}", param=param
-            )
+            raise InvalidRequest.at(param, f"expected a path, bytes or an image of Pillow, got {image!r:.80}")
         file = BytesIO()
         image.save(file, format="PNG")
         image = file.getvalue()

@@ -29,7 +29,7 @@ class Drawn:
     def stated(cls, format: PictureFormat, fields: PictureFields) -> Self:  # noqa: A002 - the argument of ``plot``
         """Check a format and the fields. Raises InvalidRequest, which names the one at fault."""
         if format not in MEDIA_TYPES:
-            raise InvalidRequest(f"format: expected one of {', '.join(MEDIA_TYPES)}, got {format!r}", param="format")
+            raise InvalidRequest.at("format", f"expected one of {', '.join(MEDIA_TYPES)}, got {format!r}")
         return cls(MEDIA_TYPES[format], validate(PictureOptions, dict(fields)))
 
     @contextmanager

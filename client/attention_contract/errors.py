@@ -56,7 +56,7 @@ client.
 
 import re
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 __all__ = [
     "AttentionError", "BodyTooLarge", "CallerLimit", "Cancelled", "CheckpointNotFound", "Conflict",
@@ -107,6 +107,11 @@ class AttentionError(Exception):
         self.param = param if param is None else param[:_MAX_PARAM]
         self.request_id = request_id
         self.facts = facts
+
+    @classmethod
+    def at(cls, param: str, detail: str, /, **facts: Any) -> Self:
+        """Return the error of one request field, with whose name its sentence begins."""
+        return cls(f"{param}: {detail}", param=param, **facts)
 
     def to_problem(self) -> dict[str, Any]:
         """The problem document of RFC 9457, section 3."""

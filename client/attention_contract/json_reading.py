@@ -258,7 +258,7 @@ def _check_objects(count: int, limit: int) -> None:
 
 def _check_length(name: str, length: int) -> None:
     if length > MAX_LIST_ITEMS:
-        raise InvalidRequest(f"{clip(name)}: expected at most {MAX_LIST_ITEMS} items", param=clip(name))
+        raise InvalidRequest.at(clip(name), f"expected at most {MAX_LIST_ITEMS} items")
 
 
 def _check_names(data: Any, model: type[BaseModel]) -> None:
@@ -269,7 +269,7 @@ def _check_names(data: Any, model: type[BaseModel]) -> None:
     unknown = next((name for name in data if name not in known), None)
     if unknown is not None:
         named = clip(unknown)
-        raise InvalidRequest(f"{named}: there is no such field; {suggestion(unknown, known)}", param=named)
+        raise InvalidRequest.at(named, f"there is no such field; {suggestion(unknown, known)}")
 
 
 @cache

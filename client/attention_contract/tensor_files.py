@@ -185,7 +185,7 @@ def _read(view: memoryview, entry: Entry, *, repeats: bool = True) -> tuple[Head
         try:
             arrays.append(from_buffer(data[start:end], DTYPES[tensor.dtype], tensor.shape))
         except TensorFault as fault:
-            raise InvalidTensor(f"{clip(tensor.name)}: {fault.message}", param=clip(tensor.name)) from None
+            raise InvalidTensor.at(clip(tensor.name), fault.message) from None
         start = end
     if start != len(data):
         raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {start}")
@@ -223,11 +223,11 @@ def _shaped(name: str, entry: dict[str, Any]) -> Shaped:
     dtype = DTYPE_NAMES.get(code) if isinstance(code, str) else None
     if dtype is None:
         param, known = clip(name), ", ".join(DTYPE_NAMES)
-        raise InvalidTensor(f"{param}: unknown dtype {str(code)[:20]!r}; expected one of {known}", param=param)
+        raise InvalidTensor.at(param, f"unknown dtype {str(code)[:20]!r}; expected one of {known}")
     try:
         return Shaped(name, dtype, checked_shape(entry.get("shape")))
     except TensorFault as fault:
-        raise InvalidTensor(f"{clip(name)}: {fault.message}", param=clip(name)) from None
+        raise InvalidTensor.at(clip(name), fault.message) from None
 
 
 def _offsets(name: str, entry: Any) -> tuple[int, int]:

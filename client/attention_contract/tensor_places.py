@@ -22,10 +22,10 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
         node = _child(node, part)
     if not isinstance(node, dict):
         param = clip(name)
-        raise InvalidTensor(f"{param}: the request has no place for a tensor of this name", param=param)
+        raise InvalidTensor.at(param, "the request has no place for a tensor of this name")
     if last in node:
         param = clip(name)
-        raise InvalidTensor(f"{param}: it is given twice; send it as a tensor or in the metadata", param=param)
+        raise InvalidTensor.at(param, "it is given twice; send it as a tensor or in the metadata")
     node[last] = array
 
 

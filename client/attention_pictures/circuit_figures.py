@@ -42,7 +42,7 @@ def _spectra(reply: CircuitsReply, options: PictureOptions, names: Names) -> Fig
     if parameters:
         charts.append(("parameters", parameters))
     if not charts:
-        raise InvalidRequest("parts: expected qk, ov or spectra, to draw singular values", param="parts")
+        raise InvalidRequest.at("parts", "expected qk, ov or spectra, to draw singular values")
     pitch = _HEIGHT_IN + _TITLE_IN + _BELOW_IN
     notes = []
     notes += left_out(max(len(lines) for _, lines in charts), "lines of a chart")
@@ -90,7 +90,7 @@ def _table(reply: CircuitsReply, options: PictureOptions, names: Names) -> Figur
             if (values := getattr(circuit, field, None)) is not None:
                 columns[f"{label} {field}"] = values
     if not columns:
-        raise InvalidRequest("parts: expected qk or ov, to draw the statistics of heads", param="parts")
+        raise InvalidRequest.at("parts", "expected qk or ov, to draw the statistics of heads")
     heads = [str(head) for head in np.atleast_1d(reply.heads)]
     return head_table(columns, heads, heading(names, "circuits", f"{len(heads)} heads"), options)
 
@@ -101,7 +101,7 @@ def _composition(reply: CircuitsReply, options: PictureOptions, names: Names) ->
     maps = [] if found is None else [(part, getattr(found, part)) for part in "qkv"]
     present = [(f"{part.upper()} composition", values) for part, values in maps if values is not None]
     if found is None or not present:
-        raise InvalidRequest("with: expected a later module, to draw composition scores", param="with")
+        raise InvalidRequest.at("with", "expected a later module, to draw composition scores")
     rows = [str(head) for head in np.atleast_1d(reply.heads)]
     columns = [str(head) for head in range(present[0][1].shape[-1])]
     baseline = f"{found.baseline:.3f} if this head's outputs were rotated at random"

@@ -51,9 +51,7 @@ def effects_figure(reply: EffectsReply, options: PictureOptions, names: Names) -
         labels = [f"{axes[0].removesuffix('s')} {index}" for index in swept[axes[0]]]
         return head_table(found, labels, heading(names, f"effects of edits over {axes[0]}"), options, rows_name="edit")
     if len(axes) > 2:
-        raise InvalidRequest(
-            f"sweep.over: a picture shows one or two swept axes, got {len(axes)}; sweep fewer", param="sweep.over"
-        )
+        raise InvalidRequest.at("sweep.over", f"a picture shows one or two swept axes, got {len(axes)}; sweep fewer")
     rows, columns = ([str(index) for index in swept[axis]] for axis in axes)
     singular = {"heads": "head", "queries": "query", "keys": "key"}
     return heat_maps(

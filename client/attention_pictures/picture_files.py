@@ -52,10 +52,10 @@ def saving_bytes(figure: Figure, media_type: str) -> int:
         return 0
     width, height = (int(side * figure.dpi) for side in figure.get_size_inches())
     if width * height > MOST_PIXELS:
-        raise InvalidRequest(
-            f"dpi: the picture would have {width} × {height} pixels; a PNG has at most {MOST_PIXELS} together. "
-            "Lower dpi or width, or ask for SVG or PDF",
-            param="dpi",
+        raise InvalidRequest.at(
+            "dpi",
+            f"the picture would have {width} × {height} pixels; a PNG has at most {MOST_PIXELS} together. Lower dpi "
+            "or width, or ask for SVG or PDF",
             limit=MOST_PIXELS,
             actual=width * height,
         )
@@ -66,7 +66,7 @@ def media_type_of(format: str) -> str:  # noqa: A002
     """The media type of a file's ending. Raises InvalidRequest for one that is not drawn."""
     found = {ending: media_type for media_type, ending in PICTURES.items()}.get(format)
     if found is None:
-        raise InvalidRequest(f"format: expected one of {', '.join(PICTURES.values())}, got {format!r}", param="format")
+        raise InvalidRequest.at("format", f"expected one of {', '.join(PICTURES.values())}, got {format!r}")
     return found
 
 

@@ -39,7 +39,7 @@ def figure_of(reply: Any, options: PictureOptions, names: Names) -> Figure:
 def costs_figure(reply: ComplexityReply, options: PictureOptions, names: Names) -> Figure:
     """Draw costs along the sweep of their request."""
     if names.sweep is None:
-        raise InvalidRequest("sweep: expected the sizes that the costs are along, to draw them", param="sweep")
+        raise InvalidRequest.at("sweep", "expected the sizes that the costs are along, to draw them")
     return cost_lines(reply, names.sweep, options)
 
 
@@ -48,7 +48,7 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
     moved = reply.differences
     output = reply.output if moved is None else moved.output
     if output is None:
-        raise InvalidRequest("return: a picture of the output needs it; list output", param="return")
+        raise InvalidRequest.at("return", "a picture of the output needs it; list output")
     sequence = sequence_of(options, len(output) if output.ndim > 2 + names.by_head else None)
     values = np.asarray(output if sequence is None else output[sequence], np.float32)
     maps = values if names.by_head else values[None]
@@ -93,7 +93,7 @@ def recording_figure(reply: RecordingStatistics, options: PictureOptions, names:
     """Draw a map of layers × heads for each statistic."""
     attentions = reply.attentions[:MOST_ROWS]
     if not attentions:
-        raise InvalidRequest("layers: the recording has no weights to draw statistics of", param="layers")
+        raise InvalidRequest.at("layers", "the recording has no weights to draw statistics of")
     heads = max((each.heads for each in attentions), key=len)
     title = heading(names, "statistics of the recorded weights", f"{len(reply.attentions)} layers")
     rows = [(each.name, statistics_of(each.statistics, None)) for each in reply.attentions]

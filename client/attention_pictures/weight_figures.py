@@ -34,7 +34,7 @@ def weights_figure(reply: WeightsReply | LayerWeights, options: PictureOptions, 
         return head_table(tables, [str(head) for head in range(count)], title, options, signed=signed)
     values = found.pooled if found.weights is None else found.weights
     if values is None:
-        raise InvalidRequest("return_weights: a picture of weights needs them; leave it true", param="return_weights")
+        raise InvalidRequest.at("return_weights", "a picture of weights needs them; leave it true")
     about = "differences from the unedited weights" if signed else "weights"
     weights = values if sequence is None else values[sequence]
     return _maps(weights, about, options, names, signed=signed, quantity="difference" if signed else "weight")
@@ -51,7 +51,7 @@ def attribution_figure(reply: AttributionReply, options: PictureOptions, names: 
     about = f"differences of {spaced(method)}" if compared else spaced(method)
     if options.view == "statistics" or method not in _MAPS:
         if method in _MAPS:
-            raise InvalidRequest(f"view: {method} has no statistics; expected heads, head or lines", param="view")
+            raise InvalidRequest.at("view", f"{method} has no statistics; expected heads, head or lines")
         chosen = values if values.ndim == 1 else values[sequence_of(options, len(values))]
         heads = [str(head) for head in range(len(chosen))]
         return head_table({method: chosen}, heads, heading(names, about, f"{len(heads)} heads"), options, signed=signed)
@@ -90,16 +90,15 @@ def statistics_of(found: HeadStatistics, sequence: int | None) -> dict[str, Numb
         for each, value in several.items():
             numbers[each] = np.atleast_1d(value if sequence is None else value[sequence])
     if not numbers:
-        raise InvalidRequest("statistics: expected at least one to draw", param="statistics")
+        raise InvalidRequest.at("statistics", "expected at least one to draw")
     return numbers
 
 
 def sequence_of(options: PictureOptions, batch: int | None) -> int | None:
     """The sequence to draw; None if there is no batch dimension."""
     if options.sequence >= (batch or 1):
-        raise InvalidRequest(
-            f"sequence: there is no sequence {options.sequence}; the batch has {batch or 1}, counted from 0",
-            param="sequence",
+        raise InvalidRequest.at(
+            "sequence", f"there is no sequence {options.sequence}; the batch has {batch or 1}, counted from 0"
         )
     return None if batch is None else options.sequence
 
@@ -109,5 +108,5 @@ def _place(heads: Sequence[int], head: int | None) -> int:
         return 0
     if head not in heads:
         shown = ", ".join(map(str, heads[:16])) + (", …" if len(heads) > 16 else "")
-        raise InvalidRequest(f"head: the reply has no head {head}; it has {shown}", param="head")
+        raise InvalidRequest.at("head", f"the reply has no head {head}; it has {shown}")
     return heads.index(head)

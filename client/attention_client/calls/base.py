@@ -108,7 +108,7 @@ def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Rep
 
 def _checked(param: str, value: Any) -> str:
     if not isinstance(value, str) or value in {"", ".", ".."}:
-        raise InvalidRequest(f"{param}: expected a name, got {value!r}", param=param)
+        raise InvalidRequest.at(param, f"expected a name, got {value!r}")
     return value
 
 

@@ -127,9 +127,9 @@ def _index(output: Array, flat: bool, sequence: int, head: int, query: int) -> t
     chosen["row"] = query
     for (option, at), size in zip(chosen.items(), output.shape, strict=False):
         if at >= size:
-            raise InvalidRequest(f"{option}: there is no {at}; the output has {size}, from 0", param=option)
+            raise InvalidRequest.at(option, f"there is no {at}; the output has {size}, from 0")
     if sequence and "sequence" not in chosen:
-        raise InvalidRequest(f"sequence: there is no {sequence}; the inputs are one sequence", param="sequence")
+        raise InvalidRequest.at("sequence", f"there is no {sequence}; the inputs are one sequence")
     return tuple(chosen.values())
 
 

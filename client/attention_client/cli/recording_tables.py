@@ -48,7 +48,7 @@ def top_keys(recording: Recording, layer: str | None, head: int | None, query: i
     for attention, at, label in _heads(recording, layer, head):
         queries, _ = recording.tokens(attention.name)
         if query is not None and query >= len(queries):
-            raise InvalidRequest(f"query: {query} is out of range; expected 0 to {len(queries) - 1}", param="query")
+            raise InvalidRequest.at("query", f"{query} is out of range; expected 0 to {len(queries) - 1}")
         for row in range(len(queries)) if query is None else [query]:
             found = recording.top_keys(attention.name, at, row, top_k)
             told: dict[str, Any] = {"layer": attention.name, "head": label, "query": str(row), "token": queries[row]}

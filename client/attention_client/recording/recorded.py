@@ -91,7 +91,7 @@ class Recording:
         place = place_of(f"{f'layers.{layer}' if str(layer).isdecimal() else layer}.weights")
         if place is None:
             known = ", ".join(each.name for each in self.attentions[:12])
-            raise InvalidRequest(f"layer: the recording has no {layer!r}; it has {known}", param="layer")
+            raise InvalidRequest.at("layer", f"the recording has no {layer!r}; it has {known}")
         return self.facts.tokens[place.stack], self.facts.tokens[place.key_stack]
 
     def read(
@@ -114,7 +114,7 @@ class Recording:
         name = query.tensor_name()
         if name is None or name not in self.tensors:
             known = ", ".join(list(self.tensors)[:12])
-            raise InvalidRequest(f"tensor: the recording has no {name!r}; it has {known}", param="tensor")
+            raise InvalidRequest.at("tensor", f"the recording has no {name!r}; it has {known}")
         if isinstance(self.tensors, MappedTensors):
             return query.read(self.tensors.part(name), name, self.tensors.shape(name))
         return query.read(self.tensors[name], name, self.tensors[name].shape)
@@ -173,7 +173,7 @@ class Recording:
         name = layer if isinstance(layer, str) and not layer.isdecimal() else f"layers.{layer}"
         attention = self.facts.attention(name)
         if attention is None:
-            raise InvalidRequest(f"layer: the recording has no attention {name!r}", param="layer")
+            raise InvalidRequest.at("layer", f"the recording has no attention {name!r}")
         queries, keys = self.tokens(layer)
         titles = attention.heads if head is None else [attention.heads[head]]
         weights = self.read(layer, heads=head)

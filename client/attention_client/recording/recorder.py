@@ -60,9 +60,8 @@ def record(
     if client is None:
         outputs, tensors = _run_here(model, inputs, taps)
         if not tensors:
-            raise InvalidRequest(
-                f"model: {type(model).__name__} returns no weights with its eager attention; give a client",
-                param="model",
+            raise InvalidRequest.at(
+                "model", f"{type(model).__name__} returns no weights with its eager attention; give a client"
             )
     else:
         versions["server"] = client.server.info().version
@@ -126,9 +125,7 @@ def check_taps(taps: Sequence[str], remote: bool) -> None:
     for tap in taps:
         if tap not in known:
             advice = suggestion(tap, known) if remote or tap not in get_args(Tap) else "give a client for other taps"
-            raise InvalidRequest(
-                f"taps: {tap!r} cannot be recorded; expected {', '.join(known)}; {advice}", param="taps"
-            )
+            raise InvalidRequest.at("taps", f"{tap!r} cannot be recorded; expected {', '.join(known)}; {advice}")
 
 
 def model_inputs(
@@ -138,11 +135,11 @@ def model_inputs(
     given = dict(tokenizer(text, return_tensors="pt").to(model.device))
     ids = given["input_ids"]
     if ids.shape[-1] == 0:
-        raise InvalidRequest("text: the tokenizer makes no tokens of it; give a longer text", param="text")
+        raise InvalidRequest.at("text", "the tokenizer makes no tokens of it; give a longer text")
     labels = _labels(tokenizer, ids)
     if not model.config.is_encoder_decoder:
         if target is not None:
-            raise InvalidRequest("target: the model has one stack and reads the text alone", param="target")
+            raise InvalidRequest.at("target", "the model has one stack and reads the text alone")
         return given, {"layers": labels}
     start = getattr(model.config, "decoder_start_token_id", None)
     start = model.config.pad_token_id if start is None else start

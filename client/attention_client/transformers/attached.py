@@ -141,10 +141,10 @@ class Attached:
         layer = self._layer(module)
         if layer not in self.layers:
             if new_tokens(key) is not None:
-                raise UnsupportedModel(
-                    f"past_key_values: the keys of layer {layer} are in a session, and its attention is local; give "
-                    f"the cache the layers of attach: SessionCache(model, client, layers={list(self.layers)})",
-                    param="past_key_values",
+                raise UnsupportedModel.at(
+                    "past_key_values",
+                    f"the keys of layer {layer} are in a session, and its attention is local; give the cache the "
+                    f"layers of attach: SessionCache(model, client, layers={list(self.layers)})",
                 )
             return self._local[id(module)](module, query, key, value, attention_mask, *args, **options)
         if getattr(self._passes, "output_attentions", False):  # not every model hands it on
@@ -235,7 +235,7 @@ def _checked_taps(record: Sequence[Tap]) -> tuple[Tap, ...]:
     known = [tap for tap in get_args(Tap) if tap not in {"lse", "output"}]
     unknown = [record] if isinstance(record, str) else [tap for tap in record if tap not in known]
     if unknown:
-        raise InvalidRequest(f"record: expected a list of {', '.join(known)}; got {unknown}", param="record")
+        raise InvalidRequest.at("record", f"expected a list of {', '.join(known)}; got {unknown}")
     return tuple(dict.fromkeys(record))
 
 
@@ -249,4 +249,4 @@ def _checked_edits(
 def _refuse_unknown(param: str, layers: Iterable[LayerKey], existing: Sequence[LayerKey]) -> None:
     unknown = [layer for layer in layers if layer not in existing]
     if unknown:
-        raise InvalidRequest(f"{param}: expected layers among {list(existing)}; got {unknown}", param=param)
+        raise InvalidRequest.at(param, f"expected layers among {list(existing)}; got {unknown}")

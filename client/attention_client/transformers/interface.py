@@ -98,5 +98,5 @@ def attend(
 def _dropout(share: float) -> dict[str, Any]:
     """Return dropout whose seed comes from torch's generator: the same after the same ``torch.manual_seed``."""
     if share >= 1:
-        raise InvalidRequest(f"dropout: expected a share below 1, got {share}", param="dropout")
+        raise InvalidRequest.at("dropout", f"expected a share below 1, got {share}")
     return {"p": share, "seed": int(torch.randint(2**31 - 1, ()))}

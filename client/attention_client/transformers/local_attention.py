@@ -32,10 +32,10 @@ def local_attention(module: nn.Module, implementation: str) -> AttentionFunction
     if implementation == "eager":
         return _with_float_masks(vars(sys.modules[type(module).__module__])["eager_attention_forward"])
     if implementation != "sdpa" and ALL_MASK_ATTENTION_FUNCTIONS.get(implementation) is not MASK_FUNCTION:
-        raise UnsupportedModel(
-            f"layers: a model with attn_implementation={implementation!r} cannot keep layers local beside remote ones, "
-            "since its masks are of another kind; load it with attn_implementation='sdpa' or 'eager'",
-            param="layers",
+        raise UnsupportedModel.at(
+            "layers",
+            f"a model with attn_implementation={implementation!r} cannot keep layers local beside remote ones, since "
+            "its masks are of another kind; load it with attn_implementation='sdpa' or 'eager'",
         )
     function: AttentionFunction = ALL_ATTENTION_FUNCTIONS[implementation]
     return function

@@ -60,10 +60,9 @@ def step_masks(tokens: NewTokens, query: Tensor, mask: Tensor | None, *, causal:
     """
     count, past = query.shape[2], tokens.layer.length
     if tokens.key.shape[2] != count:
-        raise UnsupportedModel(
-            f"past_key_values: {tokens.key.shape[2]} keys came with {count} queries, and a step of a session takes as "
-            f"many; {_ADVICE}",
-            param="past_key_values",
+        raise UnsupportedModel.at(
+            "past_key_values",
+            f"{tokens.key.shape[2]} keys came with {count} queries, and a step of a session takes as many; {_ADVICE}",
         )
     if mask is None:
         if not causal and count > 1:
@@ -71,10 +70,10 @@ def step_masks(tokens: NewTokens, query: Tensor, mask: Tensor | None, *, causal:
         return {}
     keys = past + count
     if mask.shape[-1] != keys:
-        raise UnsupportedModel(
-            f"attention_mask: expected a mask over the {keys} tokens of the cache and the new ones; got one over "
-            f"{mask.shape[-1]}; {_ADVICE}",
-            param="attention_mask",
+        raise UnsupportedModel.at(
+            "attention_mask",
+            f"expected a mask over the {keys} tokens of the cache and the new ones; got one over {mask.shape[-1]}; "
+            f"{_ADVICE}",
         )
     i = torch.arange(past, keys, device=mask.device)[:, None]
     j = torch.arange(keys, device=mask.device)
@@ -101,8 +100,8 @@ def _merged(heads: Tensor) -> Tensor:
 
 
 def _not_causal() -> UnsupportedModel:
-    return UnsupportedModel(
-        "attention_mask: a token of this model sees later ones, or more than its window; in a session it sees those "
-        f"before it alone; {_ADVICE}",
-        param="attention_mask",
+    return UnsupportedModel.at(
+        "attention_mask",
+        "a token of this model sees later ones, or more than its window; in a session it sees those before it "
+        f"alone; {_ADVICE}",
     )

@@ -65,9 +65,7 @@ class SessionCache(Cache):
         self.stream: StepStream | None = self._sessions.stream() if stream else None
         types, kwargs = get_layer_types_and_kwargs(self._config)
         if unknown := set(layers or ()) - set(range(len(types))):
-            raise InvalidRequest(
-                f"layers: expected numbers below {len(types)}; got {sorted(unknown, key=str)}", param="layers"
-            )
+            raise InvalidRequest.at("layers", f"expected numbers below {len(types)}; got {sorted(unknown, key=str)}")
         chosen = range(len(types)) if layers is None else layers
         super().__init__(
             layers=[
@@ -211,10 +209,10 @@ class SessionCache(Cache):
         """Raise UnsupportedModel unless the model's attention runs on the service."""
         implementation = self._config._attn_implementation
         if ALL_MASK_ATTENTION_FUNCTIONS.get(implementation) is not MASK_FUNCTION:
-            raise UnsupportedModel(
-                f"past_key_values: a SessionCache needs a model whose attention runs on the service, and this one's is "
+            raise UnsupportedModel.at(
+                "past_key_values",
+                "a SessionCache needs a model whose attention runs on the service, and this one's is "
                 f"{implementation!r}; call it within `with attach(model, client):`",
-                param="past_key_values",
             )
 
     @property

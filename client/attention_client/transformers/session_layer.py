@@ -105,10 +105,9 @@ class SessionLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._owner.check_attached()
         self._check_attended()
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
-            raise InvalidRequest(
-                "past_key_values: a SessionCache gives no gradients; call the model under torch.no_grad(), or pass a "
-                "DynamicCache",
-                param="past_key_values",
+            raise InvalidRequest.at(
+                "past_key_values",
+                "a SessionCache gives no gradients; call the model under torch.no_grad(), or pass a DynamicCache",
             )
         self.lazy_initialization(key_states, value_states)
         self._pending = NewTokens(self, key_states, value_states)
@@ -123,10 +122,10 @@ class SessionLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def step(self, tokens: NewTokens, raw: RawAttention, sinks: Tensor | None, fields: dict[str, Any]) -> StepReply:
         """Send the new tokens, and append them. A step that fails takes the whole pass back."""
         if tokens is not self._pending:
-            raise UnsupportedModel(
-                "past_key_values: several attentions of the model share one layer's keys, which a SessionCache cannot; "
-                "generate with a DynamicCache",
-                param="past_key_values",
+            raise UnsupportedModel.at(
+                "past_key_values",
+                "several attentions of the model share one layer's keys, which a SessionCache cannot; generate with "
+                "a DynamicCache",
             )
         self._pending, length = None, self.length
         try:
@@ -148,20 +147,19 @@ class SessionLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _reopen(self, raw: RawAttention, sinks: Tensor | None, sequences: int) -> None:
         if self.session is not None and self.past is None and self.session.length:
-            raise UnsupportedModel(
-                f"past_key_values: the layer's attention was {self.raw} and is now {raw}; call reset() first",
-                param="past_key_values",
+            raise UnsupportedModel.at(
+                "past_key_values", f"the layer's attention was {self.raw} and is now {raw}; call reset() first"
             )
         self.close_session()
         self._owner.open(self, raw, sinks, sequences)
 
     def _check_attended(self) -> None:
         if self._pending is not None:
-            raise UnsupportedModel(
-                "past_key_values: the attention of this layer never got the keys of its last pass. Either the model "
-                "changes keys after it has cached them, as latent attention does, and needs a DynamicCache; or the "
-                "pass failed and could not be taken back, and the cache needs reset()",
-                param="past_key_values",
+            raise UnsupportedModel.at(
+                "past_key_values",
+                "the attention of this layer never got the keys of its last pass. Either the model changes keys "
+                "after it has cached them, as latent attention does, and needs a DynamicCache; or the pass failed "
+                "and could not be taken back, and the cache needs reset()",
             )
 
     # ── lengths ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -262,12 +262,10 @@ class RecordingQuery(WireModel):
         chosen = {"heads": self.heads, "queries": self.queries, "keys": self.keys}
         for axis, text in chosen.items():
             if text is not None and axis not in axes:
-                raise InvalidRequest(
-                    f"{axis}: {name} has no such dimension; its dimensions are {', '.join(axes)}", param=axis
-                )
+                raise InvalidRequest.at(axis, f"{name} has no such dimension; its dimensions are {', '.join(axes)}")
         if self.pool is not None and axes != ("heads", "queries", "keys"):
-            raise InvalidRequest(
-                f"pool: {name} has the dimensions {', '.join(axes)}; weights and scores can be pooled", param="pool"
+            raise InvalidRequest.at(
+                "pool", f"{name} has the dimensions {', '.join(axes)}; weights and scores can be pooled"
             )
         return tuple(_indices(chosen.get(axis), axis, size) for axis, size in zip(axes, shape, strict=True))
 
@@ -286,9 +284,7 @@ def _indices(text: str | None, axis: str, size: int) -> Indices:
         return slice(first, end) if first < end else slice(0, 0)  # safetensors reads no empty range elsewhere
     indices = [int(part) for part in text.split(",")]
     if (largest := max(indices)) >= size:
-        raise InvalidRequest(
-            f"{axis}: {largest} is out of range; expected 0 to {size - 1}", param=axis, size=size, actual=largest
-        )
+        raise InvalidRequest.at(axis, f"{largest} is out of range; expected 0 to {size - 1}", size=size, actual=largest)
     return indices
 
 

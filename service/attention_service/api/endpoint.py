@@ -217,7 +217,7 @@ def _etag(given: str | None, name: str) -> str | None:
         return None
     tag = given.strip().removeprefix("W/")
     if "," in tag or len(tag) < 2 or not (tag[0] == tag[-1] == '"'):
-        raise InvalidRequest(f'{name}: expected one version in quotation marks, as in "4f1d…", or *', param=name)
+        raise InvalidRequest.at(name, 'expected one version in quotation marks, as in "4f1d…", or *')
     return tag[1:-1]
 
 
@@ -226,7 +226,5 @@ def _pinned(body: Any, pin: str) -> Any:
     if body is None or "version" not in type(body).model_fields:
         return body
     if body.version not in {None, pin}:
-        raise InvalidRequest(
-            "version: the body and If-Match name different versions; send one of them", param="version"
-        )
+        raise InvalidRequest.at("version", "the body and If-Match name different versions; send one of them")
     return body.model_copy(update={"version": pin})

@@ -35,9 +35,9 @@ ReplyT = TypeVar("ReplyT")
 async def complexity(call: Call, body: ComplexityRequest) -> ComplexityReply:
     """The cost of a shape or of a sweep that is not too long."""
     if body.sweep is not None and len(body.sweep.values) > call.settings.max_sweep:
-        raise InvalidRequest(
-            f"sweep.values: it has {len(body.sweep.values)} sizes; max_sweep allows {call.settings.max_sweep}",
-            param="sweep.values",
+        raise InvalidRequest.at(
+            "sweep.values",
+            f"it has {len(body.sweep.values)} sizes; max_sweep allows {call.settings.max_sweep}",
             limit=call.settings.max_sweep,
             actual=len(body.sweep.values),
         )

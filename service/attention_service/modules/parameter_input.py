@@ -40,10 +40,10 @@ def check_widths(spec: AttentionSpec, d_model: int, key_width: int) -> None:
     """Raise InvalidRequest where gates are to be learned from tokens of another width than theirs."""
     method = spec.method
     if method.name == "linear" and method.rule != "sum" and key_width != d_model:
-        raise InvalidRequest(
-            f"config.key_width: rule {method.rule} makes its gates from the keys' tokens, so their width {key_width} "
-            f"must be d_model, {d_model}",
-            param="config.key_width",
+        raise InvalidRequest.at(
+            "config.key_width",
+            f"rule {method.rule} makes its gates from the keys' tokens, so their width {key_width} must be d_model, "
+            f"{d_model}",
         )
 
 

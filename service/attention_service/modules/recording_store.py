@@ -295,9 +295,7 @@ def _tensor(info: RecordingInfo, name: str) -> RecordedTensor:
     if found is None:
         names = [each.name for each in info.tensors]
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        raise InvalidRequest(
-            f"tensor: the recording has no {name[:80]!r}; it has {', '.join(names[:12])}{more}", param="tensor"
-        )
+        raise InvalidRequest.at("tensor", f"the recording has no {name[:80]!r}; it has {', '.join(names[:12])}{more}")
     return found
 
 

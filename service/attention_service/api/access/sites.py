@@ -52,10 +52,10 @@ class Hosts:
         name = _name_of(given)
         if name in self._names or name.endswith(self._endings) or (self._any_address and _is_address(name)):
             return
-        raise Misdirected(
-            f"Host: {name[:_SHOWN]!r} is no name of this server; add it to ATTENTION_ALLOWED_HOSTS (--allowed-hosts) "
-            "if it is one",
-            param="Host",
+        raise Misdirected.at(
+            "Host",
+            f"{name[:_SHOWN]!r} is no name of this server; add it to ATTENTION_ALLOWED_HOSTS (--allowed-hosts) if it "
+            "is one",
             setting="ATTENTION_ALLOWED_HOSTS",
         )
 
@@ -77,10 +77,10 @@ def check_site(method: str, scheme: str, headers: Headers, allowed: Collection[s
         return None
     if site is not None and _follows_a_link(method, headers):
         return None
-    raise Forbidden(
-        f"Origin: a page of {(origin or 'another site')[:_SHOWN]!r} may not ask this server; add its origin to "
+    raise Forbidden.at(
+        "Origin",
+        f"a page of {(origin or 'another site')[:_SHOWN]!r} may not ask this server; add its origin to "
         "ATTENTION_ALLOWED_ORIGINS (--allowed-origins) to let it",
-        param="Origin",
         setting="ATTENTION_ALLOWED_ORIGINS",
     )
 
@@ -91,7 +91,7 @@ def check_single(headers: Sequence[tuple[bytes, bytes]], names: Collection[bytes
     for name in names:
         if found.count(name) > 1:
             shown = name.decode().title()
-            raise Unreadable(f"{shown}: the header came more than once; send it once", param=shown)
+            raise Unreadable.at(shown, "the header came more than once; send it once")
 
 
 def _is_own(origin: str, scheme: str, headers: Headers) -> bool:

@@ -55,10 +55,8 @@ def headers_of(scope: Scope) -> Headers:
             found[name] = b", ".join(value for other, value in lines if other == name)
     if (size := max(map(len, found.values()), default=0)) > MAX_HEADER_BYTES:
         longest = str(max(found, key=lambda each: len(found[each]))[:80], "latin-1")
-        raise InvalidRequest(
-            f"{longest}: the header has {size} bytes; expected at most {MAX_HEADER_BYTES}",
-            param=longest,
-            limit=MAX_HEADER_BYTES,
+        raise InvalidRequest.at(
+            longest, f"the header has {size} bytes; expected at most {MAX_HEADER_BYTES}", limit=MAX_HEADER_BYTES
         )
     return found
 

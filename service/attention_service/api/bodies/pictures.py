@@ -48,9 +48,8 @@ def options_of(query: Mapping[str, str], operation: Operation[Any]) -> PictureOp
     """Read the options of a picture. Raises InvalidRequest for a view that the operation lacks."""
     options = validate(PictureOptions, query, by_name=False)
     if options.view is not None and options.view not in operation.pictures:
-        raise InvalidRequest(
-            f"view: {operation.name} has no view {options.view!r}; expected {' or '.join(operation.pictures)}",
-            param="view",
+        raise InvalidRequest.at(
+            "view", f"{operation.name} has no view {options.view!r}; expected {' or '.join(operation.pictures)}"
         )
     return options
 
@@ -97,8 +96,8 @@ def _check_palette(options: PictureOptions, *, signed: bool) -> None:
     """Raise InvalidRequest for a palette that does not suit numbers with or without a sign."""
     if options.palette in (SEQUENTIAL if signed else DIVERGING):
         needed, known = ("numbers with a sign", DIVERGING) if signed else ("numbers without a sign", SEQUENTIAL)
-        raise InvalidRequest(
-            f"palette: {options.palette} does not suit {needed}; expected one of {', '.join(known)}", param="palette"
+        raise InvalidRequest.at(
+            "palette", f"{options.palette} does not suit {needed}; expected one of {', '.join(known)}"
         )
 
 
@@ -111,7 +110,7 @@ def _one_head(request: WeightsRequest | AttributionRequest, head: int | None, he
     shown = head if head is not None else selected[0] if selected else 0
     if head is not None and (head >= heads or (selected and head not in selected)):
         expected = f"one of select.heads, {selected[:16]}" if selected else f"a head below {heads}"
-        raise InvalidRequest(f"head: expected {expected}, got {head}", param="head")
+        raise InvalidRequest.at("head", f"expected {expected}, got {head}")
     return Select(heads=[shown], queries=None if request.select is None else request.select.queries)
 
 

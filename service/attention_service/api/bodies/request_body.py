@@ -126,7 +126,7 @@ def query_of(scope: Scope) -> dict[str, str]:
     values = QueryParams(text).multi_items()
     for name, count in Counter(name for name, _ in values).items():
         if count > 1:
-            raise InvalidRequest(f"{clip(name)}: it came more than once; send it once", param=clip(name))
+            raise InvalidRequest.at(clip(name), "it came more than once; send it once")
     return dict(values)
 
 

@@ -9,4 +9,4 @@ def check_spec(spec: AttentionSpec, field: str = "spec") -> None:
     """Raise InvalidRequest, naming the field below ``field``, for a spec whose method cannot honour the rest of it."""
     for param, reason in METHODS.of(spec.method).refuses(spec):
         named = field + param.removeprefix("spec")
-        raise InvalidRequest(f"{named}: method {spec.method.name}: {reason}", param=named)
+        raise InvalidRequest.at(named, f"method {spec.method.name}: {reason}")

@@ -17,4 +17,4 @@ def check_position(spec: AttentionSpec, widths: Widths, inputs: Sequence[int] = 
     if fault is not None:
         option, why = fault
         param = f"{at}.position.{option}" if option else f"{at}.position"
-        raise InvalidRequest(f"{param}: {why}", param=param)
+        raise InvalidRequest.at(param, why)

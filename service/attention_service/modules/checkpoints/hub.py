@@ -24,10 +24,10 @@ def fetch(root: Path, repository: str, revision: str | None = None) -> Path:
     safetensors file, and Unavailable if the hub cannot be reached.
     """
     if _REPOSITORY.fullmatch(repository) is None or repository.partition("/")[0] in OWN_FOLDERS:
-        raise InvalidRequest(
-            "repository: expected the name of a repository, as in openai-community/gpt2, of any owner but "
+        raise InvalidRequest.at(
+            "repository",
+            "expected the name of a repository, as in openai-community/gpt2, of any owner but "
             f"{' and '.join(OWN_FOLDERS)}; got {repository[:128]!r}",
-            param="repository",
         )
     folder = root / repository
     if folder.is_dir():

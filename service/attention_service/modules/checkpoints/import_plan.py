@@ -323,7 +323,7 @@ def _config(
         ) from None
     except InvalidRequest as fault:
         if request.spec is not None:
-            raise InvalidRequest(f"spec: it does not fit the checkpoint: {fault.detail}", param="spec") from None
+            raise InvalidRequest.at("spec", f"it does not fit the checkpoint: {fault.detail}") from None
         raise InvalidCheckpoint(
             f"the layer's tensors are not those of its config: {fault.detail}", param="checkpoint", **fault.facts
         ) from None

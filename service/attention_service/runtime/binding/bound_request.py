@@ -78,9 +78,7 @@ class BoundRequest(Attention):
 def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
     """Return the error for a tensor whose shape does not fit its role."""
     actual = list(array.shape) if array is not None else None
-    return ShapeMismatch(
-        f"{name}: expected {expected}; got shape {actual}", param=name, expected=expected, actual=actual
-    )
+    return ShapeMismatch.at(name, f"expected {expected}; got shape {actual}", expected=expected, actual=actual)
 
 
 def check_empty(arrays: Mapping[str, Array]) -> None:

@@ -76,25 +76,19 @@ def bind_statistics(
     chosen = DEFAULT_STATISTICS if names is None else tuple(dict.fromkeys(names))
     for name in chosen:
         if name in TOKEN_STATISTICS and options.tokens is None:
-            raise InvalidRequest(
-                f"{_AT}.tokens: the statistic {name} compares tokens; send the token id of each key, [{batch}, {keys}]",
-                param=f"{_AT}.tokens",
+            raise InvalidRequest.at(
+                f"{_AT}.tokens",
+                f"the statistic {name} compares tokens; send the token id of each key, [{batch}, {keys}]",
             )
     if options.token_classes and options.tokens is None:
-        raise InvalidRequest(
-            f"{_AT}.tokens: token_classes holds token ids; send the token id of each key, [{batch}, {keys}]",
-            param=f"{_AT}.tokens",
+        raise InvalidRequest.at(
+            f"{_AT}.tokens", f"token_classes holds token ids; send the token id of each key, [{batch}, {keys}]"
         )
     if CLASS_SHARES in chosen and not (options.classes or options.token_classes):
-        raise InvalidRequest(
-            f"{_AT}.classes: the statistic classes has no class; send classes or token_classes", param=f"{_AT}.classes"
-        )
+        raise InvalidRequest.at(f"{_AT}.classes", "the statistic classes has no class; send classes or token_classes")
     if both := options.classes.keys() & options.token_classes.keys():
         twice = min(both)
-        raise InvalidRequest(
-            f"{_AT}.token_classes: class {twice!r} is in classes too; name each class once",
-            param=f"{_AT}.token_classes",
-        )
+        raise InvalidRequest.at(f"{_AT}.token_classes", f"class {twice!r} is in classes too; name each class once")
     tokens = None if options.tokens is None else _fitted("tokens", options.tokens, batch, keys).astype(np.int64)
     rows = None
     if options.query_tokens is not None:
@@ -108,9 +102,9 @@ def bind_statistics(
 def _fitted(name: str, array: Array, batch: int, length: int) -> Array:
     """``[B, L]`` from ``[B, L]`` or ``[L]``."""
     if array.shape not in {(batch, length), (length,)}:
-        raise ShapeMismatch(
-            f"{_AT}.{name}: expected shape {[batch, length]} or {[length]}, got {list(array.shape)}",
-            param=f"{_AT}.{name}",
+        raise ShapeMismatch.at(
+            f"{_AT}.{name}",
+            f"expected shape {[batch, length]} or {[length]}, got {list(array.shape)}",
             expected=[batch, length],
             actual=list(array.shape),
         )

@@ -133,9 +133,7 @@ def _check_mask(request: HopfieldRequest, layout: Layout, batch: int, patterns: 
     empty = ~mask.any(-1)
     if empty.any():
         where = f" of sequence {int(empty.argmax())}" if layout.batched else ""
-        raise InvalidRequest(
-            f"stored_mask: no stored pattern{where} is real; let at least one be true", param="stored_mask"
-        )
+        raise InvalidRequest.at("stored_mask", f"no stored pattern{where} is real; let at least one be true")
 
 
 def _output_width(projection: Array | None, heads: int, width: int) -> int | None:
@@ -156,8 +154,7 @@ def _beta(beta: Array | None, heads: int, width: int, dtype: str) -> tuple[float
     for index, value in enumerate(values):
         if not least <= value <= most:  # false for NaN
             param = "beta" if beta.ndim == 0 else f"beta.{index}"
-            raise InvalidRequest(
-                f"{param}: expected a number above 0 that {dtype}, in which this is computed, can hold; got {value:g}",
-                param=param,
+            raise InvalidRequest.at(
+                param, f"expected a number above 0 that {dtype}, in which this is computed, can hold; got {value:g}"
             )
     return tuple(values)

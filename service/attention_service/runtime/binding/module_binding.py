@@ -99,10 +99,10 @@ class _Binder:
                     raise wrong_shape(role, f"the query's batch of {batch}", array)
                 self._width(role, array, width, name)
             elif array.shape[-1] != width:
-                raise ShapeMismatch(
-                    f"{role}: it was not sent, and {source} has width {array.shape[-1]} where this module's {name} is "
+                raise ShapeMismatch.at(
+                    role,
+                    f"it was not sent, and {source} has width {array.shape[-1]} where this module's {name} is "
                     f"{width}; send {role}",
-                    param=role,
                     expected=width,
                     actual=array.shape[-1],
                 )
@@ -124,13 +124,9 @@ class _Binder:
     def raw(self, request: RawInputs) -> BoundRequest:
         check_raw_spec(self.spec)
         if self.request.version is not None:
-            raise InvalidRequest(
-                "version: raw attention has no module and so no version; leave it out", param="version"
-            )
+            raise InvalidRequest.at("version", "raw attention has no module and so no version; leave it out")
         if request.num_kv_heads is not None and request.num_heads is None:
-            raise InvalidRequest(
-                "num_kv_heads: it says how [B, L, H·D] splits, so num_heads is needed too", param="num_kv_heads"
-            )
+            raise InvalidRequest.at("num_kv_heads", "it says how [B, L, H·D] splits, so num_heads is needed too")
         layout, heads, kv_heads = layout_of(self.request, request.num_heads, request.num_kv_heads)
         value_is = self.value_is
         rank = self.request.query.ndim
@@ -158,9 +154,9 @@ class _Binder:
 
     def _width(self, name: str, array: Array, width: int, called: str) -> None:
         if array.shape[-1] != width:
-            raise ShapeMismatch(
-                f"{name}: expected a last dimension of {called} = {width}, got shape {list(array.shape)}",
-                param=name,
+            raise ShapeMismatch.at(
+                name,
+                f"expected a last dimension of {called} = {width}, got shape {list(array.shape)}",
                 expected=[*array.shape[:-1], width],
                 actual=list(array.shape),
             )
@@ -172,7 +168,7 @@ class _Binder:
         request = self.request
         if (request.past_key is None) != (request.past_value is None):
             missing = "past_key" if request.past_key is None else "past_value"
-            raise InvalidRequest(f"{missing}: past_key and past_value come together; send both or none", param=missing)
+            raise InvalidRequest.at(missing, "past_key and past_value come together; send both or none")
         length = 0
         for name, width in (("past_key", key_dim), ("past_value", value_dim)):
             array = getattr(request, name)
@@ -236,9 +232,8 @@ class _Binder:
     def _key_lengths(self, keys: int) -> None:
         lengths = self.arrays.get("key_lengths")
         if lengths is not None and lengths.size and (lengths.min() < 0 or lengths.max() > keys):
-            raise InvalidRequest(
-                f"key_lengths: expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}",
-                param="key_lengths",
+            raise InvalidRequest.at(
+                "key_lengths", f"expected numbers from 0 to the {keys} keys, got {lengths.min()} to {lengths.max()}"
             )
 
     def _dropout(self) -> Dropout | None:
@@ -271,16 +266,15 @@ class _Binder:
         self._per_sequence("global_mask", (batch, keys), layout)
         method, masks = self.spec.method.name, self.spec.masks
         if method != "exact":
-            raise InvalidRequest(
-                f"global_mask: method {method} takes no masks of positions but causal; leave global_mask out, or take "
-                "method exact",
-                param="global_mask",
+            raise InvalidRequest.at(
+                "global_mask",
+                f"method {method} takes no masks of positions but causal; leave global_mask out, or take method exact",
             )
         positions = [np.flatnonzero(row).tolist() for row in self.arrays["global_mask"]]
         if (most := max(map(len, positions), default=0)) > MAX_POSITIONS:
-            raise InvalidRequest(
-                f"global_mask: a sequence has {most} global tokens; expected at most {MAX_POSITIONS}",
-                param="global_mask",
+            raise InvalidRequest.at(
+                "global_mask",
+                f"a sequence has {most} global tokens; expected at most {MAX_POSITIONS}",
                 limit=MAX_POSITIONS,
             )
         if not masks or all(each == positions[0] for each in positions):
@@ -325,7 +319,7 @@ def _check_parameters(given: Mapping[str, Array], module: Module) -> dict[str, A
         held = module.parameters.get(name)
         if held is None:
             known = ", ".join(module.parameters)
-            raise InvalidRequest(f"{param}: module {module.name!r} has no such parameter; it has {known}", param=param)
+            raise InvalidRequest.at(param, f"module {module.name!r} has no such parameter; it has {known}")
         if value.shape != held.shape:
             raise wrong_shape(param, f"the shape of the module's own, {list(held.shape)}", value)
     return dict(given)

@@ -12,21 +12,20 @@ from attention_service.core.positions import POSITIONS
 def check_reads_positions(spec: AttentionSpec, positions: Array | None) -> None:
     """Raise InvalidRequest for positions that no encoding reads."""
     if positions is not None and not POSITIONS.of(spec.position).reads:
-        raise InvalidRequest(
-            f"positions: the spec's position encoding is {spec.position.name!r}, which reads no positions; "
-            "leave them out",
-            param="positions",
+        raise InvalidRequest.at(
+            "positions",
+            f"the spec's position encoding is {spec.position.name!r}, which reads no positions; leave them out",
         )
 
 
 def check_as_many(positions: Array | None, queries: int, new_keys: int) -> None:
     """Raise InvalidRequest for positions if there are not as many new keys as queries."""
     if positions is not None and queries != new_keys:
-        raise InvalidRequest(
-            f"positions: they are the places of the new tokens, as queries and as keys, and there are "
+        raise InvalidRequest.at(
+            "positions",
+            "they are the places of the new tokens, as queries and as keys, and there are "
             f"{_plural(queries, 'query', 'queries')} and {_plural(new_keys, 'new key', 'new keys')}; send as many of "
             "both, or offsets instead",
-            param="positions",
         )
 
 
@@ -49,10 +48,10 @@ def check_within(
         ends += [(key_is, past, past + new_keys - 1)] if new_keys else []
     for name, lowest, highest in ends:
         if lowest < 0 or highest >= length:
-            raise InvalidRequest(
-                f"{name}: tokens stand at {lowest} to {highest}, and the spec's position encoding has places 0 to "
+            raise InvalidRequest.at(
+                name,
+                f"tokens stand at {lowest} to {highest}, and the spec's position encoding has places 0 to "
                 f"{length - 1}; send tokens within them",
-                param=name,
                 limit=length,
             )
 
@@ -63,10 +62,10 @@ def check_shape(spec: AttentionSpec, shape: Shape) -> None:
     tokens = shape.past + max(shape.queries, shape.keys or 0)
     if length is not None and tokens > length:
         param = "shape.keys" if shape.queries < (shape.keys or 0) else "shape.queries"
-        raise InvalidRequest(
-            f"{param}: tokens take up {tokens} places with those of the past, and the spec's position encoding has "
-            f"{length}; ask for fewer",
-            param=param,
+        raise InvalidRequest.at(
+            param,
+            f"tokens take up {tokens} places with those of the past, and the spec's position encoding has {length}; "
+            "ask for fewer",
             limit=length,
         )
 

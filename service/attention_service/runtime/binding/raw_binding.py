@@ -35,9 +35,8 @@ def layout_of(request: AttentionInputs, num_heads: int | None, num_kv_heads: int
             raise wrong_shape("query", "[B, L, H·D] or [L, H·D], since num_heads is given", query)
         kv_heads = num_kv_heads or num_heads
         if num_heads % kv_heads or (request.key is None and kv_heads != num_heads):
-            raise InvalidRequest(
-                f"num_kv_heads: {kv_heads} must divide num_heads {num_heads}; without key, equal it",
-                param="num_kv_heads",
+            raise InvalidRequest.at(
+                "num_kv_heads", f"{kv_heads} must divide num_heads {num_heads}; without key, equal it"
             )
         return Layout(batched=query.ndim == 3, merged=True), num_heads, kv_heads
     if query.ndim not in {2, 3, 4}:
@@ -93,15 +92,14 @@ def check_learned(spec: AttentionSpec, given: Mapping[str, Array], widths: Width
     expected = learned_of(spec, widths)
     if unknown := [name for name in given if name not in expected]:
         named = unknown[0][:80]
-        raise InvalidRequest(
-            f"parameters.{named}: this spec has {', '.join(expected) or 'no learned tensors'}; leave it out",
-            param=f"parameters.{named}",
+        raise InvalidRequest.at(
+            f"parameters.{named}", f"this spec has {', '.join(expected) or 'no learned tensors'}; leave it out"
         )
     for name, learned in expected.items():
         if name not in given:
-            raise InvalidRequest(
-                f"parameters.{name}: the spec needs it, of shape {list(learned.shape)}; send it",
-                param=f"parameters.{name}",
+            raise InvalidRequest.at(
+                f"parameters.{name}",
+                f"the spec needs it, of shape {list(learned.shape)}; send it",
                 expected=list(learned.shape),
             )
         if given[name].shape != learned.shape:

@@ -30,7 +30,7 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
     reads = _reads(spec, module=module)
     for name in NAMES:
         if getattr(request, name) is not None and name not in reads:
-            raise InvalidRequest(f"{name}: {_unread(spec, name, module=module)}", param=name)
+            raise InvalidRequest.at(name, f"{_unread(spec, name, module=module)}")
     for name in ("return_state", "report_error"):
         if getattr(request, name, False):
             _check_answerable(name, spec, request)
@@ -38,21 +38,19 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
         return
     called = f"method {method.name}"
     if request.mask is not None:
-        raise InvalidRequest(
-            f"mask: {called} never has the pairs that a mask hides; give key_mask or key_lengths for padding, or take "
+        raise InvalidRequest.at(
+            "mask",
+            f"{called} never has the pairs that a mask hides; give key_mask or key_lengths for padding, or take "
             "method exact",
-            param="mask",
         )
     if getattr(request, "dropout", None) is not None:
-        raise InvalidRequest(
-            f"dropout: {called} has no weights to drop; leave it out, or take method exact", param="dropout"
-        )
+        raise InvalidRequest.at("dropout", f"{called} has no weights to drop; leave it out, or take method exact")
     offsets = request.offsets
     if offsets is not None and spec.masks and offsets.size and offsets.min() != offsets.max():
-        raise InvalidRequest(
-            f"offsets: {called} reads one state at a time for all sequences, and these differ; send one number, "
-            "or take method exact",
-            param="offsets",
+        raise InvalidRequest.at(
+            "offsets",
+            f"{called} reads one state at a time for all sequences, and these differ; send one number, or take "
+            "method exact",
         )
     check_keys(spec, keys, "query" if request.key is None else "key")
     if isinstance(method, Linear):
@@ -62,16 +60,16 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
 def check_past(spec: AttentionSpec, param: str) -> None:
     """Raise InvalidRequest, for the field ``param``, where keys and values of earlier tokens continue nothing."""
     if has_separate(spec.masks):
-        raise InvalidRequest(
-            f"{param}: global tokens are projected apart, and a past holds one projection only; give the whole "
-            "sequence, without a past",
-            param=param,
+        raise InvalidRequest.at(
+            param,
+            "global tokens are projected apart, and a past holds one projection only; give the whole sequence, "
+            "without a past",
         )
     if isinstance(spec.method, Linear) and spec.method.rule != "sum":
-        raise InvalidRequest(
-            f"{param}: rule {spec.method.rule} would need the gate or beta of each earlier token; leave it out: what "
-            "was before comes as initial_state, the final_state of an earlier reply",
-            param=param,
+        raise InvalidRequest.at(
+            param,
+            f"rule {spec.method.rule} would need the gate or beta of each earlier token; leave it out: what was "
+            "before comes as initial_state, the final_state of an earlier reply",
         )
 
 
@@ -79,10 +77,9 @@ def check_keys(spec: AttentionSpec, keys: int, param: str) -> None:
     """Raise InvalidRequest, for the field ``param``, for more keys, the past included, than the method takes."""
     method = spec.method
     if isinstance(method, Linformer) and keys > method.length:
-        raise InvalidRequest(
-            f"{param}: {keys} keys, the past included, are more than the method's length, {method.length}; make them "
-            "fewer",
-            param=param,
+        raise InvalidRequest.at(
+            param,
+            f"{keys} keys, the past included, are more than the method's length, {method.length}; make them fewer",
             limit=method.length,
         )
 
@@ -108,18 +105,13 @@ def bind_tensors(
         leading = (batch, kv_heads)[2 - lead :]
         if array.shape not in {(*leading, *shape) for shape in fits}:
             expected = " or ".join(str([*leading, *shape]) for shape in fits)
-            raise ShapeMismatch(
-                f"{name}: expected {expected}; got shape {list(array.shape)}",
-                param=name,
-                expected=expected,
-                actual=list(array.shape),
+            raise ShapeMismatch.at(
+                name, f"expected {expected}; got shape {list(array.shape)}", expected=expected, actual=list(array.shape)
             )
         bound[name] = array.reshape(batch, kv_heads, *array.shape[lead:])
     gate = bound.get("gate")
     if gate is not None and gate.size and not (gate.min() > 0 and gate.max() <= 1):
-        raise InvalidRequest(
-            f"gate: expected numbers above 0 and up to 1, got {gate.min()} to {gate.max()}", param="gate"
-        )
+        raise InvalidRequest.at("gate", f"expected numbers above 0 and up to 1, got {gate.min()} to {gate.max()}")
     return bound
 
 
@@ -147,7 +139,7 @@ def _learns(spec: AttentionSpec, name: str) -> bool:
 
 def _check_answerable(name: str, spec: AttentionSpec, request: AttentionInputs) -> None:
     if isinstance(request, GradientsRequest):
-        raise InvalidRequest(f"{name}: it is answered by a forward request; ask there", param=name)
+        raise InvalidRequest.at(name, "it is answered by a forward request; ask there")
     if name == "return_state" and not isinstance(spec.method, Linear):
         raise InvalidRequest(
             f"return_state: method {spec.method.name} has no running state; leave it out, or take method linear",
@@ -169,11 +161,9 @@ def _check_answerable(name: str, spec: AttentionSpec, request: AttentionInputs) 
 def _check_linear(method: Linear, request: AttentionInputs, reads: frozenset[str], *, module: bool) -> None:
     for name in ("gate", "beta"):
         if name in reads and getattr(request, name) is None:
-            raise InvalidRequest(f"{name}: rule {method.rule} needs it; send [B, Hkv, Lk]", param=name)
+            raise InvalidRequest.at(name, f"rule {method.rule} needs it; send [B, Hkv, Lk]")
     if method.normalized and (request.initial_state is None) != (request.initial_normalizer is None):
         missing = "initial_state" if request.initial_state is None else "initial_normalizer"
-        raise InvalidRequest(
-            f"{missing}: initial_state and initial_normalizer come together where the sum is divided by; send both or "
-            "none",
-            param=missing,
+        raise InvalidRequest.at(
+            missing, "initial_state and initial_normalizer come together where the sum is divided by; send both or none"
         )

@@ -27,15 +27,13 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
     if tap == "output" or tap in taps_of(spec):
         return
     if approximation_of(spec) is not None:
-        raise InvalidRequest(
-            f"{param}: method {spec.method.name} has no {tap}: it passes {', '.join(taps_of(spec))} and output; take "
-            "method exact, or compare with it by report_error in a forward request",
-            param=param,
+        raise InvalidRequest.at(
+            param,
+            f"method {spec.method.name} has no {tap}: it passes {', '.join(taps_of(spec))} and output; take method "
+            "exact, or compare with it by report_error in a forward request",
         )
-    raise InvalidRequest(
-        f"{param}: {tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; "
-        "leave it out",
-        param=param,
+    raise InvalidRequest.at(
+        param, f"{tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; leave it out"
     )
 
 
@@ -51,8 +49,8 @@ def bind_selection(select: Select | None, bound: BoundRequest) -> Selection:
 def check_indices(param: str, indices: Sequence[int] | None, size: int, what: str) -> None:
     """Raise InvalidRequest for an index beyond the size."""
     if indices is not None and (largest := max(indices)) >= size:
-        raise InvalidRequest(
-            f"{param}: {largest} is out of range; there are {size} {what}, numbered from 0", param=param, limit=size
+        raise InvalidRequest.at(
+            param, f"{largest} is out of range; there are {size} {what}, numbered from 0", limit=size
         )
 
 
@@ -70,9 +68,9 @@ def check_labels(labelled: TokenLabels, bound: BoundRequest) -> None:
 def check_label_count(param: str, labels: Sequence[str] | None, expected: int, of: str) -> None:
     """Raise ShapeMismatch unless there is a label for each, or none at all."""
     if labels is not None and len(labels) != expected:
-        raise ShapeMismatch(
-            f"{param}: expected {expected} labels, one for each {of}; got {len(labels)}",
-            param=param,
+        raise ShapeMismatch.at(
+            param,
+            f"expected {expected} labels, one for each {of}; got {len(labels)}",
             expected=[expected],
             actual=[len(labels)],
         )
@@ -99,16 +97,13 @@ def check_edit(edit: Edit, bound: BoundRequest, param: str) -> None:
     for axis, (indices, size) in sizes.items():
         if axis not in has:
             if indices is not None:
-                raise InvalidRequest(
-                    f"{param}.{axis}: {edit.tap} has no {axis}; leave them out", param=f"{param}.{axis}"
-                )
+                raise InvalidRequest.at(f"{param}.{axis}", f"{edit.tap} has no {axis}; leave them out")
             continue
         check_indices(f"{param}.{axis}", indices, size, axis)
         if edit.value is not None and indices is not None and len(set(indices)) < len(indices):
-            raise InvalidRequest(
-                f"{param}.{axis}: an index is listed twice, so that value would have two numbers for one place; "
-                "list each once",
-                param=f"{param}.{axis}",
+            raise InvalidRequest.at(
+                f"{param}.{axis}",
+                "an index is listed twice, so that value would have two numbers for one place; list each once",
             )
         part.append(size if indices is None else len(indices))
     widths: dict[str, int] = {
@@ -119,9 +114,8 @@ def check_edit(edit: Edit, bound: BoundRequest, param: str) -> None:
     if edit.tap == "output" and bound.module is None and not bound.layout.merged:
         part.insert(1, bound.heads)
     if edit.set is not None and math.isfinite(edit.set) and abs(edit.set) > torch.finfo(dtype).max:
-        raise InvalidRequest(
-            f"{param}.set: {edit.set:g} is too large for {bound.dtype}, in which this is computed",
-            param=f"{param}.set",
+        raise InvalidRequest.at(
+            f"{param}.set", f"{edit.set:g} is too large for {bound.dtype}, in which this is computed"
         )
     if edit.value is not None and not broadcasts(edit.value.shape, part):
         raise wrong_shape(f"{param}.value", f"a shape that broadcasts to {part}", edit.value)

@@ -136,9 +136,9 @@ def _check_readout(readout: Readout, bound: BoundRequest) -> int:
     targets = readout.targets
     if targets.size and not -1 <= int(targets.min()) <= int(targets.max()) < classes:
         wrong = int(targets.max()) if int(targets.max()) >= classes else int(targets.min())
-        raise InvalidRequest(
-            f"readout.targets: {wrong} is no class; there are {classes}, numbered from 0, and −1 counts nothing",
-            param="readout.targets",
+        raise InvalidRequest.at(
+            "readout.targets",
+            f"{wrong} is no class; there are {classes}, numbered from 0, and −1 counts nothing",
             limit=classes,
         )
     return int(classes)
@@ -146,9 +146,9 @@ def _check_readout(readout: Readout, bound: BoundRequest) -> int:
 
 def _check_shape(param: str, array: Array | None, expected: Sequence[int]) -> None:
     if array is not None and tuple(array.shape) != tuple(expected):
-        raise ShapeMismatch(
-            f"{param}: expected shape {list(expected)}, got {list(array.shape)}",
-            param=param,
+        raise ShapeMismatch.at(
+            param,
+            f"expected shape {list(expected)}, got {list(array.shape)}",
             expected=list(expected),
             actual=list(array.shape),
         )

@@ -56,9 +56,7 @@ class BoundCircuits:
                 _check_finite(self.later, "with")
                 found["composition"] = _composition(self, self.later)
         except OverflowError as fault:
-            raise InvalidRequest(
-                "name: products of the parameters overflow float64; scale them down", param="name"
-            ) from fault
+            raise InvalidRequest.at("name", "products of the parameters overflow float64; scale them down") from fault
         return found
 
 
@@ -80,30 +78,29 @@ def _bind(module: Module, later: Module | None, request: CircuitsRequest) -> Bou
             and each.sizes.latent is not None
             and (later is not None or {"qk", "ov"} & {*request.parts})
         ):
-            raise InvalidRequest(
-                f"{param}: queries, keys and values of module {each.name!r} are made of normed latents, so it has no "
-                "W_QK and no W_OV; ask for the part spectra of a module by itself",
-                param=param,
+            raise InvalidRequest.at(
+                param,
+                f"queries, keys and values of module {each.name!r} are made of normed latents, so it has no W_QK and "
+                "no W_OV; ask for the part spectra of a module by itself",
             )
     if "qk" in request.parts and not circuits.has_qk(sizes.spec):
-        raise InvalidRequest(
-            f"parts: the score {sizes.spec.score.name} of module {module.name!r} is not bilinear in queries and keys, "
-            "so it has no W_QK; ask for the parts ov and spectra",
-            param="parts",
+        raise InvalidRequest.at(
+            "parts",
+            f"the score {sizes.spec.score.name} of module {module.name!r} is not bilinear in queries and keys, so it "
+            "has no W_QK; ask for the parts ov and spectra",
         )
     if "spectra" in request.parts:
         _check_spectra(module)
     if request.with_version is not None and later is None:
-        raise InvalidRequest(
-            "with_version: it is the version of the module in with, and there is none; send with, or leave it out",
-            param="with_version",
+        raise InvalidRequest.at(
+            "with_version", "it is the version of the module in with, and there is none; send with, or leave it out"
         )
     if later is not None and not _readers(sizes, later.sizes):
         widths = later.sizes.inputs
-        raise InvalidRequest(
-            f"with: heads of module {module.name!r} write {sizes.d_model} numbers a token, and module {later.name!r} "
-            f"reads queries, keys and values of {widths[0]}, {widths[1]} and {widths[2]}; name a module of that width",
-            param="with",
+        raise InvalidRequest.at(
+            "with",
+            f"heads of module {module.name!r} write {sizes.d_model} numbers a token, and module {later.name!r} reads "
+            f"queries, keys and values of {widths[0]}, {widths[1]} and {widths[2]}; name a module of that width",
             expected=sizes.d_model,
             actual=list(widths),
         )
@@ -116,10 +113,10 @@ def _check_spectra(module: Module) -> None:
         module.parameters, module.parameters.values(), parameter_matrices(module.sizes), strict=True
     ):
         if spectrum_flops(rows, columns) > MAX_SPECTRUM_FLOPS:
-            raise InvalidRequest(
-                f"parts: {name} {list(value.shape)} is too large for a singular value decomposition; ask for the parts "
-                "qk and ov, which are thin",
-                param="parts",
+            raise InvalidRequest.at(
+                "parts",
+                f"{name} {list(value.shape)} is too large for a singular value decomposition; ask for the parts qk "
+                "and ov, which are thin",
                 limit=int(MAX_SPECTRUM_FLOPS),
                 actual=spectrum_flops(rows, columns),
             )
@@ -138,9 +135,8 @@ def _check_finite(module: Module, param: str) -> None:
         checkpoint()
         least, most = value.aminmax()
         if not (least.isfinite() & most.isfinite()):
-            raise InvalidRequest(
-                f"{param}: {name} of module {module.name!r} has NaN or infinity, and no singular values; replace it",
-                param=param,
+            raise InvalidRequest.at(
+                param, f"{name} of module {module.name!r} has NaN or infinity, and no singular values; replace it"
             )
 
 

@@ -76,7 +76,7 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     suspect = narrowed and not are_finite(result.sum())
     infinite = (result == torch.inf if name == "mask" else result.isinf()) if suspect else None
     if infinite is not None and bool((infinite.cpu() & ~host.isinf()).any()):
-        raise InvalidTensor(f"{name}: a number is too large for {torch_dtype_name(dtype)}", param=name)
+        raise InvalidTensor.at(name, f"a number is too large for {torch_dtype_name(dtype)}")
     return result
 
 

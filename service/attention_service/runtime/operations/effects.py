@@ -40,20 +40,16 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     check_edits(request.edits, bound)
     for index, edit in enumerate(request.edits):
         if edit.tap == "output":
-            raise InvalidRequest(
-                f"edits.{index}.tap: effects are measured at the output; edit a tap before it",
-                param=f"edits.{index}.tap",
-            )
+            raise InvalidRequest.at(f"edits.{index}.tap", "effects are measured at the output; edit a tap before it")
     check_edit(request.sweep, bound, "sweep")
     check_indices("queries", request.queries, bound.queries, "queries")
     if request.queries is not None and len(set(request.queries)) < len(request.queries):
-        raise InvalidRequest("queries: a query is listed twice; list each once", param="queries")
+        raise InvalidRequest.at("queries", "a query is listed twice; list each once")
     swept = _swept(request.sweep, bound)
     if (count := prod(map(len, swept.values()))) > MAX_EFFECTS:
-        raise InvalidRequest(
-            f"sweep: it has {count} edits; at most {MAX_EFFECTS} are tried in one request. List fewer heads, queries "
-            "or keys",
-            param="sweep",
+        raise InvalidRequest.at(
+            "sweep",
+            f"it has {count} edits; at most {MAX_EFFECTS} are tried in one request. List fewer heads, queries or keys",
             limit=MAX_EFFECTS,
             actual=count,
         )
@@ -99,9 +95,8 @@ def _swept(sweep: SweptEdit, bound: BoundRequest) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index, axis in enumerate(sweep.over):
         if axis not in AXES[sweep.tap]:
-            raise InvalidRequest(
-                f"sweep.over.{index}: {sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}",
-                param=f"sweep.over.{index}",
+            raise InvalidRequest.at(
+                f"sweep.over.{index}", f"{sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}"
             )
         listed = getattr(sweep, axis)
         found[axis] = list(range(sizes[axis])) if listed is None else list(listed)
@@ -114,10 +109,9 @@ def _check_direction(request: EffectsRequest, bound: BoundRequest) -> None:
     shape, given = _compared_shape(bound, request), request.direction.shape
     if not broadcasts(given, shape):
         expected = list(strip(torch.empty(shape, device="meta"), bound.layout, heads_axis=_by_head(bound)).shape)
-        raise ShapeMismatch(
-            f"direction: expected a shape that broadcasts to that of the compared outputs, {expected}; got "
-            f"{list(given)}",
-            param="direction",
+        raise ShapeMismatch.at(
+            "direction",
+            f"expected a shape that broadcasts to that of the compared outputs, {expected}; got {list(given)}",
             expected=expected,
             actual=list(given),
         )

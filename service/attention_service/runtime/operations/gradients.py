@@ -125,17 +125,14 @@ def targets_of(names: Sequence[str], given: Sequence[str], bound: BoundRequest) 
             because = (
                 "the query takes its place, and its gradient is part of the query's" if name in {"key", "value"} else ""
             )
-            raise InvalidRequest(
-                f"{param}: {name} was not sent{'; ' if because else ''}{because}; send {name} or leave it out of wrt",
-                param=param,
+            raise InvalidRequest.at(
+                param, f"{name} was not sent{'; ' if because else ''}{because}; send {name} or leave it out of wrt"
             )
         if name == "mask" and bound.arrays["mask"].dtype.kind == "b":
-            raise InvalidRequest(
-                f"{param}: the mask is boolean; only a floating-point mask has a gradient", param=param
-            )
+            raise InvalidRequest.at(param, "the mask is boolean; only a floating-point mask has a gradient")
         if name not in (*INPUTS, *TAPS, *parameters, *upstreams):
             known = ", ".join((*INPUTS, *TAPS, *(("parameters", *parameters) if parameters else ()), *upstreams))
-            raise InvalidRequest(f"{param}: {name[:80]!r} is not known; expected one of {known}", param=param)
+            raise InvalidRequest.at(param, f"{name[:80]!r} is not known; expected one of {known}")
         if name in TAPS:
             check_tap(name, bound.spec, param)
         wanted[name] = None
@@ -159,9 +156,9 @@ def check_upstream(upstream: Array | None, bound: BoundRequest) -> None:
         return
     expected = _output_shape(bound)
     if upstream.shape != expected:
-        raise ShapeMismatch(
-            f"upstream: expected the output's shape {list(expected)}, got {list(upstream.shape)}",
-            param="upstream",
+        raise ShapeMismatch.at(
+            "upstream",
+            f"expected the output's shape {list(expected)}, got {list(upstream.shape)}",
             expected=list(expected),
             actual=list(upstream.shape),
         )
@@ -177,21 +174,19 @@ def _check_tap_upstream(request: GradientsRequest, bound: BoundRequest) -> None:
     for tap, upstream in (request.tap_upstream or {}).items():
         param = f"tap_upstream.{tap[:80]}"
         if tap not in TAPS:
-            raise InvalidRequest(f"{param}: expected one of {', '.join(TAPS)}; got {tap[:80]!r}", param=param)
+            raise InvalidRequest.at(param, f"expected one of {', '.join(TAPS)}; got {tap[:80]!r}")
         check_tap(tap, bound.spec, param)
         expected = subject_shape(tap, bound)
         if not broadcasts(upstream.shape, expected):
-            raise ShapeMismatch(
-                f"{param}: expected a shape that broadcasts to that of the tap, {list(expected)}; got "
-                f"{list(upstream.shape)}",
-                param=param,
+            raise ShapeMismatch.at(
+                param,
+                f"expected a shape that broadcasts to that of the tap, {list(expected)}; got {list(upstream.shape)}",
                 expected=list(expected),
                 actual=list(upstream.shape),
             )
     if request.check and request.tap_upstream:
-        raise InvalidRequest(
-            "check: it differentiates what L = Σ output · upstream depends on; leave check or tap_upstream out",
-            param="check",
+        raise InvalidRequest.at(
+            "check", "it differentiates what L = Σ output · upstream depends on; leave check or tap_upstream out"
         )
 
 
@@ -200,15 +195,14 @@ def _check_directions(request: GradientsRequest, targets: Targets, bound: BoundR
     for name, direction in (request.directions or {}).items():
         param = f"directions.{name[:80]}"
         if name not in targets.names:
-            raise InvalidRequest(
-                f"{param}: wrt does not list it; add it there, or leave it out; wrt has {', '.join(targets.names)}",
-                param=param,
+            raise InvalidRequest.at(
+                param, f"wrt does not list it; add it there, or leave it out; wrt has {', '.join(targets.names)}"
             )
         expected = tuple(getattr(request, name).shape) if name in INPUTS else subject_shape(name, bound)
         if direction.shape != expected:
-            raise ShapeMismatch(
-                f"{param}: expected the shape of {name}, {list(expected)}, got {list(direction.shape)}",
-                param=param,
+            raise ShapeMismatch.at(
+                param,
+                f"expected the shape of {name}, {list(expected)}, got {list(direction.shape)}",
                 expected=list(expected),
                 actual=list(direction.shape),
             )

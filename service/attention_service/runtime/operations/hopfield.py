@@ -159,7 +159,7 @@ def _inputs(bound: BoundRetrieval, tensors: dict[str, Tensor], mask: Tensor | No
 
 def _check_finite(tensor: Tensor, param: str, where: str = "") -> None:
     if not _finite(tensor):
-        raise InvalidTensor(f"{param}: expected finite numbers{where}; got NaN or infinity", param=param)
+        raise InvalidTensor.at(param, f"expected finite numbers{where}; got NaN or infinity")
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -182,9 +182,8 @@ def _results(bound: BoundRetrieval, found: Retrieved, projection: Tensor | None)
         by_heads = projection.view(bound.size.heads, -1, bound.size.width)  # [H, V, D]
         states = torch.einsum("bhsd,hvd->bhsv", states, by_heads).to(dtype)
         if not _finite(states):
-            raise InvalidRequest(
-                f"projections.output: its product with the states overflows {bound.reply_dtype}; scale it down",
-                param="projections.output",
+            raise InvalidRequest.at(
+                "projections.output", f"its product with the states overflows {bound.reply_dtype}; scale it down"
             )
     states = multihead.merge_heads(states) if layout.merged else states
     return {

@@ -52,16 +52,14 @@ def prepare(module: Module | None, request: PassRequest, device: Device, room: i
     """Bind and plan a forward pass that is kept. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
     if request.dropout is not None and request.dropout.return_mask:
-        raise InvalidRequest(
-            "dropout.return_mask: a kept pass returns its output alone; leave it out, or ask forward",
-            param="dropout.return_mask",
+        raise InvalidRequest.at(
+            "dropout.return_mask", "a kept pass returns its output alone; leave it out, or ask forward"
         )
     targets = targets_of(request.wrt, (), bound)
     for index, name in enumerate(request.wrt):
         if name in (*targets.taps, *targets.upstreams):
-            raise InvalidRequest(
-                f"wrt.{index}: a kept pass has gradients of inputs and parameters; ask gradients for {name}",
-                param=f"wrt.{index}",
+            raise InvalidRequest.at(
+                f"wrt.{index}", f"a kept pass has gradients of inputs and parameters; ask gradients for {name}"
             )
     first, second = (
         plan_request(

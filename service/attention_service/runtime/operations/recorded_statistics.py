@@ -54,8 +54,8 @@ def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> lis
     """The places and shapes of the recorded weights that the request covers."""
     names = request.statistics or ()
     if CLASS_SHARES in names and not request.classes:
-        raise InvalidRequest(
-            "classes: the statistic classes has no class; send the labels of the tokens of each class", param="classes"
+        raise InvalidRequest.at(
+            "classes", "the statistic classes has no class; send the labels of the tokens of each class"
         )
     shapes = info.placed("weights")
     order = [each.name for each in info.attentions if each.name in shapes]

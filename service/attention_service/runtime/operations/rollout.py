@@ -106,9 +106,8 @@ def _places(info: RecordingInfo, request: RecordingRolloutRequest) -> list[Recor
     chosen = [each for each in order if each[0].stack == stack]
     if request.layers is not None:
         if others := [name for name in request.layers if found[name][0].stack != stack]:
-            raise InvalidRequest(
-                f"layers: {request.layers[0]} and {others[0]} are of different stacks; name layers of one",
-                param="layers",
+            raise InvalidRequest.at(
+                "layers", f"{request.layers[0]} and {others[0]} are of different stacks; name layers of one"
             )
         chosen = [each for each in chosen if each[0].layer in request.layers]
     return chosen
@@ -120,10 +119,10 @@ def _job(bound: BoundRollout, device: Device, *, off_loop: bool) -> Job:
     size, rows, flow = tokens**2, len(bound.queries), bound.options.method == "flow"
     edges = layers * size
     if flow and edges > _MOST_EDGES:
-        raise InvalidRequest(
-            f"method: the flow over {layers} layers of {tokens} tokens has {edges} edges; at most "
-            f"{_MOST_EDGES} fit. Take rollout, or fewer layers",
-            param="method",
+        raise InvalidRequest.at(
+            "method",
+            f"the flow over {layers} layers of {tokens} tokens has {edges} edges; at most {_MOST_EDGES} fit. Take "
+            "rollout, or fewer layers",
             limit=_MOST_EDGES,
             actual=edges,
         )

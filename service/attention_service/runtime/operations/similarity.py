@@ -102,22 +102,20 @@ def _recorded(info: RecordingInfo, kind: str, layers: Sequence[str] | None, para
     found: dict[str, Recorded] = info.placed(kind)
     order = sorted(found, key=lambda name: (found[name][0].stack, found[name][0].number, found[name][0].cross))
     if missing := [name for name in layers or () if name not in found]:
-        raise InvalidRequest(
-            f"{param}: no {kind} of {missing[0]!r} is recorded in {info.id}; there are {', '.join(order) or 'none'}",
-            param=param,
+        raise InvalidRequest.at(
+            param, f"no {kind} of {missing[0]!r} is recorded in {info.id}; there are {', '.join(order) or 'none'}"
         )
     if not order:
-        raise InvalidRequest(
-            f"tensor: the recording {info.id} holds no {kind}; it has {', '.join(_kinds(info)) or 'no tensors'}",
-            param="tensor",
+        raise InvalidRequest.at(
+            "tensor", f"the recording {info.id} holds no {kind}; it has {', '.join(_kinds(info)) or 'no tensors'}"
         )
     chosen = [found[name] for name in layers or order]
     for place, _ in chosen:
         if _stacks(place) != _stacks(chosen[0][0]):
-            raise InvalidRequest(
-                f"{param}: {chosen[0][0].layer} and {place.layer} have different tokens; name layers of one stack, and "
-                "either self-attention or cross-attention",
-                param=param,
+            raise InvalidRequest.at(
+                param,
+                f"{chosen[0][0].layer} and {place.layer} have different tokens; name layers of one stack, and either "
+                "self-attention or cross-attention",
             )
     return chosen
 
@@ -136,10 +134,10 @@ def _stacks(place: Place) -> tuple[RecordedStack, ...]:
 def _check_same_tokens(info: RecordingInfo, of: Recorded, other: RecordingInfo, others: Recorded) -> None:
     for stack, its in zip(_stacks(of[0]), _stacks(others[0]), strict=True):
         if info.tokens[stack] != other.tokens[its]:
-            raise InvalidRequest(
-                f"with: the recording {other.id} has other tokens than {info.id}; compare recordings of the same text "
-                "by the same tokenizer",
-                param="with",
+            raise InvalidRequest.at(
+                "with",
+                f"the recording {other.id} has other tokens than {info.id}; compare recordings of the same text by "
+                "the same tokenizer",
             )
 
 

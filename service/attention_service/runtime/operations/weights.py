@@ -58,9 +58,9 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room:
     if query_mask is not None:
         expected = (bound.batch, bound.queries) if bound.layout.batched else (bound.queries,)
         if query_mask.shape != expected:
-            raise ShapeMismatch(
-                f"query_mask: expected shape {list(expected)}, got {list(query_mask.shape)}",
-                param="query_mask",
+            raise ShapeMismatch.at(
+                "query_mask",
+                f"expected shape {list(expected)}, got {list(query_mask.shape)}",
                 expected=list(expected),
                 actual=list(query_mask.shape),
             )

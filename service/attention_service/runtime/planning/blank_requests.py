@@ -240,5 +240,5 @@ def _blank(shape: Collection[int], dtype: str) -> Array:
 def _like(array: Array, shape: Sequence[int]) -> Array:
     if prod(shape) > _MOST:
         told = f"a tensor of shape {list(shape)}"
-        raise InvalidRequest(f"shape: {told}: the counts do not fit 64 bits; ask for smaller sizes", param="shape")
+        raise InvalidRequest.at("shape", f"{told}: the counts do not fit 64 bits; ask for smaller sizes")
     return np.broadcast_to(np.zeros((), array.dtype), tuple(shape))

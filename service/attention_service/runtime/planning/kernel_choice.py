@@ -49,10 +49,10 @@ def able_kernels(bound: BoundRequest, device: Device, wanted: str | None, needs:
         )
     if approximation_of(bound.spec) is not None:
         if wanted is not None:
-            raise KernelUnsuitable(
-                f"kernel: method {bound.spec.method.name} has arithmetic of its own, which no kernel computes; leave "
-                "kernel out, or take method exact",
-                param="kernel",
+            raise KernelUnsuitable.at(
+                "kernel",
+                f"method {bound.spec.method.name} has arithmetic of its own, which no kernel computes; leave kernel "
+                "out, or take method exact",
             )
         return [bound.spec.method.name]
     reasons = {
@@ -67,9 +67,8 @@ def able_kernels(bound: BoundRequest, device: Device, wanted: str | None, needs:
     able = [name for name, reason in reasons.items() if reason is None]
     if wanted is not None:
         if (reason := reasons[wanted]) is not None:
-            raise KernelUnsuitable(
-                f"kernel: {wanted} cannot compute this: {reason}; leave kernel out, or ask for {' or '.join(able)}",
-                param="kernel",
+            raise KernelUnsuitable.at(
+                "kernel", f"{wanted} cannot compute this: {reason}; leave kernel out, or ask for {' or '.join(able)}"
             )
         return [wanted]
     if not able:

@@ -94,7 +94,7 @@ class RecordedHeads:
             try:
                 yield HeadReader(read, self.widths, self.rows)
             except UnfitNumbers as fault:
-                raise InvalidRequest(f"{self.field}: {fault} in the recorded {kind}", param=self.field) from fault
+                raise InvalidRequest.at(self.field, f"{fault} in the recorded {kind}") from fault
 
 
 Heads = SentHeads | RecordedHeads
@@ -103,11 +103,11 @@ Heads = SentHeads | RecordedHeads
 def check_recorded(layers: Sequence[str] | None, found: Container[str], names: Sequence[str], kind: str) -> None:
     """Raise InvalidRequest for a layer that is not found, or if there is none at all."""
     if missing := [name for name in layers or () if name not in found]:
-        raise InvalidRequest(
-            f"layers: no {kind} of {missing[0]!r} are recorded; there are {', '.join(names) or 'none'}", param="layers"
+        raise InvalidRequest.at(
+            "layers", f"no {kind} of {missing[0]!r} are recorded; there are {', '.join(names) or 'none'}"
         )
     if not names:
-        raise InvalidRequest(f"id: the recording holds no {kind}; record the tap weights", param="id")
+        raise InvalidRequest.at("id", f"the recording holds no {kind}; record the tap weights")
 
 
 def _heads(shape: Sequence[int]) -> Sequence[int | None]:

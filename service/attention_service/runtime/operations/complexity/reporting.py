@@ -78,16 +78,16 @@ def _check_alternatives(request: ComplexityRequest) -> None:
     """Raise InvalidRequest for alternatives without a value of the sweep, and for more costs than one reply has."""
     values = len(request.sweep.values) if request.sweep else 1
     if values * (1 + len(request.compare)) > MOST_COSTS:
-        raise InvalidRequest(
-            f"sweep.values: {values} values for each of {1 + len(request.compare)} make more than {MOST_COSTS} costs; "
-            "give fewer values, or compare fewer",
-            param="sweep.values",
+        raise InvalidRequest.at(
+            "sweep.values",
+            f"{values} values for each of {1 + len(request.compare)} make more than {MOST_COSTS} costs; give fewer "
+            "values, or compare fewer",
             limit=MOST_COSTS,
         )
     for index, other in enumerate(request.compare):
         if request.sweep and getattr(other, request.sweep.dimension, None) is not None:
             param = f"compare.{index}.{request.sweep.dimension}"
-            raise InvalidRequest(f"{param}: the sweep varies it; leave it out, or sweep something else", param=param)
+            raise InvalidRequest.at(param, "the sweep varies it; leave it out, or sweep something else")
 
 
 def swept(request: ComplexityRequest) -> tuple[str, list[int]]:
@@ -150,7 +150,7 @@ def _growth(subject: Subject, request: ComplexityRequest, costs: list[Cost]) -> 
     try:
         return growth(subject, dimension, values, kernel)
     except ValueError as fault:  # one value alone, whose double can't be
-        raise InvalidRequest(f"sweep.values: {fault}; give two different values", param="sweep.values") from None
+        raise InvalidRequest.at("sweep.values", f"{fault}; give two different values") from None
 
 
 def _projections_crossover(base: BoundRequest) -> int | None:
@@ -173,7 +173,7 @@ def _counted(subject: Subject, bound: BoundRequest) -> Cost:
         told = counted.shape.model_dump(exclude_none=True)
         param = f"shape.{max(told, key=told.__getitem__)}"
         sizes = ", ".join(f"{name} {size}" for name, size in told.items())
-        raise InvalidRequest(f"{param}: {sizes}: the counts do not fit 64 bits; ask for smaller sizes", param=param)
+        raise InvalidRequest.at(param, f"{sizes}: the counts do not fit 64 bits; ask for smaller sizes")
     return counted
 
 

@@ -31,9 +31,8 @@ def price(subject: Subject, shape: SessionShape) -> SessionCost:
     """
     base = subject.base
     if base.module is None:
-        raise InvalidRequest(
-            "session: a session belongs to a module; leave it out, or ask for the complexity of a module",
-            param="session",
+        raise InvalidRequest.at(
+            "session", "a session belongs to a module; leave it out, or ask for the complexity of a module"
         )
     check_past(base.spec, "session")
     try:

@@ -245,12 +245,11 @@ class RequestedSubjects:
         hardware = find(name)
         if hardware is None:
             known = ", ".join(device.name for device in HARDWARE.hardware)
-            raise InvalidRequest(f"hardware: {name!r} is not in the table; expected one of {known}", param="hardware")
+            raise InvalidRequest.at("hardware", f"{name!r} is not in the table; expected one of {known}")
         if dtype not in hardware.tflops:
-            raise InvalidRequest(
-                f"hardware: the maker of the {hardware.name} states no rate for {dtype}; ask for "
-                f"{' or '.join(hardware.tflops)}",
-                param="hardware",
+            raise InvalidRequest.at(
+                "hardware",
+                f"the maker of the {hardware.name} states no rate for {dtype}; ask for {' or '.join(hardware.tflops)}",
             )
         clock = Datasheet.of(hardware, dtype)
         device = Device(torch.device("cuda"), hardware.name, hardware.memory_bytes, clock)
@@ -270,10 +269,10 @@ def _own_key_dim(request: RawComplexityRequest, spec: AttentionSpec) -> int | No
     if request.key_dim in {None, request.head_dim}:
         return None
     if not two_widths(spec):
-        raise InvalidRequest(
-            f"key_dim: this spec takes keys as wide as the queries, head_dim = {request.head_dim}; leave it out, or "
-            "take the score additive or bilinear",
-            param="key_dim",
+        raise InvalidRequest.at(
+            "key_dim",
+            f"this spec takes keys as wide as the queries, head_dim = {request.head_dim}; leave it out, or take the "
+            "score additive or bilinear",
         )
     return request.key_dim
 
@@ -284,4 +283,4 @@ def _resized(bound: BoundRequest, widths: dict[str, int]) -> BoundRequest:
         return resized(bound, **widths)
     except ValueError as fault:
         name = next(reversed(widths))
-        raise InvalidRequest(f"{name}: {fault}", param=name) from None
+        raise InvalidRequest.at(name, str(fault)) from None

@@ -25,7 +25,9 @@ from attention_service.core.problem import Widths
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.operations.complexity.plain_requests import (
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
+from benchmarks.plain_requests import (
     Lengths,
     learned_inputs,
     module_inputs,
@@ -33,8 +35,6 @@ from attention_service.runtime.operations.complexity.plain_requests import (
     random_tensor,
     raw_inputs,
 )
-from attention_service.runtime.planning.blank_requests import new_request
-from attention_service.runtime.planning.request_sizes import RequestSizes
 from benchmarks.random_specs import (
     LONGEST,
     SHORTEST,

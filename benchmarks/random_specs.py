@@ -17,7 +17,7 @@ from attention_service.core.methods import METHODS, Approximation
 from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
-from attention_service.runtime.operations.complexity.plain_requests import Lengths
+from benchmarks.plain_requests import Lengths
 
 Options = dict[str, Any]
 

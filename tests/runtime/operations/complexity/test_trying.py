@@ -16,7 +16,7 @@ from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.complexity import measured_crossover, report, tried
-from attention_service.runtime.operations.complexity.plain_requests import plainest
+from attention_service.runtime.operations.complexity.measured_crossover import plainest
 from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects
 from attention_service.runtime.scheduling.budget import Budget
 

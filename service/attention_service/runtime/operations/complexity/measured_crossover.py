@@ -1,28 +1,38 @@
 """Measured crossovers: the size from which one alternative is faster, by runs near the predicted size."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.tensors import DTYPES, Array
+from attention_service.core.methods import approximation_of
+from attention_service.core.multihead import parameter_shapes
+from attention_service.core.tensors import to_torch
 from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.complexity.crossovers import TOKENS
-from attention_service.runtime.operations.complexity.plain_requests import plainest
 from attention_service.runtime.operations.complexity.subjects import Place, RequestedSubjects, Subject
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.executor import Run
 from attention_service.runtime.scheduling.jobs import Job
 
 Numbers = NDArray[np.float64]
+_TOKENS = frozenset({"query", "key", "value", "past_key", "past_value"})
+_POOL = 2**16
+"""Numbers that are drawn; they repeat in larger tensors."""
 
 WITHIN = 1.6, 1.2
 """Factors around the size that bound the search: first of the predicted size, then of the found one."""
@@ -166,3 +176,27 @@ class _Trial:
             module, request = plainest(subject.kernel_of(bound), bound, subject.taps)
             jobs.append(forward.prepare(module, request, subject.place.device.exact(), subject.place.room))
         return jobs
+
+
+def plainest(kernel: str, blank: BoundRequest, taps: Collection[str]) -> tuple[Module | None, ForwardRequest]:
+    """Return a forward request of the sizes of a blank one, with these taps and no other options, and its module.
+
+    All numbers are random: times do not depend on them, unless they are zeros or not finite.
+    """
+    rng, sizes, dtype = np.random.default_rng(0), blank.sizes, DTYPES[blank.dtype]
+
+    def drawn(shape: Sequence[int], scale: float = 1.0, shift: float = 0.0) -> Array:
+        pool = rng.standard_normal(_POOL, np.float32) * np.float32(scale) + np.float32(shift)
+        return np.resize(pool, shape).astype(dtype)
+
+    rest: dict[str, Any] = {name: drawn(array.shape) for name, array in blank.arrays.items() if name in _TOKENS}
+    rest["return"] = sorted(taps)
+    if approximation_of(blank.spec) is None:
+        rest["kernel"] = kernel
+    if sizes is None:
+        learned = {name: drawn(array.shape, 0.02, 1.0) for name, array in blank.learned.items()}
+        return None, RawForwardRequest(**rest, spec=blank.spec, parameters=learned)
+    config = sizes.config(blank.dtype)
+    parameters = {name: to_torch(drawn(shape, 0.02)) for name, shape in parameter_shapes(sizes).items()}
+    version = sha256(config.model_dump_json().encode()).hexdigest()[:32]  # by which requests to it are known again
+    return Module.of("drawn", config, parameters, version=version), ForwardRequest(**rest)

@@ -1,24 +1,19 @@
-"""Plain requests with random numbers, of given sizes: what measures times runs them."""
+"""Plain requests with random numbers, of given sizes."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.random import Generator
 
-from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
-from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Sizes, learned_of, parameter_shapes
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import TORCH_DTYPES, to_numpy, to_torch
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound_request import BoundRequest
 
 _POOL = np.random.default_rng(0).standard_normal(2**16, np.float32)
 """Random numbers, reused: the time does not depend on their values, unless they are zeros or not finite."""
@@ -37,24 +32,6 @@ class Lengths:
     def keys(self) -> int:
         """All of them."""
         return self.past + self.new_keys
-
-
-def plainest(kernel: str, bound: BoundRequest, taps: Collection[str]) -> tuple[Module | None, ForwardRequest]:
-    """Return a forward request of these sizes, with these taps and no other options, and its module.
-
-    A module is random: the time does not depend on the values of its parameters.
-    """
-    rng = np.random.default_rng(0)
-    lengths = Lengths(bound.batch, bound.queries, bound.new_keys, bound.past)
-    rest: dict[str, Any] = {"return": sorted(taps)}
-    if approximation_of(bound.spec) is None:
-        rest["kernel"] = kernel
-    if bound.sizes is None:
-        inputs = raw_inputs(rng, lengths, bound.widths, bound.dtype)
-        learned = learned_inputs(rng, bound.spec, bound.widths, bound.dtype)
-        return None, RawForwardRequest(**inputs, **rest, spec=bound.spec, parameters=learned)
-    inputs = module_inputs(rng, lengths, bound.sizes, bound.dtype)
-    return random_module(rng, bound.sizes.config(bound.dtype)), ForwardRequest(**inputs, **rest)
 
 
 def module_inputs(rng: Generator, lengths: Lengths, sizes: Sizes, dtype: str) -> dict[str, Array]:

@@ -82,7 +82,7 @@ def record(
 
 def _run_here(model: "PreTrainedModel", inputs: Mapping[str, Any], taps: Sequence[Tap]) -> tuple[Any, dict[str, Array]]:
     """Run the model by its own eager attention. Return the outputs and the taps."""
-    from attention_client.transformers.local_attention import local_taps  # noqa: PLC0415 - imports torch
+    from attention_client.transformers.attached import local_taps  # noqa: PLC0415 - imports torch
 
     if set(taps) <= {"weights"}:  # of every model that returns them, also of one without the attention interface
         with _eager(model):

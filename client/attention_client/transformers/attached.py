@@ -19,6 +19,7 @@ from attention_client.transformers.local_attention import AttentionFunction, loc
 from attention_client.transformers.session_layer import new_tokens
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit, Tap
+from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_transformers.model_layers import (
     AttentionModule,
@@ -250,3 +251,31 @@ def _refuse_unknown(param: str, layers: Iterable[LayerKey], existing: Sequence[L
     unknown = [layer for layer in layers if layer not in existing]
     if unknown:
         raise InvalidRequest.at(param, f"expected layers among {list(existing)}; got {unknown}")
+
+
+@contextmanager
+def local_taps(model: PreTrainedModel) -> Iterator[dict[LayerKey, dict[str, Array]]]:
+    """Yield a dict that each pass fills with q, k, v, weights and context by layer, with their batch dimension.
+
+    The model attends by its own eager functions until the block ends. Raises UnsupportedModel for a model that does not
+    use the attention interface of transformers.
+    """
+    modules = attention_modules(model)
+    taps: dict[LayerKey, dict[str, Array]] = {}
+    keys = {id(one.module): one.keys for one in modules}
+    functions = {id(one.module): local_attention(one.module, "eager") for one in modules}
+    calls: dict[int, int] = {}
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *args: Any, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        place = id(module)
+        calls[place] = calls.get(place, -1) + 1
+        layer = keys[place][calls[place] % len(keys[place])]
+        output, weights = functions[place](module, query, key, value, mask, *args, **options)
+        found = {"q": query, "k": key, "v": value, "weights": weights, "context": output.transpose(1, 2)}
+        taps[layer] = {tap: as_array(tensor) for tap, tensor in found.items() if tensor is not None}
+        return output, weights
+
+    with attending_by(model, attend):
+        yield taps

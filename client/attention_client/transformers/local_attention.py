@@ -5,20 +5,15 @@ takes a float mask, and always one.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attention_client.array_likes import as_array
-from attention_client.transformers.attached import attending_by
-from attention_contract.tensors import Array
-from attention_transformers.model_layers import LayerKey, UnsupportedModel, attention_modules
+from attention_transformers.model_layers import UnsupportedModel
 from attention_transformers.model_masks import MASK_FUNCTION, additive, causal_mask
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
@@ -54,31 +49,3 @@ def _with_float_masks(eager: AttentionFunction) -> AttentionFunction:
         return eager(module, query, key, value, mask, *args, **options)
 
     return forward
-
-
-@contextmanager
-def local_taps(model: PreTrainedModel) -> Iterator[dict[LayerKey, dict[str, Array]]]:
-    """Yield a dict that each pass fills with q, k, v, weights and context by layer, with their batch dimension.
-
-    The model attends by its own eager functions until the block ends. Raises UnsupportedModel for a model that does not
-    use the attention interface of transformers.
-    """
-    modules = attention_modules(model)
-    taps: dict[LayerKey, dict[str, Array]] = {}
-    keys = {id(one.module): one.keys for one in modules}
-    functions = {id(one.module): local_attention(one.module, "eager") for one in modules}
-    calls: dict[int, int] = {}
-
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *args: Any, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        place = id(module)
-        calls[place] = calls.get(place, -1) + 1
-        layer = keys[place][calls[place] % len(keys[place])]
-        output, weights = functions[place](module, query, key, value, mask, *args, **options)
-        found = {"q": query, "k": key, "v": value, "weights": weights, "context": output.transpose(1, 2)}
-        taps[layer] = {tap: as_array(tensor) for tap, tensor in found.items() if tensor is not None}
-        return output, weights
-
-    with attending_by(model, attend):
-        yield taps

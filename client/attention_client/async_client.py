@@ -5,7 +5,7 @@ The methods that make calls are those of ``Client``.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import anyio
 import httpx
@@ -19,7 +19,6 @@ from attention_client.plots import AsyncPlot
 from attention_client.raw_responses import RawResponse, keeping
 from attention_client.retry import Attempts
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.picture_options import PictureFields, PictureFormat
 
 P = ParamSpec("P")
 AnswerT = TypeVar("AnswerT")
@@ -38,7 +37,7 @@ class AsyncBody(httpx.AsyncByteStream):
             yield cast("bytes", chunk)
 
 
-class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTransport]):
+class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTransport, AsyncPlot]):
     """The awaited client: the arguments and the methods of ``Client``. Share one in each event loop.
 
     Its connections are those of aiohttp, beneath httpx. Under trio, give it httpx's own: a ``transport``
@@ -46,6 +45,7 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
     """
 
     _awaits = True
+    _plots = AsyncPlot
 
     def _connections(self, transport: httpx.AsyncBaseTransport | None, **settings: Any) -> httpx.AsyncClient:
         if transport is not None:
@@ -56,28 +56,7 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
-        exchange = Exchange.of(call, self._policy)
-        while True:
-            try:
-                return await self._attempt(exchange)
-            except AttentionError as fault:
-                seconds = exchange.attempts.wait_after(fault)
-            await anyio.sleep(seconds)
-
-    async def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
-        response, content = None, bytearray()
-        request = exchange.request(self._http, self._address, AsyncBody)
-        try:
-            response = await self._http.send(request, stream=True)
-            try:
-                async for chunk in response.aiter_bytes():
-                    exchange.attempts.check()
-                    content += chunk
-            finally:
-                await response.aclose()
-        except httpx.RequestError as fault:
-            raise exchange.attempts.error(fault, response) from fault
-        return exchange.reply(response, content)
+        return await self._tried(Exchange.of(call, self._policy), self._whole)
 
     async def pieces(self, call: Call[ReplyT]) -> AsyncIterator[ReplyT]:
         """Send a call whose reply comes as server-sent events, and yield each when it comes.
@@ -85,13 +64,7 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
         A fault before the first one is repeated as by ``send``.
         """
         exchange = Exchange.of(call, self._policy)
-        while True:
-            try:
-                response = await self._begun(exchange)
-                break
-            except AttentionError as fault:
-                seconds = exchange.attempts.wait_after(fault)
-            await anyio.sleep(seconds)
+        response = await self._tried(exchange, self._begun)
         try:
             async for line in response.aiter_lines():
                 exchange.attempts.check()
@@ -102,18 +75,35 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
         finally:
             await response.aclose()
 
-    async def _begun(self, exchange: Exchange[ReplyT]) -> httpx.Response:
-        """The response to one attempt, whose pieces are still to come. Raises the error that it holds."""
-        response = None
+    async def _tried(
+        self, exchange: Exchange[ReplyT], receive: Callable[[Exchange[ReplyT], httpx.Response], Awaitable[AnswerT]]
+    ) -> AnswerT:
+        """Send the request until an attempt is received without a fault, or the attempts end."""
+        while True:
+            response = None
+            try:
+                response = await self._http.send(exchange.request(self._http, self._address, AsyncBody), stream=True)
+                return await receive(exchange, response)
+            except (AttentionError, httpx.RequestError) as fault:
+                seconds = exchange.attempts.wait_after(fault, response)
+            await anyio.sleep(seconds)
+
+    @staticmethod
+    async def _whole(exchange: Exchange[ReplyT], response: httpx.Response) -> ReplyT:
+        """The reply. Raises the error that the response holds."""
+        content = bytearray()
         try:
-            response = await self._http.send(exchange.request(self._http, self._address, AsyncBody), stream=True)
-            if not response.is_success:
-                try:
-                    exchange.reply(response, bytearray(await response.aread()))
-                finally:
-                    await response.aclose()
-        except httpx.RequestError as fault:
-            raise exchange.attempts.error(fault, response) from fault
+            async for chunk in response.aiter_bytes():
+                exchange.attempts.check()
+                content += chunk
+        finally:
+            await response.aclose()
+        return exchange.reply(response, content)
+
+    async def _begun(self, exchange: Exchange[ReplyT], response: httpx.Response) -> httpx.Response:
+        """The response whose pieces are still to come. Raises the error that it holds."""
+        if not response.is_success:
+            await self._whole(exchange, response)
         return response
 
     async def raw(
@@ -125,16 +115,6 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
         """
         with keeping() as kept:
             return kept.beside(await method(*args, **kwargs))
-
-    def plot(self, format: PictureFormat = "svg", **fields: Unpack[PictureFields]) -> AsyncPlot:  # noqa: A002
-        """Return a plot: ``.of(method, *args)`` is the picture of a method's reply, drawn by the server.
-
-        ``await client.plot("png", view="head", head=3, theme="dark").of(client.weights, "demo", tokens)``.
-        ``view``: ``heads``, ``head``, ``lines`` or ``statistics`` of weights. ``width`` in pixels, ``dpi`` in pixels an
-        inch. ``palette``: viridis, cividis, magma, inferno, plasma; of differences rdbu, puor, brbg, berlin, vanimo.
-        ``scale`` of the colours: ``auto``, ``linear`` or ``log``. ``sequence`` of the batch. Raises InvalidRequest.
-        """
-        return AsyncPlot.stated(format, fields)
 
     async def map(
         self, method: Callable[..., Awaitable[AnswerT]], requests: Iterable[Mapping[str, Any]], *, concurrency: int = 8,

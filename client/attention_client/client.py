@@ -6,7 +6,7 @@ The methods that make calls are stated in ``calls``; ``send`` sends what they bu
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import httpx
 
@@ -19,7 +19,6 @@ from attention_client.plots import Plot
 from attention_client.raw_responses import RawResponse, keeping
 from attention_client.retry import Attempts
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.picture_options import PictureFields, PictureFormat
 
 P = ParamSpec("P")
 AnswerT = TypeVar("AnswerT")
@@ -38,7 +37,7 @@ class Body(httpx.SyncByteStream):
             yield cast("bytes", chunk)
 
 
-class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
+class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport, Plot]):
     """A blocking client of one server. Threads may share it; it keeps its connections open until ``close``.
 
     ``base_url`` is by default the environment's ``ATTENTION_URL``, else ``http://127.0.0.1:8000``. ``timeout`` is the
@@ -57,33 +56,14 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
     head, Dv width of a head's values. B may be missing, and is then missing in the reply.
     """
 
+    _plots = Plot
+
     def _connections(self, transport: httpx.BaseTransport | None, **settings: Any) -> httpx.Client:
         return httpx.Client(transport=transport, **settings)
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
         """Send a call that ``attention_client.calls`` built, and return its reply."""
-        exchange = Exchange.of(call, self._policy)
-        while True:
-            try:
-                return self._attempt(exchange)
-            except AttentionError as fault:
-                seconds = exchange.attempts.wait_after(fault)
-            time.sleep(seconds)
-
-    def _attempt(self, exchange: Exchange[ReplyT]) -> ReplyT:
-        response, content = None, bytearray()
-        request = exchange.request(self._http, self._address, Body)
-        try:
-            response = self._http.send(request, stream=True)
-            try:
-                for chunk in response.iter_bytes():
-                    exchange.attempts.check()
-                    content += chunk
-            finally:
-                response.close()
-        except httpx.RequestError as fault:
-            raise exchange.attempts.error(fault, response) from fault
-        return exchange.reply(response, content)
+        return self._tried(Exchange.of(call, self._policy), self._whole)
 
     def pieces(self, call: Call[ReplyT]) -> Iterator[ReplyT]:
         """Send a call whose reply comes as server-sent events, and yield each when it comes.
@@ -91,13 +71,7 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
         A fault before the first one is repeated as by ``send``.
         """
         exchange = Exchange.of(call, self._policy)
-        while True:
-            try:
-                response = self._begun(exchange)
-                break
-            except AttentionError as fault:
-                seconds = exchange.attempts.wait_after(fault)
-            time.sleep(seconds)
+        response = self._tried(exchange, self._begun)
         try:
             for line in response.iter_lines():
                 exchange.attempts.check()
@@ -108,18 +82,35 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
         finally:
             response.close()
 
-    def _begun(self, exchange: Exchange[ReplyT]) -> httpx.Response:
-        """The response to one attempt, whose pieces are still to come. Raises the error that it holds."""
-        response = None
+    def _tried(
+        self, exchange: Exchange[ReplyT], receive: Callable[[Exchange[ReplyT], httpx.Response], AnswerT]
+    ) -> AnswerT:
+        """Send the request until an attempt is received without a fault, or the attempts end."""
+        while True:
+            response = None
+            try:
+                response = self._http.send(exchange.request(self._http, self._address, Body), stream=True)
+                return receive(exchange, response)
+            except (AttentionError, httpx.RequestError) as fault:
+                seconds = exchange.attempts.wait_after(fault, response)
+            time.sleep(seconds)
+
+    @staticmethod
+    def _whole(exchange: Exchange[ReplyT], response: httpx.Response) -> ReplyT:
+        """The reply. Raises the error that the response holds."""
+        content = bytearray()
         try:
-            response = self._http.send(exchange.request(self._http, self._address, Body), stream=True)
-            if not response.is_success:
-                try:
-                    exchange.reply(response, bytearray(response.read()))
-                finally:
-                    response.close()
-        except httpx.RequestError as fault:
-            raise exchange.attempts.error(fault, response) from fault
+            for chunk in response.iter_bytes():
+                exchange.attempts.check()
+                content += chunk
+        finally:
+            response.close()
+        return exchange.reply(response, content)
+
+    def _begun(self, exchange: Exchange[ReplyT], response: httpx.Response) -> httpx.Response:
+        """The response whose pieces are still to come. Raises the error that it holds."""
+        if not response.is_success:
+            self._whole(exchange, response)
         return response
 
     def raw(self, method: Callable[P, AnswerT], /, *args: P.args, **kwargs: P.kwargs) -> RawResponse[AnswerT]:
@@ -129,16 +120,6 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport]):
         """
         with keeping() as kept:
             return kept.beside(method(*args, **kwargs))
-
-    def plot(self, format: PictureFormat = "svg", **fields: Unpack[PictureFields]) -> Plot:  # noqa: A002
-        """Return a plot: ``.of(method, *args)`` is the picture of a method's reply, drawn by the server.
-
-        ``client.plot("png", view="head", head=3, theme="dark").of(client.weights, "demo", tokens)``.
-        ``view``: ``heads``, ``head``, ``lines`` or ``statistics`` of weights. ``width`` in pixels, ``dpi`` in pixels an
-        inch. ``palette``: viridis, cividis, magma, inferno, plasma; of differences rdbu, puor, brbg, berlin, vanimo.
-        ``scale`` of the colours: ``auto``, ``linear`` or ``log``. ``sequence`` of the batch. Raises InvalidRequest.
-        """
-        return Plot.stated(format, fields)
 
     def map(
         self, method: Callable[..., AnswerT], requests: Iterable[Mapping[str, Any]], *, concurrency: int = 8,

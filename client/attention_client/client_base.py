@@ -30,14 +30,16 @@ from attention_client.connection_settings import (
     given_alone,
     server_url,
 )
-from attention_client.plots import drawn
+from attention_client.plots import AsyncPlot, Plot, drawn
 from attention_client.raw_responses import note
 from attention_client.retry import Attempts
 from attention_client.trace_context import trace_requests
+from attention_contract.schemas.picture_options import PictureFields, PictureFormat
 
 Chunks = list[bytes | memoryview]
 HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
 TransportT = TypeVar("TransportT", httpx.BaseTransport, httpx.AsyncBaseTransport)
+PlotT = TypeVar("PlotT", Plot, AsyncPlot)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ class Exchange(Generic[ReplyT]):
         return replies.read(self.call, response, content)
 
 
-class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT]):
+class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT, PlotT]):
     """The settings, the connections and the groups of both clients."""
+
+    _plots: type[PlotT]
 
     def __init__(
         self,
@@ -146,6 +150,16 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT]
             made.settings = made.settings | kept | {"headers": made.settings["headers"] | dict(made._policy.headers)}
         made._group()
         return made
+
+    def plot(self, format: PictureFormat = "svg", **fields: Unpack[PictureFields]) -> PlotT:  # noqa: A002
+        """Return a plot: ``.of(method, *args)`` is the picture of a method's reply, drawn by the server.
+
+        ``client.plot("png", view="head", head=3, theme="dark").of(client.weights, "demo", tokens)``, awaited or not.
+        ``view``: ``heads``, ``head``, ``lines`` or ``statistics`` of weights. ``width`` in pixels, ``dpi`` in pixels an
+        inch. ``palette``: viridis, cividis, magma, inferno, plasma; of differences rdbu, puor, brbg, berlin, vanimo.
+        ``scale`` of the colours: ``auto``, ``linear`` or ``log``. ``sequence`` of the batch. Raises InvalidRequest.
+        """
+        return self._plots.stated(format, fields)
 
     def stream_settings(self) -> StreamSettings:
         """Return address, headers and policy of the streams that belong to this client."""

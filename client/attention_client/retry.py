@@ -48,8 +48,12 @@ class Attempts:
 
     # ── repeating ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def wait_after(self, fault: AttentionError) -> float:
+    def wait_after(self, fault: AttentionError | httpx.RequestError, response: httpx.Response | None = None) -> float:
         """Return the seconds to wait before the next attempt. Raise the fault if there is to be none."""
+        if isinstance(fault, httpx.RequestError):
+            error = self.error(fault, response)
+            error.__cause__ = fault
+            fault = error
         seconds = self._pause(fault)
         self._failures += 1
         self._waited += seconds

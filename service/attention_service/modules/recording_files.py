@@ -38,15 +38,18 @@ def _recorded(name: str, part: Any) -> RecordedTensor:
     return RecordedTensor(name=name, dtype=DTYPE_NAMES[code], shape=list(part.get_shape()))
 
 
-def described(path: Path, size: int) -> RecordingInfo:
-    """Read the header of a file of this size. Raises Unreadable, SafetensorError and OSError."""
+def described(path: Path, size: int, recording: str = "") -> RecordingInfo:
+    """Read the header of a file of this size, by default that of the recording of its name.
+
+    Raises Unreadable, SafetensorError and OSError.
+    """
     check_regular(path, size)
     with safe_open(path, framework="np") as file:
         tensors = [_recorded(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
         text = (file.metadata() or {}).get(RecordingFile.file_entry)
     facts = read_facts(text, ((each.name, tuple(each.shape)) for each in tensors))
     stated = {field: getattr(facts, field) for field in RecordingFacts.model_fields}
-    return RecordingInfo(**stated, id=path.stem, bytes=size, tensors=tensors)
+    return RecordingInfo(**stated, id=recording or path.stem, bytes=size, tensors=tensors)
 
 
 def summary(info: RecordingInfo) -> RecordingSummary:

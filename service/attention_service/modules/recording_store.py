@@ -49,7 +49,6 @@ from attention_contract.schemas.recordings import (
 from attention_contract.tensors import DTYPES, dtype_name
 from attention_contract.wire import to_safetensors
 from attention_service.modules.faults import reason
-from attention_service.modules.recording_counts import NOBODY, RecordingCounts
 from attention_service.modules.recording_files import RECORDING_ID, SUFFIX, described, recordings_in, summary
 from attention_service.modules.store_files import STAGED, locked, make_folder, refusal, staged_file, sync
 
@@ -57,8 +56,6 @@ _OWNED: Final = "of"
 """The folder of the recordings that belong to one owner each."""
 _KNOWN: Final = 1024
 """Descriptions that are remembered."""
-RECOUNT_S: Final = 10.0
-"""Seconds after which all files are looked at again before a recording is refused for want of room."""
 
 
 class RecordingStore:
@@ -68,7 +65,6 @@ class RecordingStore:
         self._folder = root / "recordings"
         self.limit = limit
         """Bytes of all recordings together."""
-        self._counts = RecordingCounts(self._folder, self._count)
         self._described = lru_cache(maxsize=_KNOWN)(described)  # a file never changes
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -179,11 +175,15 @@ class RecordingStore:
                 if (stored := self._stored(path)) is not None:
                     return stored
                 try:
-                    self._check_room(size, owner, check)
-                except AttentionError:  # others may have been damaged, or removed by hand
-                    self._check_room(size, owner, check, RECOUNT_S)
+                    self._check_room(size, owner, check, _bytes)
+                except AttentionError:  # some may be damaged, which only reading tells
+                    self._check_room(size, owner, check, self._whole_bytes)
                 make_folder(path.parent)
-                return self._write(path, pieces, owner)
+                with staged_file(self._folder, pieces) as staged:
+                    made = described(staged, size, path.stem)
+                    os.replace(staged, path)
+                    sync(path.parent)
+                    return made
         except OSError as fault:
             raise refusal(fault, f"a recording of {size} bytes") from fault
 
@@ -194,10 +194,11 @@ class RecordingStore:
         return None
 
     def _check_room(
-        self, size: int, owner: str | None, check: Callable[[int, str], None] | None, newest_s: float | None = None
+        self, size: int, owner: str | None, check: Callable[[int, str], None] | None, counted: Callable[[Path], int]
     ) -> None:
-        with self._counts.changing(newest_s) as counts:
-            held, own = counts.total, counts.of(owner)
+        """Raise StoreFull, or what ``check`` does, by the bytes that are ``counted`` of each recording."""
+        by_folder = {folder: sum(map(counted, recordings_in(folder))) for folder in self._folders(None)}
+        held, own = sum(by_folder.values()), by_folder.get(self._folders(owner)[0], 0)
         if held + size > self.limit:
             raise StoreFull(
                 f"the recording has {size} bytes, and {held} of {self.limit} bytes are taken by others; delete "
@@ -209,51 +210,30 @@ class RecordingStore:
         if check is not None and owner is not None:
             check(own + size, f"your recordings have {own} bytes, and this one {size}; delete some first")
 
-    def _write(self, path: Path, pieces: list[bytes | memoryview], owner: str | None) -> RecordingInfo:
-        size = sum(map(len, pieces))
-        with staged_file(self._folder, pieces) as staged, self._counts.changing() as counts:
-            os.replace(staged, path)
-            counts.change(owner, size)
-            sync(path.parent)
-            return self._described(path, size)
-
     def delete(self, recording: str, owner: str | None = None) -> None:
         """Remove a recording durably, or what lies in its place and is none. Raises RecordingNotFound."""
         for path in self._places(recording, owner):
-            if os.path.lexists(path) and self._remove(path):
+            if self._remove(path):
                 return
         raise _missing(recording)
 
     def _remove(self, path: Path) -> bool:
         """Remove a file; False if it is gone."""
         try:
-            with self._counts.changing() as counts:
-                if not os.path.lexists(path):
-                    return False
-                size = self._counted(path)
-                if path.is_dir() and not path.is_symlink():
-                    path.rmdir()
-                else:
-                    path.unlink(missing_ok=True)
-                counts.change(None if path.parent == self._folder else path.parent.name, -size)
-                sync(path.parent)
-                return True
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink()
+            sync(path.parent)
+        except FileNotFoundError:
+            return False
         except OSError as fault:
             raise refusal(fault, "the removal of a recording") from fault
+        return True
 
-    def _count(self) -> dict[str, int]:
-        """Look at every recording, and return the bytes by owner."""
-        return {
-            NOBODY if folder == self._folder else folder.name: sum(map(self._counted, recordings_in(folder)))
-            for folder in self._folders(None)
-        }
-
-    def _counted(self, path: Path) -> int:
+    def _whole_bytes(self, path: Path) -> int:
         """Bytes of a recording that count; 0 if it is damaged or gone."""
-        try:
-            size = path.lstat().st_size
-        except FileNotFoundError:
-            return 0
+        size = _bytes(path)
         try:
             self._described(path, size)
         except (FileNotFoundError, Unreadable, SafetensorError):
@@ -269,13 +249,19 @@ class RecordingStore:
         with self._locked():
             for path in list(self._folder.glob(f"{STAGED}*")):
                 path.unlink(missing_ok=True)
-            self._counts.forget()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         make_folder(self._folder)
         with locked(self._folder):
             yield
+
+
+def _bytes(path: Path) -> int:
+    """Bytes of a file; 0 if it is gone."""
+    with suppress(FileNotFoundError):
+        return path.lstat().st_size
+    return 0
 
 
 def _content_id(recording: RecordingFile, owner: str | None) -> str:

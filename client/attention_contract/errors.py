@@ -2,56 +2,6 @@
 
 The same class is raised where the fault is found, rendered once as RFC 9457 problem+json, and raised again by the
 client.
-
-    AttentionError                    500
-    ├── Unreadable                    400  the body is not JSON or not a safetensors file
-    ├── Unauthorized                  401
-    ├── Forbidden                     403
-    ├── NotFound                      404  no such path
-    │   ├── ModuleNotFound
-    │   ├── ModelNotFound
-    │   ├── ParameterNotFound
-    │   ├── CheckpointNotFound
-    │   ├── RecordingNotFound
-    │   ├── PassNotFound
-    │   └── SessionNotFound
-    ├── MethodNotAllowed              405
-    ├── NotAcceptable                 406
-    ├── TooSlow                       408
-    ├── Conflict                      409
-    │   ├── ModuleExists
-    │   ├── ModelExists
-    │   ├── VersionMismatch
-    │   └── LengthMismatch
-    ├── SessionGone                   410
-    ├── TooLarge                      413
-    │   ├── BodyTooLarge                   bytes on the wire
-    │   └── OverBudget                     bytes of memory
-    ├── UnsupportedMediaType          415
-    ├── Misdirected                   421  meant for another host
-    ├── InvalidRequest                422  well-formed, but impossible
-    │   ├── InvalidTensor
-    │   ├── ShapeMismatch
-    │   ├── KernelUnsuitable
-    │   ├── TooLong
-    │   └── InvalidCheckpoint
-    ├── Overloaded                    429
-    │   ├── TooManyConnections
-    │   └── CallerLimit
-    ├── HeadTooLarge                  431
-    ├── Cancelled                     499
-    ├── InternalError                 500
-    ├── Unavailable                   503
-    │   ├── Loading
-    │   ├── Draining
-    │   ├── ConnectionsExhausted
-    │   ├── NoRoom                         for the reply
-    │   ├── Stuck
-    │   ├── ModelEnded
-    │   └── DeadlineExceeded
-    ├── NeverFits                     507
-    ├── StoreFull                     507
-    └── StoreReadOnly                 507
 """
 
 import re

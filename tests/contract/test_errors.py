@@ -34,21 +34,6 @@ def test_only_what_passes_says_when_to_come_back():
     assert all(error.retry_after for error in CLASSES if error.status in {429, 503})
 
 
-def test_the_tree_that_is_drawn_is_the_tree_that_is():
-    drawn, path = [], []
-    for line in errors.__doc__.splitlines():
-        found = re.match(r"    ((?:[│├└─ ]{4})*)([A-Z]\w+)(?: +(\d{3}))?(?:  |$)", line)
-        if found:
-            depth = len(found[1]) // 4
-            path[depth:] = [found[2]]
-            drawn.append((found[2], path[depth - 1] if depth else "Exception", found[3]))
-    assert sorted(name for name, _, _ in drawn) == sorted(error.__name__ for error in CLASSES)
-    for name, parent, status in drawn:
-        error = getattr(errors, name)
-        assert error.__base__.__name__ == parent
-        assert error.status == int(status or error.__base__.status)
-
-
 @pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
 def test_an_error_survives_http(error):
     raised = error("say what", param="edits.0.value", request_id="r1", expected=[1, 2], limit=3, self=4, detail=5)

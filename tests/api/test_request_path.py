@@ -20,7 +20,7 @@ from tests.conftest import live_server
 WARM, COUNTED = 20, 21
 CALLS = {"forward": 185, "weights": 350, "step": 245}
 """Calls that one request passes at most."""
-FILES = {"forward": 46, "weights": 55, "step": 56}
+FILES = {"forward": 45, "weights": 55, "step": 56}
 """Files in which they lie."""
 JSON_ONLY = {"content-type": JSON, "accept": JSON}
 

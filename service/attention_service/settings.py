@@ -98,7 +98,7 @@ class Settings(BaseSettings):
     """The largest JSON body, decompressed; safetensors bodies may be larger."""
 
     max_json_values: int = Field(default=MAX_ITEMS, ge=1024, le=MAX_ITEMS)
-    """Numbers and other values in one JSON body."""
+    """Numbers and other values in one JSON body, or one message of a stream."""
 
     max_sweep: int = Field(default=MAX_SWEEP, ge=2, le=MAX_SWEEP)
     """Sizes that one question about cost may sweep over, for the request and each alternative."""

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, ViTImageProcessorPil
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -32,6 +32,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.layer_attention import AttentionPass, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import LoadedModel
@@ -39,6 +40,7 @@ from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_transformers.model_layers import attention_modules
 from tests.client.tiny_models import tokenizer
 from tests.models_walk.small_configs import small_config
+from tests.runtime.models.images.small_encoders import noise, sent
 
 IDS: Final = [5, 3, 7, 8, 6, 4, 9, 10, 11]
 PROMPTS: Final = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
@@ -149,7 +151,7 @@ def compared(kind: str) -> Found:
     found = Found(kind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if (reading := reads(kind)) != "input_ids":
+        if (reading := reads(kind)) not in {"input_ids", "pixel_values"}:
             found.architecture = class_of(kind).__name__
             found.reasons["whole"] = f"it reads {reading}"
             return found
@@ -160,7 +162,8 @@ def compared(kind: str) -> Found:
             return found
         found.architecture = type(model).__name__
         try:
-            loaded = LoadedModel(kind, copy.deepcopy(model).requires_grad_(False), tokenizer(), Device.open("cpu"))
+            own = copy.deepcopy(model).requires_grad_(False)
+            loaded = LoadedModel(kind, own, tokenizer(), Device.open("cpu"), _processor(model))
         except AttentionError as fault:
             found.reasons["whole"] = told(fault)
             return found
@@ -194,16 +197,33 @@ def error(found: Any, expected: Any) -> float:
     return float(abs(a - b)[finite].max(initial=0) / max(abs(b)[finite].max(initial=0), 1e-30))
 
 
-def arguments_of(loaded: LoadedModel, tokens: Any = IDS) -> dict[str, Any]:
-    """Return the arguments of an eager run over the text, or over others."""
+def _processor(model: PreTrainedModel) -> Any:
+    """Return an image processor of a model of images: its size, or four patches."""
+    if model.main_input_name != "pixel_values":
+        return None
+    size = getattr(model.config, "image_size", None) or 8
+    height, width = (size, size) if isinstance(size, int) else size[-2:]
+    return ViTImageProcessorPil(size={"height": height, "width": width})
+
+
+def input_of(loaded: LoadedModel) -> dict[str, Any]:
+    """Return the text of ``IDS``, or an image for a model that reads images."""
+    if not isinstance(loaded.reader, EncoderInputs):
+        return {"tokens": IDS}
+    return {"images": [sent(noise(24, 16))]}
+
+
+def arguments_of(loaded: LoadedModel, tokens: Any = None) -> dict[str, Any]:
+    """Return the arguments of an eager run over the text or the image, or over other tokens."""
     cache = {"use_cache": False} if "use_cache" in loaded.reader.names else {}
-    return loaded.asked(ModelForwardRequest(tokens=tokens)).inputs.arguments | cache | {"return_dict": True}
+    given = input_of(loaded) if tokens is None else {"tokens": tokens}
+    return loaded.asked(ModelForwardRequest(**given)).inputs.arguments | cache | {"return_dict": True}
 
 
 def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     with torch.no_grad():
         expected = model(**arguments_of(loaded))
-        output = loaded.run(loaded.asked(ModelForwardRequest(tokens=IDS)).inputs.arguments, AttentionPass({}))
+        output = loaded.run(loaded.asked(ModelForwardRequest(**input_of(loaded))).inputs.arguments, AttentionPass({}))
     name = "logits" if getattr(expected, "logits", None) is not None else "last_hidden_state"
     found.whole = error(output[name], expected[name])
     if not found.equal:
@@ -218,7 +238,7 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
 
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
-    request = ModelForwardRequest(tokens=IDS, return_=["weights"])
+    request = ModelForwardRequest(**input_of(loaded), return_=["weights"])
     expected = eager_weights(model, arguments_of(loaded))
     layers = loaded.forward(request).layers
     pairs = [(np.asarray(layer.weights), own) for layer, own in zip(layers, expected, strict=True)]
@@ -280,14 +300,21 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
     """Weights times values are the context, rows sum to one less the sink, edits of nothing change nothing, and a text
     of a padded batch gives the numbers that it gives alone.
     """
-    plain = loaded.forward(ModelForwardRequest(tokens=IDS, return_=["weights", "v", "context", "masked_scores"]))
+    taps = ["weights", "v", "context", "masked_scores"]
+    plain = loaded.forward(ModelForwardRequest(**input_of(loaded), return_=taps))
     errors = []
     for layer, place in zip(plain.layers, loaded.places.values(), strict=True):
         weights, values = np.asarray(layer.weights), np.asarray(layer.v)
         errors.append(error(weights @ values.repeat(len(weights) // len(values), 0), layer.context))
         errors.append(error(weights.sum(-1), _row_sums(np.asarray(layer.masked_scores), place)))
     nothing = [Edit(tap="weights", scale=1.0), Edit(tap="output", scale=1.0)]
-    errors.append(error(_states(loaded, IDS, edits=dict.fromkeys(loaded.places, nothing)), _states(loaded, IDS)))
+    edits = dict.fromkeys(loaded.places, nothing)
+    if isinstance(loaded.reader, EncoderInputs):
+        edited = loaded.forward(ModelForwardRequest(**input_of(loaded), return_=taps, edits=edits))
+        pairs = zip(edited.layers, plain.layers, strict=True)
+        found.invariants = max(*errors, *(error(layer.context, own.context) for layer, own in pairs))
+        return
+    errors.append(error(_states(loaded, IDS, edits=edits), _states(loaded, IDS)))
     texts = [IDS, IDS[:4]]
     together, alone = _states(loaded, texts), [_states(loaded, text) for text in texts]
     apart = max(map(error, together, alone))

@@ -49,7 +49,10 @@ _SECTIONED: Final = frozenset([
 ])  # fmt: skip
 """Types whose rotation has sections for time, rows and columns, of sizes that no entry says."""
 _SPECIAL: Final = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_NAMED: Final = frozenset({"transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id"})
+_NAMED: Final = frozenset(
+    {"transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id"}
+    | {"out_features", "out_indices", "stage_names"}
+)
 
 OWN: Final[dict[str, dict[str, Any]]] = {
     "axk1": {"head_dim": 4},

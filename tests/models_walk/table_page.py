@@ -15,8 +15,8 @@ on a CPU. It builds each model type small, from the type's own config with few l
 parameters, and holds the [whole model](models.md) against its eager self in transformers. Numbers are the largest
 difference, as a share of the largest number that is compared.
 
-- *whole*: the logits of a text of 9 tokens, or its last hidden states. *weights*: those of every
-  attention, by the eager function of the model's own file.
+- *whole*: the logits of a text of 9 tokens, or its last hidden states; of a model that reads images alone, those of
+  an image. *weights*: those of every attention, by the eager function of the model's own file.
 - *gradients*: of log p(token) after the text, by the embeddings of its tokens.
 - *tokens*: those of `generate`, the likeliest and those drawn after a seed, 6 after each of three prompts in one batch.
 - *invariants*: the largest error of what holds for any model: weights times values are the context, rows sum to one
@@ -87,7 +87,7 @@ def _sort(each: Found) -> str:
     if why.startswith("not built small"):
         return "cannot be built from a shrunk config by this walk"
     if why.startswith("it reads"):
-        return "read something else than tokens"
+        return "read something else than tokens or images"
     if "attention interface" in why:
         return "do not use the attention interface of transformers"
     return "do not run or differ"

@@ -148,7 +148,7 @@ def find_places(
             for one, keys in layers:
                 stack.callback(after(one.module, width_of(keys)))
             run(probe)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as fault:
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
         reason = str(fault).partition("\n")[0]
         raise InvalidCheckpoint(
             f"checkpoint: {type(model).__name__} does not run: {reason}", param="checkpoint"

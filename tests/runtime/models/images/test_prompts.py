@@ -143,7 +143,13 @@ def test_text_alone_is_read_as_by_the_text_model():
     assert reply.labels.patches is None
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
+SLOW_TO_CHECK = {"llava", "qwen3_vl", "internvl"}
+"""Models whose gradients pass what those of others pass too."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW_TO_CHECK else ()) for kind in PROMPTS]
+)
 def test_gradients_pass_from_a_word_to_the_heads_that_see_the_image(kind):
     request = ModelGradientsRequest(
         text=TEXT, images=[sent(noise(*SIZE))], of={"token": 7}, wrt=["tokens", "weights", "hidden"], check=True,

@@ -81,6 +81,10 @@ class EncoderInputs(InputReader):
         stack = Stack(ids, mask, [[None] * length] * len(rows), names, rows)
         return Inputs(len(images) > 1, stack, None, arguments)
 
+    def check(self, ids: Sequence[int], param: str) -> None:
+        """Raise InvalidRequest: tokens are no input here."""
+        raise InvalidRequest(f"{param}: this model reads images alone", param=param)
+
     def readable(self, ids: Sequence[int]) -> list[str]:
         """The names of these classes."""
         return [str(self._classes.get(each, each)) for each in ids]
@@ -157,7 +161,7 @@ def patch_size(config: Any) -> tuple[int, int]:
     if isinstance(told, list | tuple) and len(told) == 2:
         return int(told[0]), int(told[1])
     raise InvalidCheckpoint(
-        f"checkpoint: a {config.model_type} sees no square patches of an image, and a model here has them as tokens",
+        f"checkpoint: {config.model_type} has no patch_size, and images here are read as patches of one size",
         param="checkpoint",
     )
 

@@ -48,7 +48,8 @@ class LoadModel(WireModel):
     dtype: FloatName | None = None
     """The dtype of the computation; default: the checkpoint's on a GPU, float32 on a CPU."""
     device_map: Literal["auto", "balanced"] | None = None
-    """Divide the model over all devices as transformers does; needs several devices."""
+    """``auto``: keep on disk what is more than the memory, and beside a GPU in the host's memory first, as transformers
+    does with accelerate. ``balanced`` needs several devices for a model, and is refused."""
 
 
 class ModelLayer(WireModel):

@@ -37,7 +37,8 @@ class StandIn:
 
     def info(self):
         layer = {"layer": 0, "heads": 1, "kv_heads": 1}
-        return {"layers": [layer], "takes": ["text"], "dtype": self.facts["dtype"], "device": self.facts["device"]}
+        told = {name: self.facts[name] for name in ("dtype", "device")}
+        return told | {"layers": [layer], "takes": ["text"], "max_length": self.facts["room"]}
 
     def held_bytes(self):
         return self.held

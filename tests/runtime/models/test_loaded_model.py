@@ -5,11 +5,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.client.tiny_models import tokenizer
 from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, eager, loaded
 
-from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.models import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.models import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.openai import CompletionRequest
+from attention_contract.validation import validate
 from attention_service.core.inspection.statistics import HEAD_STATISTICS
+from attention_service.runtime.models.generation import generate
+from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_costs import ModelCosts
+from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.served_model import ServedModel
 
 NOT_TOLD = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
@@ -233,3 +241,32 @@ def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(
     assert on_gpu.held_bytes() == 2**28
     memory["reserved"] += 2**20
     assert on_gpu.held_bytes() == 2**28 + 2**20
+
+
+@pytest.mark.parametrize(("share", "places"), [(0.6, "cpu, disk"), (8.0, "cpu")])
+def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tmp_path):
+    pytest.importorskip("accelerate")
+    eager("llama").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    options = {"dtype": None, "device": torch.device("cpu"), "progress": lambda _: None}
+    room = int(share * sum(each.nbytes for each in eager("llama").parameters()))
+    model, whole = LoadedModel.load(tmp_path, room=room, **options), LoadedModel.load(tmp_path, **options)
+    assert model.info()["device"] == places
+    assert model.info()["bytes"] == whole.info()["bytes"]
+    request = ModelForwardRequest(tokens=IDS, return_=["logits", "weights"])
+    ours, theirs = model.forward(request), whole.forward(request)
+    near(ours.logits, theirs.logits, 0)
+    near(ours.layers[-1].weights, theirs.layers[-1].weights, 0)
+    asked = ModelGradientsRequest(tokens=IDS, of={"token": 7})
+    near(ModelGradients(model, asked).reply().tokens, ModelGradients(whole, asked).reply().tokens, 0)
+    generating = validate(CompletionRequest, {"model": "m", "prompt": IDS, "max_tokens": 4, "temperature": 0})
+    ended = [generate(each, generating, plan_generation(each, generating), lambda _: None) for each in (model, whole)]
+    texts = [[choice["text"] for choice in each.last[-1]["choices"]] for each in ended]
+    assert texts[0] == texts[1]
+    if share < 1:
+        more = [ModelCosts(each).needed_bytes(each.asked(asked), asked) for each in (model, whole)]
+        assert more[0] - more[1] == sum(each.nbytes for each in model.model.parameters() if each.is_meta) > 0
+        with pytest.raises(InvalidRequest, match="on disk"):
+            ModelGradients(model, asked.model_copy(update={"check": True}))
+        with pytest.raises(InvalidCheckpoint, match="hold no layer"):
+            LoadedModel.load(tmp_path, room=100, **options)

@@ -13,9 +13,10 @@ import psutil
 import pytest
 from tests.api.talk import post, problem, refuse
 from tests.conftest import eventually, live_server
+from tests.runtime.models.conftest import write_checkpoint
 
 from attention_client import Client
-from attention_service.runtime.models import worker_process
+from attention_service.runtime.models import model_catalogue, worker_process
 from attention_service.runtime.models.model_catalogue import PROCESS_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
@@ -88,6 +89,25 @@ def test_what_a_model_holds_of_a_gpu_counts_in_place_of_the_estimate(http):
     http.delete("/v1/models/mine")
 
 
+def test_a_model_is_divided_by_accelerate_alone(http, monkeypatch):
+    monkeypatch.setattr(model_catalogue, "find_spec", {"transformers": True}.get)
+    told = refuse(http, "/v1/models", checkpoint="one", device_map="auto")
+    assert (told["status"], told["param"]) == (422, "device_map")
+    assert "attention-service[offload]" in told["detail"]
+
+
+def test_a_divided_model_gets_most_of_the_memory_unless_it_needs_less(stand_ins, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "large", 128 * MIB)
+    monkeypatch.setattr(model_catalogue, "find_spec", lambda _: True)
+    need = PROCESS_BYTES + 256 * MIB
+    for budget, room in ((2 * need, None), (need, int(0.75 * need) - PROCESS_BYTES)):
+        with live_server(tmp_path, memory_budget=budget) as url, httpx.Client(base_url=url, timeout=60) as client:
+            told = post(client, "/v1/models", checkpoint="large", device_map="auto")
+            assert told.get("max_length") == room
+            assert told["bytes"] <= 0.85 * budget
+            assert post(client, "/v1/models", checkpoint="large") == told
+
+
 def test_progress_shows_while_a_model_loads(http):
     with ThreadPoolExecutor() as threads:
         loading = threads.submit(post, http, "/v1/models", checkpoint="slow")
@@ -107,7 +127,7 @@ def test_progress_shows_while_a_model_loads(http):
         ("/v1/models", {"checkpoint": "nobody"}, 404, "checkpoint_not_found"),
         ("/v1/models", {"checkpoint": "../one"}, 404, "checkpoint_not_found"),
         ("/v1/models", {"checkpoint": "bare"}, 422, "invalid_checkpoint"),
-        ("/v1/models", {"checkpoint": "one", "device_map": "auto"}, 422, "invalid_request"),
+        ("/v1/models", {"checkpoint": "one", "device_map": "balanced"}, 422, "invalid_request"),
         ("/v1/models/broken/forward", {"text": "a"}, 500, "internal_error"),
         ("/v1/models/one/forward", {"text": "fail x"}, 500, "internal_error"),
         ("/v1/models/one/forward", {}, 422, "invalid_request"),

@@ -44,7 +44,7 @@ from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerAttention, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
-from attention_service.runtime.models.model_loading import load_checkpoint
+from attention_service.runtime.models.model_loading import load_checkpoint, places_of_parts
 from attention_service.runtime.models.model_recordings import recording_of
 from attention_service.runtime.models.token_predictions import places_of, pooled, predictions, predicts, rows_at
 from attention_service.runtime.planning.blank_requests import unsent
@@ -137,13 +137,21 @@ class LoadedModel:
         self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: str | None, device: torch.device, progress: Callable[[float], None]) -> Self:
+    def load(
+        cls,
+        folder: Path,
+        *,
+        dtype: str | None,
+        device: torch.device,
+        progress: Callable[[float], None],
+        room: int | None = None,
+    ) -> Self:
         """Load a checkpoint of transformers from a folder. Raises InvalidCheckpoint.
 
         ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
         loaded.
         """
-        model, tokenizer, processor = load_checkpoint(folder, dtype, device, progress)
+        model, tokenizer, processor = load_checkpoint(folder, dtype, device, progress, room)
         return cls(folder.name, model, tokenizer, Device.open(str(device)), processor)
 
     def close(self) -> None:
@@ -162,7 +170,7 @@ class LoadedModel:
             "takes": self.reader.takes,
             "generates": bool(self.model.can_generate()),
             "dtype": torch_dtype_name(self.model.dtype),
-            "device": str(self.device.torch),
+            "device": ", ".join(places_of_parts(self.model)) or str(self.device.torch),
             "bytes": self.bytes,
             "max_length": self.reader.max_length,
             "layers": [place.described for place in self.places.values()],

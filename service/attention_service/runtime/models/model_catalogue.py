@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import attention_service
-from attention_contract.errors import AttentionError, InvalidCheckpoint, ModelNotFound
+from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest, ModelNotFound
 from attention_contract.schemas.models import ModelInfo
 from attention_service.modules.checkpoints.catalogue import paths
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
@@ -159,6 +159,22 @@ def check_transformers() -> None:
     """Raise InvalidCheckpoint unless transformers is installed."""
     if not has_transformers():
         raise InvalidCheckpoint(f"checkpoint: {_MISSING}", param="checkpoint")
+
+
+def check_divisible(device_map: str) -> None:
+    """Raise InvalidRequest unless this server can divide a model so."""
+    if device_map == "balanced":
+        raise InvalidRequest(
+            "device_map: balanced divides a model over several devices, and a model here has one; auto keeps on disk "
+            "what is more than its memory",
+            param="device_map",
+        )
+    if find_spec("accelerate") is None:
+        raise InvalidRequest(
+            "device_map: transformers divides a model by accelerate, which this server lacks; install its extra "
+            "(attention-service[offload])",
+            param="device_map",
+        )
 
 
 def listed(root: Path) -> list[ModelInfo]:

@@ -89,6 +89,7 @@ class ModelCosts:
             need += self._graph_bytes(batch, length, keys) * copies
             need += len(self._of_images) * self.image_bytes(images) * copies
             need += sum(each.nbytes for each in self._parameters) * 3 if request.check else 0
+            need += sum(each.nbytes for each in self._parameters if each.is_meta)  # read from disk, and kept meanwhile
         return need
 
     def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:

@@ -38,6 +38,7 @@ from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_loading import places_of_parts
 from attention_service.runtime.models.module_hooks import State, after, before, on_turn
 from attention_service.runtime.operations.gradient_check import CHECK_FLOOR, TOLERANCE
 from attention_transformers.model_layers import LayerKey
@@ -108,6 +109,11 @@ class ModelGradients:
         self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
         self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
         self._objective = self._checked_objective(request.of)
+        if request.check and places_of_parts(loaded.model):
+            raise InvalidRequest(
+                "check: it computes in float64, for which the part of the model on disk has no room; leave it out",
+                param="check",
+            )
 
     def reply(self) -> ModelGradientsReply:
         """Run the model and differentiate."""

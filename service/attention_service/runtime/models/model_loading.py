@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -40,13 +41,15 @@ _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": F
 
 
 def load_checkpoint(
-    folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None]
+    folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None], room: int | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Any]:
     """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of images or prompts.
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
-    loaded. Raises InvalidCheckpoint.
+    loaded. ``room``: bytes of the device for the parameters, if the others are to stay on disk, or beside a GPU in the
+    host's memory. Raises InvalidCheckpoint.
     """
+    divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
     with _quietly(progress):
         try:
             config = AutoConfig.from_pretrained(folder, **_SAFE)
@@ -57,7 +60,7 @@ def load_checkpoint(
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             model, loading = kind.from_pretrained(
                 folder, config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
-                attn_implementation="eager", **_SAFE,
+                attn_implementation="eager", **_SAFE, **divided,
             )  # fmt: skip
         except _FAULTS as fault:
             reason = (str(fault).strip() or type(fault).__name__).partition("\n")[0].replace(str(folder), folder.name)
@@ -73,7 +76,24 @@ def load_checkpoint(
             f"checkpoint: {folder.name} lacks {len(lacking)} tensors of {kind.__name__}, such as {lacking[0]}",
             param="checkpoint",
         )
-    return model.to(device).eval().requires_grad_(False), tokenizer, processor
+    if model.device.type == "meta":
+        raise InvalidCheckpoint(
+            f"checkpoint: {room} bytes of memory hold no layer of {folder.name} beside what is computed",
+            param="checkpoint",
+        )
+    placed = model if places_of_parts(model) else model.to(device)
+    return placed.eval().requires_grad_(False), tokenizer, processor
+
+
+def places_of_parts(model: PreTrainedModel) -> list[str]:
+    """The devices, and ``disk``, over which a model is divided; none if it is on one device."""
+    return [*dict.fromkeys(map(str, getattr(model, "hf_device_map", {}).values()))]
+
+
+def _memory(device: torch.device, room: int) -> dict[int | str, int]:
+    if device.type == "cpu":
+        return {"cpu": room}
+    return {device.index or 0: room, "cpu": psutil.virtual_memory().available // 2}
 
 
 def _class_of(config: Any) -> Any:

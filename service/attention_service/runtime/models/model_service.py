@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import orjson
 
 from attention_contract.base import WireModel
-from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded
+from attention_contract.errors import InternalError, ModelExists, ModelNotFound, Overloaded
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList, ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, from_body, to_body
@@ -67,12 +67,9 @@ class ModelService:
         self._runner.check_ready()
         folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
         if request.device_map is not None:
-            raise InvalidRequest(
-                "device_map: this server holds a model on one device; leave it out, or load a smaller checkpoint",
-                param="device_map",
-            )
+            model_catalogue.check_divisible(request.device_map)
         name = request.name or folder.name
-        made = ResidentModel(name, folder, request.dtype, self.host)
+        made = ResidentModel(name, folder, request.dtype, self.host, divided=request.device_map is not None)
         model = self._models.get(name, made)
         same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
         if not same and model.state != "idle":
@@ -81,7 +78,7 @@ class ModelService:
                 "another name",
                 param="name",
             )
-        model = self._models[name] = model if same else made
+        model = self._models[name] = made if model.state == "idle" else model
         await self._ask(model, Question())
         return model.info()
 

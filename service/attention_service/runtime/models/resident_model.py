@@ -20,6 +20,8 @@ from attention_service.runtime.scheduling.fair_queue import FairQueue
 
 _STOP_S: Final = 5.0
 """Seconds that a process has to stop work that nobody waits for, before it is ended."""
+_SHARE: Final = 0.75
+"""Share of the memory that a divided model may have; the rest is for its requests."""
 ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
 
 
@@ -94,7 +96,8 @@ class Question:
 class ResidentModel:
     """A named model. Its life is one task, which loads it, answers request after request, and ends it."""
 
-    def __init__(self, name: str, folder: ModelFolder, dtype: str | None, host: Host) -> None:
+    def __init__(self, name: str, folder: ModelFolder, dtype: str | None, host: Host, *, divided: bool = False) -> None:
+        """``divided``: keep on disk what is more than the memory, as transformers divides a model."""
         self.name = name
         self.folder = folder
         self.dtype = dtype or ("float32" if not host.device.is_cuda else folder.stored)
@@ -103,6 +106,7 @@ class ResidentModel:
         self.progress = 0.0
         self.used = time.monotonic()
         """Time of the end of the last request."""
+        self._divided = divided
         self._host = host
         self._waiting: FairQueue[Question] = FairQueue()
         self._came = asyncio.Event()
@@ -216,7 +220,9 @@ class ResidentModel:
         """Start a process and have it load the model, with the memory for both."""
         host, folder = self._host, self.folder
         self.progress = 0.0
-        need = folder.loading_bytes(self.dtype)
+        need, most = folder.loading_bytes(self.dtype), int(host.budget.capacity * _SHARE)
+        room = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
+        need = need if room is None else most
         await self._acquire(
             self._waiting.first(), need, "loading the model takes an estimated {need} bytes", "Load a smaller one"
         )
@@ -229,6 +235,7 @@ class ResidentModel:
                 "dtype": self.dtype,
                 "device": host.device.place,
                 "threads": host.device.threads,
+                "room": room,
             }
             await worker.send("load", facts)
             while (message := await worker.receive()).kind != "loaded":
@@ -240,7 +247,7 @@ class ResidentModel:
                 await worker.end()
             raise
         else:
-            worker.limit = folder.resident_bytes(self.dtype)
+            worker.limit = min(folder.resident_bytes(self.dtype), need)
             host.hold(self, worker.limit)
             self._hold(message.facts.pop("held_bytes"))
             self._facts = message.facts

@@ -46,7 +46,8 @@ class ServedModel:
         if facts["threads"]:
             torch.set_num_threads(facts["threads"])
         device = torch.device(facts["device"])
-        loaded = LoadedModel.load(Path(facts["folder"]), dtype=facts["dtype"], device=device, progress=progress)
+        folder, room = Path(facts["folder"]), facts["room"]
+        loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, room=room)
         loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
         return cls(loaded)
 

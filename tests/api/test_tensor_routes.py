@@ -142,7 +142,7 @@ def test_middleware_that_somebody_adds_applies_to_every_operation(tmp_path):
             pass
         for operation in OPERATIONS:
             path = operation.path.format(name="nobody", parameter="none", id="0" * 32, path="none", model="none")
-            answer = http.request(operation.method, path, json=operation.example)
+            answer = http.request(operation.method, path, json=[])  # which none takes
             assert answer.headers["x-seen"] == "1", operation.name
             assert "x-request-id" in answer.headers
             assert Seen.paths[-1] == path

@@ -87,15 +87,15 @@ SPARSE = {
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_many_pairs_are_counted_in_pieces(name):
-    """Exactly up to 4,000 tokens and more; a hundred thousand within a few percent, the same number each time."""
+    """Exactly up to 4,000 tokens and more; forty thousand within a few percent, the same number each time."""
     chosen, n = SPARSE[name], 4000
     rows = torch.arange(n).split(500)
     assert allowed_pairs(chosen, n, n) == sum(int(allowed(chosen, n, n, rows=part).sum()) for part in rows)
-    n = 100_000
+    n = 40_000
     counted = allowed_pairs(chosen, n, n)
     pair_count._count.cache_clear()
     assert counted == allowed_pairs(chosen, n, n)
-    rows = torch.arange(500, n, 1997)  # none of them global
+    rows = torch.arange(500, n, 797)  # none of them global
     sampled = sum(int(allowed(chosen, n, n, rows=part).sum()) for part in rows.split(20))
     assert counted == pytest.approx(sampled / len(rows) * n, rel=0.1)
 

@@ -76,7 +76,9 @@ def test_heads_alone_need_no_stages(family):
     assert "fused" in alone.ran.kernels or family == "gpt_oss"
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "family", ["gpt_oss", "t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma2", "gpt2"))]
+)
 def test_gradients_hold_against_central_differences(family):
     wrt = ["embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "output"]
     layers = ["decoder.1", "cross.1", "encoder.0"] if family == "t5" else [1]
@@ -111,7 +113,7 @@ def test_a_given_upstream_differentiates_the_logits():
     assert found.token is None
 
 
-@pytest.mark.parametrize(("family", "steps"), [("gpt2", 50), ("llama", 300)])
+@pytest.mark.parametrize(("family", "steps"), [("gpt2", 50), pytest.param("llama", 300, marks=pytest.mark.slow)])
 def test_integrated_gradients_sum_to_the_difference_from_the_baseline(family, steps):
     """Of the Llama, whose norms divide by ever smaller states, only along many steps."""
     found = gradients(family, tokens=IDS, of={"token": 7}, integrated=steps)

@@ -18,7 +18,7 @@ from attention_service.runtime.operations.complexity import report
 from attention_service.runtime.operations.complexity.subjects import Place
 
 DEVICE = Device(torch.device("cpu"), "a cpu", 2**40, Roofline(Rates(1e11, 1e10, 1e-5)))
-ROOM = 2**26
+ROOM = 2**22
 H, D = 2, 4
 APART = {"masks": [{"name": "global_tokens", "positions": [1], "projections": "separate"}]}
 MIXED = {"method": {"name": "linformer", "rank": 3, "length": 16}}

@@ -168,3 +168,13 @@ def test_gradients_are_told_by_token_and_by_head(capsys, several):
     assert ["the", "1"] in [row.split() for row in out.splitlines()]
     assert ["0", "0.5", "-0.25"] in [row.split() for row in out.splitlines()]
     assert "hidden" in out
+
+
+def test_layers_that_see_images_are_told_of_the_first_crop(capsys):
+    told = reply([layer(0, [0.5, 0.25]), layer("vision.0", [0.125, 1.5], several=True)])
+    crop = TokenLabelsReply(tokens=["CLS", "[0,0]", "[0,1]"], ids=[0, 1, 2], spans=[None] * 3)
+    object.__setattr__(told, "image_labels", [crop, crop])
+    looked(told)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[3][:3] == ["vision.0", "0", "0.125"]
+    assert rows[3][3:6] == ["[0,0]", "→", "CLS"]

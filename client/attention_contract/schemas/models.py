@@ -90,7 +90,8 @@ class ModelInfo(WireModel):
     max_length: int | None = None
     """The most tokens that it has positions for, if there is a limit."""
     layers: list[ModelLayer] = Field(default_factory=list)
-    """Its attentions in the order in which they run; known once it is resident."""
+    """Its attentions in the order in which they run, those that see images after those of text; known once it is
+    resident."""
     unseen: list[str] = Field(default_factory=list)
     """Kinds of layers that attend in another way, and that transformers computes unseen, as linear attention."""
     problem: str | None = None

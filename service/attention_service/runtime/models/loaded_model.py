@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from attention_contract.base import valid
-from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.attention import Edit, Tap
 from attention_contract.schemas.models import (
     LayerTaps,
@@ -49,10 +49,18 @@ from attention_service.runtime.models.model_recordings import recording_of
 from attention_service.runtime.models.token_predictions import places_of, pooled, predictions, predicts, rows_at
 from attention_service.runtime.planning.blank_requests import unsent
 from attention_service.runtime.scheduling.operation import Fields
-from attention_transformers.model_layers import LayerKey, UnsupportedModel, attention_modules, own_attentions
+from attention_transformers.model_layers import (
+    AttentionModule,
+    LayerKey,
+    UnsupportedModel,
+    attention_modules,
+    own_attentions,
+)
 
 Ask = Callable[[AttentionPlace, BoundRequest], LayerQuestion]
 """Makes the question to one layer."""
+_UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
 _AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
 """Returned tensors that are not made by the attention function."""
 _ATTENDING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -112,13 +120,27 @@ class LoadedModel:
         self.name = name
         self.model = model
         self.device = device
-        encodes = model.main_input_name == "pixel_values"
-        self.reader = reader_of(model, tokenizer, processor)
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
-        mixed = isinstance(self.reader, PromptInputs)
-        layers = named_layers(modules, type(model.config.vision_config) if mixed else None)
-        self.attention = LayerAttention(layers, device)
+        try:
+            self._prepare(lambda: reader_of(model, tokenizer, processor), modules)
+        except _UNREADABLE as fault:
+            if model.main_input_name == "pixel_values" or processor is None:
+                raise
+            self._prepare(lambda: InputReader(model, tokenizer), modules)
+            reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
+            self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
+        self.predicts = predicts(model)
+        self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+
+    def _prepare(self, read: Callable[[], InputReader], modules: Sequence[AttentionModule]) -> None:
+        """Make the model attend by this package, and find its attentions in a short run. Raises InvalidCheckpoint."""
+        model = self.model
+        self.reader = read()
+        encodes = isinstance(self.reader, EncoderInputs)
+        vision = type(model.config.vision_config) if isinstance(self.reader, PromptInputs) else None
+        layers = named_layers(modules, vision)
+        self.attention = LayerAttention(layers, self.device)
         self.attention.install(model, modules)
         self.places = find_places(model, self.attention, layers, self._short_run)
         of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
@@ -133,8 +155,6 @@ class LoadedModel:
                 f"uses the interface of transformers ({own})",
                 param="checkpoint",
             )
-        self.predicts = predicts(model)
-        self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
     @classmethod
     def load(

@@ -116,6 +116,8 @@ class InputReader:
         self._pad = pad if isinstance(pad, int) and pad >= 0 else 0
         self._start = _first_token(model, self._pad)
         self._cleaner = _Cleaner(tokenizer)
+        self.takes_no_images = "this model takes none; send text, tokens or messages"
+        """The reason for a request with images."""
 
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a few tokens: ``TEXT``, and ``TARGET`` of a target; then of others."""
@@ -135,7 +137,7 @@ class InputReader:
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
         if request.images:
-            raise InvalidRequest("images: this model takes none; send text, tokens or messages", param="images")
+            raise InvalidRequest(f"images: {self.takes_no_images}", param="images")
         texts, field, several = self._texts(request)
         for index, text in enumerate(texts):
             self.check(text.ids, f"{field}.{index}" if several else field)
@@ -221,7 +223,7 @@ class InputReader:
         if isinstance(message.content, str):
             return message.content
         if not all(isinstance(part, TextPart) for part in message.content):
-            raise InvalidRequest("messages: this model takes no images", param="messages")
+            raise InvalidRequest(f"messages: images: {self.takes_no_images}", param="messages")
         return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
     def _texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:

@@ -1,15 +1,19 @@
 """A model that reads text with images gives its eager self's numbers, and its labels say which pixels a token shows."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tests.models_walk.compared import eager_weights
 from tests.runtime.models.images.small_encoders import MARGIN, marked, middle_of, noise, png, sent
-from tests.runtime.models.images.small_prompts import PROMPTS, eager, loaded, processor
+from tests.runtime.models.images.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.models import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.module_hooks import before
@@ -210,3 +214,18 @@ def test_tokens_with_their_places_for_images_are_read_as_they_are():
     told = model.forward(ModelForwardRequest(tokens=prompted.labels.ids, images=[image], return_=["logits"]))
     near(told.logits, prompted.logits)
     assert told.labels.patches == prompted.labels.patches
+
+
+def test_a_model_whose_images_cannot_be_read_reads_text_and_says_why():
+    made = copy.copy(processor("gemma3"))
+    made.full_image_sequence = "<boi> <image> <eoi>"  # one place, and four patches
+    model = LoadedModel("gemma3", eager("gemma3"), tokenizer(), Device.open("cpu"), made)
+    near(
+        model.forward(ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
+        loaded("gemma3").forward(ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
+    )
+    assert "images" not in model.info()["takes"]
+    with pytest.raises(InvalidRequest, match="cannot be read here") as fault:
+        model.forward(ModelForwardRequest(text=TEXT, images=[sent(noise())]))
+    assert fault.value.param == "images"
+    model.close()

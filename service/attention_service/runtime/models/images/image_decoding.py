@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.models import ImageBytes
+from attention_service.core.cancellation import checkpoint
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS: Final = 2**25
@@ -70,6 +71,7 @@ def _too_large(param: str, size: str) -> InvalidRequest:
 
 
 def _decoded(image: Image.Image, param: str) -> Image.Image:
+    checkpoint()
     try:
         return ImageOps.exif_transpose(image).convert("RGB")
     except _FAULTS as fault:

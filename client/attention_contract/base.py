@@ -1,8 +1,10 @@
 """The base of everything on the wire."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Optional, TypeAlias, TypeVar, cast, get_args
 
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -35,8 +37,6 @@ class WireModel(BaseModel):
 
     __slots__ = ("_request_id",)
 
-    repeats: ClassVar[bool] = True
-    """False for a request that names itself, so that no two are equal and none is worth remembering."""
     reads_text: ClassVar[bool] = False
     """True for the fields of a query string, where numbers and flags are text."""
 
@@ -85,6 +85,11 @@ def assembled(model: type[ModelT], values: dict[str, Any], stated: set[str]) -> 
     put(made, "__pydantic_extra__", None)
     put(made, "__pydantic_private__", None)
     return made
+
+
+def with_tensors(options: ModelT, tensors: Mapping[str, NDArray[Any]]) -> ModelT:
+    """The request of these options with tensors in their places. Both share all else, which nobody changes."""
+    return assembled(type(options), {**options.__dict__, **tensors}, options.model_fields_set | tensors.keys())
 
 
 @cache

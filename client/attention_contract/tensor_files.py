@@ -5,7 +5,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the bytes
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.json_reading import check_text, from_json, measure_text
 from attention_contract.json_writing import fields_on_wire, plain_scalar
-from attention_contract.request_options import KNOWN, MAX_TEXT, Shaped, remembered_options, with_tensors
 from attention_contract.tensor_places import place_tensor
 from attention_contract.tensors import DTYPES, TensorFault, Untyped, checked_shape, dtype_name, from_buffer, nested
 from attention_contract.validation import clip, validate
@@ -45,6 +44,14 @@ class NamedTensor(NamedTuple):
     name: str
     dtype: str
     array: NDArray[Any]
+
+
+class Shaped(NamedTuple):
+    """A tensor without its numbers."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class Header(NamedTuple):
@@ -120,63 +127,32 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
 
     Raises Unreadable for a broken file or metadata, InvalidTensor or InvalidRequest for a field at fault.
     """
-    entry = _entry_of(model, entry)
-    return _placed(*_read(memoryview(body), entry), entry, model)
-
-
-def request_from_safetensors(body: bytes | memoryview, model: type[ModelT]) -> ModelT:
-    """Read a request as ``from_safetensors`` does; equal headers and equal options are read once."""
-    entry = _entry_of(model, "request")
-    repeats = getattr(model, "repeats", True)
-    header, text, arrays = _read(memoryview(body), entry, repeats=repeats)
-    options: ModelT | None = remembered_options(model, text, header.tensors) if repeats else None
-    if options is None:
-        return _placed(header, text, arrays, entry, model)
-    return with_tensors(options, {each.name: x for each, x in zip(header.tensors, arrays, strict=True)})
-
-
-def _placed(header: Header, text: str, arrays: list[NDArray[Any]], entry: Entry, model: type[ModelT]) -> ModelT:
-    """The model of a text, with the tensors in their places."""
-    return validate(model, _with_tensors(_data(text, entry), header, arrays, model), by_name=False)
-
-
-def _data(text: str, entry: Entry) -> dict[str, Any]:
-    encoded = text.encode()
-    if len(encoded) > _SMALL_HEADER:
-        check_text(measure_text(encoded))
-    return from_json(encoded, f"the metadata entry {entry!r}")
-
-
-def _with_tensors(
-    data: dict[str, Any], header: Header, arrays: list[NDArray[Any]], model: type[BaseModel]
-) -> dict[str, Any]:
-    for tensor, array in zip(header.tensors, arrays, strict=True):
-        place_tensor(data, tensor.name, array, model)
-    return data
+    return either_from_safetensors(body, _entry_of(model, entry), lambda _: model)
 
 
 def either_from_safetensors(
     body: bytes | memoryview, entry: Entry, choose: Callable[[dict[str, Any]], type[ModelT]]
 ) -> ModelT:
     """Read a model that its data without tensors tell. Raises what ``from_safetensors`` raises."""
-    header, text, arrays = _read(memoryview(body), entry, repeats=False)
-    data = _data(text, entry)
+    header, text, arrays = _read(memoryview(body), entry)
+    encoded = text.encode()
+    if len(encoded) > _SMALL_HEADER:
+        check_text(measure_text(encoded))
+    data = from_json(encoded, f"the metadata entry {entry!r}")
     model = choose(data)
-    return validate(model, _with_tensors(data, header, arrays, model), by_name=False)
+    for tensor, array in zip(header.tensors, arrays, strict=True):
+        place_tensor(data, tensor.name, array, model)
+    return validate(model, data, by_name=False)
 
 
-def _read(view: memoryview, entry: Entry, *, repeats: bool = True) -> tuple[Header, str, list[NDArray[Any]]]:
-    """The header of a file, the text of its metadata entry, and its tensors.
-
-    ``repeats``: the header may come again, so that it is worth remembering.
-    """
+def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any]]]:
+    """The header of a file, the text of its metadata entry, and its tensors."""
     if len(view) < 8:
         raise Unreadable(f"the safetensors file has {len(view)} bytes; expected at least 8")
     size = int.from_bytes(view[:8], "little")
     if size > min(MAX_HEADER, len(view) - 8):
         raise Unreadable(f"the safetensors header says {size} bytes; the body has {len(view) - 8} after its length")
-    text = bytes(view[8 : 8 + size])
-    header = _small_header(text) if repeats and size <= MAX_TEXT else _header(text)
+    header = _header(bytes(view[8 : 8 + size]))
     data = view[8 + size :]
     start, arrays = 0, []
     for tensor, end in zip(header.tensors, header.ends, strict=True):
@@ -213,9 +189,6 @@ def _header(text: bytes) -> Header:
         end = last
         tensors.append(_shaped(name, entries[name]))
     return Header(metadata, tuple(tensors), tuple(last for _, last, _ in placed))
-
-
-_small_header = lru_cache(maxsize=KNOWN)(_header)
 
 
 def _shaped(name: str, entry: dict[str, Any]) -> Shaped:

@@ -6,24 +6,19 @@ they lie in memory, in a safetensors file whose tensors are named by their field
 or ``reply``. Numbers without a dtype (``Untyped``) are nested lists in both.
 """
 
-from contextlib import suppress
 from typing import Final, TypeVar
 
-import numpy as np
-import orjson
 from pydantic import BaseModel
 
 from attention_contract.json_reading import TextSize, from_json, read_json
 from attention_contract.json_writing import to_json
-from attention_contract.request_options import UNTYPED, Shaped, remembered_options, with_tensors
 from attention_contract.tensor_files import (
     MAX_HEADER,
     Entry,
     from_safetensors,
-    request_from_safetensors,
     to_safetensors,
 )
-from attention_contract.tensors import Encoding, Untyped
+from attention_contract.tensors import Encoding
 from attention_contract.validation import validate
 
 VERSION_HEADER: Final = "attention-version"
@@ -35,8 +30,6 @@ EVENTS: Final = "text/event-stream"
 MEDIA_TYPES: Final = (JSON, SAFETENSORS)
 PICTURES: Final = {"image/svg+xml": "svg", "image/png": "png", "application/pdf": "pdf"}
 """Media types of replies that can be drawn, and the ending of their files."""
-_FEW: Final = 256
-"""Values beside a request's tensors, up to which they are looked up in what was read before."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -49,25 +42,6 @@ def from_body(
     return validate(model, read_json(body, model, size), by_name=False)
 
 
-def request_from_body(
-    model: type[ModelT], body: bytes | memoryview, media_type: str, size: TextSize | None = None
-) -> ModelT:
-    """Read a request as ``from_body`` does; equal options are validated once."""
-    if media_type == SAFETENSORS:
-        return request_from_safetensors(body, model)
-    data = read_json(body, model, size)
-    arrays = {name: value for name, value in data.items() if type(value) is Untyped and value.dtype == np.float64}
-    few = size is not None and size.items - sum([array.size for array in arrays.values()]) <= _FEW
-    if few and getattr(model, "repeats", True):
-        with suppress(TypeError):  # a tensor of another kind, or in another place
-            rest = orjson.dumps({name: value for name, value in data.items() if name not in arrays}).decode()
-            tensors = tuple([Shaped(name, UNTYPED, array.shape) for name, array in arrays.items()])
-            options: ModelT | None = remembered_options(model, rest, tensors)
-            if options is not None:
-                return with_tensors(options, arrays)
-    return validate(model, data, by_name=False)
-
-
 def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding = "list") -> list[bytes | memoryview]:
     """The pieces of a model's body in one of the two media types."""
     return to_safetensors(model, entry) if media_type == SAFETENSORS else [to_json(model, encoding)]
@@ -75,5 +49,5 @@ def to_body(model: BaseModel, media_type: str, entry: Entry, encoding: Encoding 
 
 __all__ = [
     "EVENTS", "JSON", "MAX_HEADER", "MEDIA_TYPES", "PICTURES", "SAFETENSORS", "from_body", "from_json",
-    "from_safetensors", "request_from_body", "to_body", "to_json", "to_safetensors",
+    "from_safetensors", "to_body", "to_json", "to_safetensors",
 ]  # fmt: skip

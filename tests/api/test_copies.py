@@ -9,7 +9,6 @@ import torch
 
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
-from attention_contract.tensor_files import request_from_safetensors
 from attention_contract.wire import SAFETENSORS, from_body, to_body
 from attention_service.api.app import create_app
 from attention_service.api.bodies import request_body
@@ -25,8 +24,8 @@ def exchange(tmp_path, messages, headers):
     app = create_app(Settings(models_dir=tmp_path, calibrate=False, threads=1))
     seen = []
 
-    def noted(body, model):
-        request = request_from_safetensors(body, model)
+    def noted(model, body, *how):
+        request = from_body(model, body, *how)
         seen.append((request, body))
         return request
 
@@ -49,7 +48,7 @@ def exchange(tmp_path, messages, headers):
             scope = {"type": "http", "method": "POST", "path": "/v1/modules/m/forward", "query_string": b""}
             await app(scope | {"headers": [*HEADERS, *headers], "http_version": "1.1"}, receive, send)
 
-    with patch.object(request_body, "request_from_safetensors", noted):
+    with patch.object(request_body, "from_body", noted):
         asyncio.run(play())
     ((request, body),) = seen
     return request, body, sent

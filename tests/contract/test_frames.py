@@ -8,12 +8,11 @@ import pytest
 from attention_contract import wire
 from attention_contract.errors import AttentionError, InvalidRequest, SessionGone, Unreadable, from_problem
 from attention_contract.frames import problem_of, reply_from_frame, request_from_frame, to_frame
-from attention_contract.schemas.attention import ForwardRequest, Ran
+from attention_contract.schemas.attention import Ran
 from attention_contract.schemas.sessions import (
     SessionStep,
     StepProblem,
     StepReply,
-    StepRequest,
     StepsReply,
     StepsRequest,
 )
@@ -99,26 +98,6 @@ def test_a_session_stands_once_among_many_steps():
     with pytest.raises(InvalidRequest) as caught:
         request_from_frame('{"steps": [{"session": "7-1", "query": [[1.0]]}, {"session": "7-2", "query": "no"}]}')
     assert caught.value.param == "steps.1.query"
-
-
-@pytest.mark.parametrize("media_type", wire.MEDIA_TYPES)
-def test_steps_do_not_displace_remembered_requests(media_type):
-    """Each step has an id of its own, so its text comes once."""
-    from attention_contract.json_reading import measure_text
-    from attention_contract.request_options import parsed_options
-
-    for model, request, remembered in (
-        (StepRequest, StepRequest(query=X), False),
-        (ForwardRequest, ForwardRequest(query=X), True),
-    ):
-        body = b"".join(wire.to_body(request, media_type, "request", "list"))
-        size = measure_text(body) if media_type == wire.JSON else None
-        if media_type == wire.JSON:
-            body = body.replace(b"[0.0", b"[0.5")
-        parsed_options.cache_clear()
-        read = wire.request_from_body(model, body, media_type, size)
-        assert read.query.shape == X.shape
-        assert parsed_options.cache_info().currsize == remembered
 
 
 def test_errors_without_a_session_stay_without():

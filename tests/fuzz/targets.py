@@ -70,7 +70,7 @@ def _body(data: bytes, media_type: str) -> bool:
         if media_type == wire.JSON:
             size = measure_text(body)
             check_text(size)
-        request = wire.request_from_body(model, body, media_type, size)
+        request = wire.from_body(model, body, media_type, "request", size)
     except AttentionError as error:
         return refused(error)
     for form in wire.MEDIA_TYPES:

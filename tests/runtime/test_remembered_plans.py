@@ -9,12 +9,11 @@ import pytest
 from tests.conftest import asker
 
 from attention_contract.errors import ShapeMismatch
-from attention_contract.json_reading import measure_text
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import CreateModule
 from attention_contract.schemas.weights import WeightsRequest
-from attention_contract.wire import JSON, SAFETENSORS, request_from_body, to_body
+from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.runtime.device.plan_cache import PlanCache
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
@@ -52,7 +51,7 @@ async def engine(tmp_path):
 def read(model, asked, media_type=SAFETENSORS):
     """A request as the server reads it."""
     body = b"".join(to_body(asked, media_type, "request"))
-    return request_from_body(model, memoryview(body), media_type, measure_text(body) if media_type == JSON else None)
+    return from_body(model, memoryview(body), media_type, "request")
 
 
 def tensors(value):
@@ -93,7 +92,7 @@ async def test_lists_keep_the_dtype_of_the_module(engine):
     await engine.modules.create(CreateModule(name="wide", config={"d_model": 2, "num_heads": 1, "dtype": "float64"}))
     for number in (0.5, 1.5):
         body = b'{"query": [[%f, 2.5]]}' % number
-        request = request_from_body(ForwardRequest, body, JSON, measure_text(body))
+        request = from_body(ForwardRequest, body, JSON, "request")
         assert (await engine.forward("wide", request)).output.dtype == np.float64
 
 

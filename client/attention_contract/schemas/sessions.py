@@ -213,8 +213,6 @@ class StepRequest(OverSession, ForwardRequest):
     of the new tokens; one of earlier tokens holds for this step alone.
     """
 
-    repeats: ClassVar[bool] = False
-
     at: Length | None = None
     """The length that the caller believes the session to have; 409 with the true one where it differs."""
     step: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -229,8 +227,6 @@ class SessionStep(StepRequest):
 
 class StepsRequest(WireModel):
     """Steps of many sessions at once, each with its own result. A session may stand there once."""
-
-    repeats: ClassVar[bool] = False
 
     steps: Listed[SessionStep] = Field(min_length=1, max_length=MAX_STEPS)
     encoding: Encoding = "list"

@@ -18,9 +18,8 @@ from attention_contract.base import WireModel
 from attention_contract.errors import BodyTooLarge, InvalidRequest, Unreadable, UnsupportedMediaType
 from attention_contract.json_reading import TextSize, check_text, measure_text
 from attention_contract.operations import Operation
-from attention_contract.tensor_files import request_from_safetensors
 from attention_contract.validation import clip, validate
-from attention_contract.wire import JSON, SAFETENSORS, request_from_body
+from attention_contract.wire import JSON, SAFETENSORS, from_body
 from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, Headers, content_type
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import LATE
@@ -83,7 +82,7 @@ async def read_request(
     body = await read_body(headers, receive, limit, memory, settings.max_compression_ratio, scope.get("state", {}))
 
     def read(body: memoryview, size: TextSize | None) -> WireModel:
-        return request_from_safetensors(body, model) if size is None else request_from_body(model, body, JSON, size)
+        return from_body(model, body, media_type, "request", size)
 
     return await parsed(body, read, media_type, settings, memory)
 

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
-from attention_contract.request_options import with_tensors
+from attention_contract.base import with_tensors
 from attention_contract.schemas.accuracy import Computation
 from attention_contract.schemas.attention import AttentionInputs
 from attention_service.modules.resident import Module

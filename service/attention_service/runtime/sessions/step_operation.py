@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_contract.base import with_tensors
 from attention_contract.errors import AttentionError
-from attention_contract.request_options import with_tensors
 from attention_contract.schemas.attention import AttentionInputs, ForwardRequest
 from attention_contract.spec import AttentionSpec, Causal, Exact
 from attention_contract.tensors import DTYPES, Array

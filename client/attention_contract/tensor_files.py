@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
 
 import numpy as np
 import orjson
@@ -17,9 +17,8 @@ from pydantic import BaseModel
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.json_reading import check_text, from_json, measure_text
 from attention_contract.json_writing import fields_on_wire, plain_scalar
-from attention_contract.tensor_places import place_tensor
 from attention_contract.tensors import DTYPES, TensorFault, Untyped, checked_shape, dtype_name, from_buffer, nested
-from attention_contract.validation import clip, validate
+from attention_contract.validation import clip, fields_of, members_of, validate
 
 Entry = Literal["request", "reply", "recording"]
 """The metadata entry that holds all but the tensors."""
@@ -188,7 +187,7 @@ def _header(text: bytes) -> Header:
             raise Unreadable(f"tensor {name[:80]!r} starts at byte {first}; expected {end}: tensors must fill the file")
         end = last
         tensors.append(_shaped(name, entries[name]))
-    return Header(metadata, tuple(tensors), tuple(last for _, last, _ in placed))
+    return Header(metadata, tuple(tensors), tuple([last for _, last, _ in placed]))
 
 
 def _shaped(name: str, entry: dict[str, Any]) -> Shaped:
@@ -214,3 +213,38 @@ def _offsets(name: str, entry: Any) -> tuple[int, int]:
 
 def _no_text(entry: Entry) -> Unreadable:
     return Unreadable(f"the safetensors metadata is not an object whose entry {entry!r} is text")
+
+
+def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: type[BaseModel]) -> None:
+    """Put a tensor where its name says. Names within a field that maps names to tensors may hold dots.
+
+    Raises InvalidTensor if there is no such place, or if it is taken.
+    """
+    field, dot, rest = name.partition(".")
+    node: Any = data
+    *path, last = [field, rest] if dot and field in _maps(model) else name.split(".")
+    for part in path:
+        node = _child(node, part)
+    if not isinstance(node, dict):
+        param = clip(name)
+        raise InvalidTensor.at(param, "the request has no place for a tensor of this name")
+    if last in node:
+        param = clip(name)
+        raise InvalidTensor.at(param, "it is given twice; send it as a tensor or in the metadata")
+    node[last] = array
+
+
+def _child(node: Any, part: str) -> Any:
+    if isinstance(node, dict):
+        return node.setdefault(part, {})
+    if isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
+        return node[int(part)]
+    return None
+
+
+@cache
+def _maps(model: type[BaseModel]) -> frozenset[str]:
+    """The fields of a model that map names to tensors."""
+    return frozenset(
+        name for name, kind in fields_of(model).items() if any(get_origin(m) is dict for m in members_of(kind))
+    )

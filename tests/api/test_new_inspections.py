@@ -118,7 +118,7 @@ import torch
 from attention_contract.schemas.received import ReceivedRequest
 from attention_service.core.inspection.received import received
 from attention_service.core.kernels import Kernel, Needs
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.module_binding import bind

@@ -12,7 +12,7 @@ from tests.cost.workloads import METHODS, approximate, gradients_of, gradients_s
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_contract.spec import Additive, AnyOf, AttentionSpec, GlobalTokens, SlidingWindow
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.cost import Rates, Roofline, input_bytes, rehearse
 from attention_service.cost.meta_results import answer
 from attention_service.cost.rehearsal import ROUNDING

@@ -13,7 +13,7 @@ from attention_contract.errors import InvalidTensor
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kernels import KERNELS
-from attention_service.core.nonfinite_keys import are_finite, assumed_finite
+from attention_service.core.tensors import are_finite, assumed_finite
 from attention_service.runtime.device import torch_device
 from attention_service.runtime.operations import forward
 from attention_service.runtime.scheduling.passes import ran_of, run_alone

@@ -1,9 +1,5 @@
 """Keys with a NaN or an infinity: only queries that may look at them get NaN."""
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 
 import torch
@@ -13,33 +9,7 @@ from attention_service.core.blocks import blocks
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.masks.visibility import real_keys, visibility
 from attention_service.core.problem import Problem, Selection
-from attention_service.core.tensors import one_for_each_query_head
-
-_LATER: ContextVar[list[Tensor] | None] = ContextVar("sums on a GPU that are looked at later", default=None)
-
-
-@contextmanager
-def assumed_finite() -> Iterator[list[Tensor]]:
-    """Take sums on a GPU for finite within the block, without waiting for them; the list has those to be looked at."""
-    sums: list[Tensor] = []
-    before = _LATER.set(sums)
-    try:
-        yield sums
-    finally:
-        _LATER.reset(before)
-
-
-def assumed_sums() -> list[Tensor] | None:
-    """Return the sums that were taken for finite and not looked at; None outside ``assumed_finite``."""
-    return _LATER.get()
-
-
-def are_finite(*sums: Tensor) -> bool:
-    """Return True if all are finite, or taken for finite."""
-    if (later := _LATER.get()) is None or not sums[0].is_cuda:
-        return math.isfinite(sum(sums[1:], sums[0]))
-    later += sums
-    return True
+from attention_service.core.tensors import are_finite, one_for_each_query_head
 
 
 def find_nonfinite_keys(problem: Problem) -> Tensor | None:

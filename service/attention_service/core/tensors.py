@@ -10,7 +10,10 @@ pins powers of two, so one copy pins at most ``MOST_PINNED`` bytes.
 Grouped heads: query head h reads key/value head h // (H / Hkv) (Ainslie et al. 2023, section 2.2).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import ml_dtypes
@@ -35,6 +38,7 @@ PIECE = 2**22
 MOST_PINNED = 2**26
 """Bytes that one copy pins."""
 _NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_LATER: ContextVar[list[Tensor] | None] = ContextVar("sums on a GPU that are looked at later", default=None)
 _BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -206,3 +210,30 @@ def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
     """Sum a gradient ``[B, H, K, W]`` over the query heads that read one key/value head."""
     batch, heads, keys, width = x.shape
     return x if heads == kv_heads else x.reshape(batch, kv_heads, heads // kv_heads, keys, width).sum(2)
+
+
+# ── sums on a GPU that nobody waits for ──────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def assumed_finite() -> Iterator[list[Tensor]]:
+    """Take sums on a GPU for finite within the block, without waiting for them; the list has those to be looked at."""
+    sums: list[Tensor] = []
+    before = _LATER.set(sums)
+    try:
+        yield sums
+    finally:
+        _LATER.reset(before)
+
+
+def assumed_sums() -> list[Tensor] | None:
+    """Return the sums that were taken for finite and not looked at; None outside ``assumed_finite``."""
+    return _LATER.get()
+
+
+def are_finite(*sums: Tensor) -> bool:
+    """Return True if all are finite, or taken for finite."""
+    if (later := _LATER.get()) is None or not sums[0].is_cuda:
+        return math.isfinite(sum(sums[1:], sums[0]))
+    later += sums
+    return True

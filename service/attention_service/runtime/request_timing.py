@@ -1,9 +1,14 @@
-"""The timing of a request: the phases of its time and the code of its problem, noted while it is answered."""
+"""The timing of a request: the phases of its time and the code of its problem, noted while it is answered.
 
+``Later`` digests such observations in bulk, a moment later.
+"""
+
+import asyncio
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Final, Generic, Literal, TypeVar, get_args
 
 from attention_contract.schemas.attention import Ran
 from attention_contract.schemas.models import ModelRan
@@ -56,3 +61,37 @@ def note_run(came: float, ran: Ran | ModelRan) -> None:
         began = max(ended - ran.compute_ms * 1e-3, came)
         current.marks += ("queue", came, began), ("compute", began, ended)
         current.runs.append(ran)
+
+
+NotedT = TypeVar("NotedT")
+
+AFTER_S = 0.1
+"""The longest time that an observation waits."""
+MOST = 32
+"""Observations that are digested at a time: more would delay a request."""
+
+
+class Later(Generic[NotedT]):
+    """Passes observations on in bulk, in their order. Used from the event loop only."""
+
+    def __init__(self, see_to: Callable[[list[NotedT]], None]) -> None:
+        self._see_to = see_to
+        self._noted: list[NotedT] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, noted: NotedT) -> None:
+        """Add an observation."""
+        self._noted.append(noted)
+        if len(self._noted) >= MOST:
+            self.settle()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(AFTER_S, self.settle)
+
+    def settle(self) -> None:
+        """Pass all observations on now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        noted, self._noted = self._noted, []
+        if noted:
+            self._see_to(noted)

@@ -1,11 +1,11 @@
-"""What is noted is seen to a moment observation_buffer, in its order, once."""
+"""What is noted is seen to a moment later, in its order, once."""
 
 import asyncio
 
 import pytest
 from tests.fake_clock import FAKE_CLOCK
 
-from attention_service.runtime.scheduling.observation_buffer import AFTER_S, Later
+from attention_service.runtime.request_timing import AFTER_S, Later
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from attention_service.api.observation.access_log import AccessLog, Answered
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.tracing import add_spans
 from attention_service.runtime.callers import caller
-from attention_service.runtime.request_timing import RequestTiming, timing
-from attention_service.runtime.scheduling.observation_buffer import Later
+from attention_service.runtime.request_timing import Later, RequestTiming, timing
 
 VERSION = (VERSION_HEADER.encode(), __version__.encode())
 """The header of every response that tells the server's version."""

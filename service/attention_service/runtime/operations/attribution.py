@@ -23,7 +23,7 @@ from attention_service.core.inspection.loss_path import inner_product, log_likel
 from attention_service.core.kernels import MATERIALIZED, Kernel, Needs
 from attention_service.core.multihead import Parameters
 from attention_service.core.problem import Problem, Selection
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.core.stages import values_read
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module

@@ -18,10 +18,9 @@ from attention_service.core.kv_cache.past import gathered
 from attention_service.core.masks.global_projections import separate_positions
 from attention_service.core.methods.linear import running
 from attention_service.core.multihead import Parameters
-from attention_service.core.nonfinite_keys import are_finite
 from attention_service.core.problem import Problem
 from attention_service.core.slices import on_gpu
-from attention_service.core.tensors import TORCH_DTYPES, to_device, to_torch, torch_dtype_name
+from attention_service.core.tensors import TORCH_DTYPES, are_finite, to_device, to_torch, torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, strip
 from attention_service.runtime.binding.selection import as_tuple
 from attention_service.runtime.scheduling.operation import Uploaded

@@ -18,10 +18,10 @@ from attention_contract.spec import Causal, Mask, SlidingWindow
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
 from attention_service.core.methods import METHODS
-from attention_service.core.nonfinite_keys import are_finite, sum_of
+from attention_service.core.nonfinite_keys import sum_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.frequencies import outgrown_length
-from attention_service.core.tensors import TORCH_DTYPES, to_device
+from attention_service.core.tensors import TORCH_DTYPES, are_finite, to_device
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.cuda_graphs import Graph, Recipe, Tensors

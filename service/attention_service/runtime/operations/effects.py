@@ -19,7 +19,7 @@ from attention_service.core.kernels import Kernel, Needs
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.problem import Problem
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.core.tensors import TORCH_DTYPES, constant, pick
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, strip

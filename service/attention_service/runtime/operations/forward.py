@@ -22,7 +22,7 @@ from attention_service.core.multihead import Parameters
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Inert
 from attention_service.core.problem import Problem, Selection
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.core.stages import kept_weights
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest

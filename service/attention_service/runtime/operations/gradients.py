@@ -14,7 +14,7 @@ from attention_service import cost
 from attention_service.core.attention import attend
 from attention_service.core.kernels import Kernel, Needs, is_compiled
 from attention_service.core.problem import Selection
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, strip

@@ -24,7 +24,7 @@ from attention_service.core.inspection.weights import (
 )
 from attention_service.core.kernels import Kernel, Needs
 from attention_service.core.problem import Selection
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidRequest
 from attention_service.core.edits import BoundEdit
-from attention_service.core.nonfinite_keys import assumed_finite, assumed_sums
-from attention_service.core.tensors import all_to_host, to_numpy
+from attention_service.core.tensors import all_to_host, assumed_finite, assumed_sums, to_numpy
 
 Fields = dict[str, Any]
 """The fields of a reply, but for ``ran``."""

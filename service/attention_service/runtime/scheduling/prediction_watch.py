@@ -9,7 +9,7 @@ from attention_contract.schemas.accuracy import AccuracyReply
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.learned_factors import LearnedFactors
 from attention_service.runtime.planning.prediction_accuracy import Accuracy
-from attention_service.runtime.scheduling.observation_buffer import Later
+from attention_service.runtime.request_timing import Later
 from attention_service.runtime.scheduling.passes import PassRun
 
 

@@ -24,11 +24,11 @@ from attention_service.core.attention import attend
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.kv_cache.attention import Runs, attend_in_place, in_place_fault
 from attention_service.core.kv_cache.past import Cached, write
-from attention_service.core.nonfinite_keys import are_finite, sum_of
+from attention_service.core.nonfinite_keys import sum_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.base import Inert
 from attention_service.core.problem import Problem, added_keys
-from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.core.tensors import TORCH_DTYPES, are_finite
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.module_binding import bind

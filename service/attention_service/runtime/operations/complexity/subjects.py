@@ -19,7 +19,7 @@ from attention_service.core.kernels import Kernel
 from attention_service.core.kernels.materialized import Materialized
 from attention_service.core.multihead import Sizes
 from attention_service.core.problem import Problem, Selection, Widths
-from attention_service.core.rehearsal_marks import phase
+from attention_service.core.slices import phase
 from attention_service.core.stages import TAPS, stages
 from attention_service.cost import Clock, Datasheet, Estimate, kind_of, parameter_count
 from attention_service.cost.datasheet import HARDWARE, find

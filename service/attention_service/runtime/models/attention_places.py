@@ -100,7 +100,7 @@ def named_layers(
     if not all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
         return [(one, (f"attention.{number}",)) for number, one in enumerate(modules)]
     named = [(one, one.keys) for one in modules]
-    if vision is None:
+    if vision in {None, type(None)}:
         return named
     sees = [isinstance(getattr(one.module, "config", None), vision) for one in modules]
     stacks = {str(one.keys[0]).rpartition(".")[0] for one, own in zip(modules, sees, strict=True) if not own}

@@ -138,7 +138,7 @@ class LoadedModel:
         model = self.model
         self.reader = read()
         encodes = isinstance(self.reader, EncoderInputs)
-        vision = type(model.config.vision_config) if isinstance(self.reader, PromptInputs) else None
+        vision = None if encodes else type(getattr(model.config, "vision_config", None))
         layers = named_layers(modules, vision)
         self.attention = LayerAttention(layers, self.device)
         self.attention.install(model, modules)

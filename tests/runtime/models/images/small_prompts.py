@@ -101,11 +101,17 @@ PROMPTS = {
         "GotOcr2ImageProcessorPil", {"size": _SQUARE, "crop_to_patches": True, "max_patches": 4},
         {"image_seq_length": 4},
     ),
+    "paligemma": (
+        {"text_config": {"model_type": "gemma"} | _TEXT | {"head_dim": 8}, "image_token_index": _IMAGE,
+         "vision_config": {"model_type": "siglip_vision_model"} | _PICTURE, "projection_dim": 32},
+        "SiglipImageProcessorPil", {"size": _SQUARE, "image_seq_length": 16}, {},
+    ),
 }  # fmt: skip
 """Config, image processor and its settings, and the processor's own settings by model type."""
 CLASSES = {
     "llava": "Llava", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "smolvlm": "SmolVLM", "gemma3": "Gemma3",
     "internvl": "InternVL",
+    "paligemma": "PaliGemma",
 }  # fmt: skip
 
 

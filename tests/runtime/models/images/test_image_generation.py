@@ -15,6 +15,7 @@ from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
 from attention_service.runtime.models.served_model import lines_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
 SAMPLED = {"temperature": 0.9, "seed": 4, "n": 3}
 
 

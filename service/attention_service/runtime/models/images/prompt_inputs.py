@@ -157,7 +157,8 @@ class PromptInputs(InputReader):
 
     def _arguments(self, made: dict[str, Any]) -> dict[str, Tensor]:
         """The arguments of the model's ``forward``."""
-        found = {name: x.to(self._device) for name, x in made.items() if name in self.names and isinstance(x, Tensor)}
+        names = self.names - {"labels"}  # of training
+        found = {name: x.to(self._device) for name, x in made.items() if name in names and isinstance(x, Tensor)}
         mask = found.get("attention_mask")
         if mask is not None and bool(mask.all()):
             del found["attention_mask"]

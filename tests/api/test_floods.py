@@ -1,5 +1,6 @@
 """Much work over one connection: it ends, and other callers are answered meanwhile."""
 
+import select
 import signal
 import socket
 import threading
@@ -209,7 +210,7 @@ def test_messages_that_do_not_end_count_against_the_budget_and_are_cut(url):
             except ConnectionError:
                 refused += 1
         assert _bodies(url) <= 2**28
-        assert refused
+        assert refused or any(map(_is_told, connections)), "nobody was told: cut for want of memory, or of time"
         eventually(lambda: _bodies(url) == 0)
         for raw in connections:
             _drain(raw)
@@ -222,6 +223,11 @@ def test_fragments_that_come_too_slowly_are_cut_though_pings_are_answered(url):
     with stream(url) as raw:
         raw.sendall(frame(0x02, b"a"))
         assert eventually(lambda: not _sends(raw, frame(0x00, b"b") + frame(0x89, b"still here")))
+
+
+def _is_told(raw):
+    """True if the server sent something, as before it closes a connection."""
+    return bool(select.select([raw], [], [], 0)[0])
 
 
 def _sends(raw, data):

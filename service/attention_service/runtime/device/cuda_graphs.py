@@ -9,6 +9,7 @@ one is replayed at a time.
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -43,23 +44,23 @@ _AHEAD = 8
 _RUNS = 5
 
 
-class Recipe:
+class Recipe(ABC):
     """The means to capture a pass. It keeps no module and no request alive."""
 
+    @abstractmethod
     def inputs(self) -> dict[str, Tensor]:
         """Make input tensors in pinned memory of the host, with any numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, module: Module, tensors: Tensors) -> tuple[Tensor, ...]:
         """Copy the inputs to the device, compute the pass, and copy its results to the same pinned memory each time.
 
         The host waits for nothing.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def need(self, module: Module) -> int:
         """The bytes that the pass holds at its peak, by its plan."""
-        raise NotImplementedError
 
 
 @dataclass(eq=False)

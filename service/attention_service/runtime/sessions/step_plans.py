@@ -55,7 +55,7 @@ class StepPlan:
         attention = _attention(bound, device, room)
         predicted = _projections(bound, device, room) + attention
         whole = plan_request(bound, Question(), device, room, PLAIN_FORWARD)
-        plan = replace(whole, kernel=IN_PLACE, predicted=predicted, peak_bytes=_peak_bytes(bound))
+        plan = replace(whole, kernel=IN_PLACE, predicted=predicted, peak_bytes=_peak_bytes(bound, device))
         tokens = bound.past - fewest.past
         less = whole.flops - plan_request(fewest, Question(), device, room, PLAIN_FORWARD).flops if tokens else 0
         return cls(plan, attention, bound.past, less / max(tokens, 1), bound.batch, device, room)
@@ -71,7 +71,7 @@ class StepPlan:
         together, times, one = bound.replaced(batch=batch), batch / self.sequences, self.attention
         predicted = _projections(together, self.device, self.room)
         predicted += Estimate(one.median * times, one.low * times, one.high * times)
-        return Plan(IN_PLACE, round(self.plan.flops * times), _peak_bytes(together), predicted)
+        return Plan(IN_PLACE, round(self.plan.flops * times), _peak_bytes(together, self.device), predicted)
 
 
 def _projections(bound: BoundRequest, device: Device, room: int) -> Estimate:
@@ -97,10 +97,11 @@ def _blank(bound: BoundRequest, *shape: int) -> Array:
     return np.broadcast_to(np.zeros((), DTYPES[bound.dtype]), (bound.batch, *shape))
 
 
-def _peak_bytes(bound: BoundRequest) -> int:
+def _peak_bytes(bound: BoundRequest, device: Device) -> int:
     """Bytes of the tokens, their projections and contexts, and of the scores in float32 or wider."""
     widths = (2 * bound.heads + bound.kv_heads) * (bound.head_dim + bound.value_dim) + 3 * bound.output_shape[-1]
     elements = bound.batch * bound.queries * (widths + 2 * bound.heads * bound.keys)
     size = TORCH_DTYPES[bound.dtype].itemsize
-    parts = workspace_bytes(bound.batch, bound.heads, bound.queries, bound.value_dim) if size < 4 else 0
+    by_pages = device.is_cuda and size < 4
+    parts = workspace_bytes(bound.batch, bound.heads, bound.queries, bound.value_dim) if by_pages else 0
     return _WORKSPACE + parts + elements * max(size, 4) + (4 * MOST_WIDENED if size < 4 else 0)

@@ -225,6 +225,16 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
+def test_files_of_one_header_share_nothing_else():
+    header = {"query": tensor(0), "edits.0.value": tensor(4)}
+    requests = {"edits": [{"tap": "scores"}]}
+    first, second = (read(file_of(header, np.float32([k, -k]).tobytes(), requests), ForwardRequest) for k in (1, 2))
+    third = read(file_of(header, np.float32([3, -3]).tobytes(), requests), ForwardRequest)
+    assert [each.query.item() for each in (first, second, third)] == [1, 2, 3]
+    assert [each.edits[0].value.item() for each in (first, second, third)] == [-1, -2, -3]
+    assert first.edits[0] is not second.edits[0]
+
+
 def test_reading_copies_nothing_and_gives_read_only_arrays():
     request = RawForwardRequest(query=np.arange(12.0).reshape(3, 4), mask=np.ones((3, 3), bool))
     body = b"".join(wire.to_safetensors(request, "request"))

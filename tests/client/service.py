@@ -221,7 +221,11 @@ def model_reply(kind: Any) -> Any:
     numbers = (
         {}
         if kind is None
-        else {name: cost if about.annotation is l.PassCost else 1 for name, about in kind.model_fields.items()}
+        else {
+            name: cost if about.annotation is l.PassCost else 1
+            for name, about in kind.model_fields.items()
+            if about.is_required()
+        }
     )
     made = {
         None: lambda: None,

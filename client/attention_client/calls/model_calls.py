@@ -1,6 +1,6 @@
 """Whole models: loading and listing them, and questions about a text, tokens, messages or images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Unpack
 
 from attention_client.arguments import ModelForwardFields, ModelGradientsFields, ModelWeightsFields
@@ -10,6 +10,7 @@ from attention_client.calls.method import WayT, method
 from attention_client.image_files import with_images
 from attention_contract import operations
 from attention_contract.schemas.models import (
+    ImageSize,
     ModelComplexityReply,
     ModelForwardReply,
     ModelGradient,
@@ -95,8 +96,12 @@ class Models(Generation[WayT]):
 
     @method
     def complexity(
-        self, model: str, length: int = 1024, *, batch: int = 1, new_tokens: int = 0, weights: bool = False,
-        **options: Unpack[CallOptions],
+        self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
+        new_tokens: int = 0, weights: bool = False, **options: Unpack[CallOptions],
     ) -> Call[ModelComplexityReply]:  # fmt: skip
-        """Return what a text of so many tokens costs, and a generation of new ones after it."""
+        """Return what a text of so many tokens costs, and a generation of new ones after it.
+
+        ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
+        "height": 480}]``. Raises InvalidRequest for a model that reads none.
+        """
         return call(operations.model_complexity, locals())

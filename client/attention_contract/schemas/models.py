@@ -315,12 +315,22 @@ class ModelGradientsRequest(ModelInput):
     """Compare with central differences in float64 along random directions."""
 
 
+class ImageSize(WireModel):
+    """The size of an image, in pixels."""
+
+    width: int = Field(ge=1, lt=2**31)
+    height: int = Field(ge=1, lt=2**31)
+
+
 class ModelComplexityRequest(WireModel):
-    """Ask what a text or a generation costs, before it is sent."""
+    """Ask what a text, images or a generation cost, before they are sent."""
 
     length: int = Field(default=1024, ge=1, lt=2**31)
-    """Tokens of each text."""
+    """Tokens of each text besides those of images; an encoder of images has none."""
+    images: Annotated[list[ImageSize], Field(max_length=64)] = Field(default_factory=list)
+    """The images that go with each text, or that an encoder reads as one batch, by their sizes."""
     batch: int = Field(default=1, ge=1, lt=2**31)
+    """Texts, each with these images; of an encoder, the number of times that it reads all of them at once."""
     new_tokens: int = Field(default=0, ge=0, lt=2**31)
     """Tokens to generate after them."""
     weights: bool = False
@@ -508,17 +518,32 @@ class PassCost(WireModel):
     predicted_ms: float
 
 
+class ImageTokens(WireModel):
+    """The tokens of one image."""
+
+    tokens: int
+    """In the text, its marks included; of an encoder, all of the image."""
+    crops: int
+    """Pictures that the model sees of it."""
+    vision_tokens: int
+    """In the layers that see it, of all its crops."""
+
+
 class ModelComplexityReply(WireModel):
-    """The cost of a text, and of a generation after it."""
+    """The cost of a text with its images, and of a generation after it."""
 
     model: str
     parameters: int
     """The number of parameters."""
     parameter_bytes: int
     prefill: PassCost
-    """The pass over the given tokens."""
+    """The pass over the given tokens and images."""
+    vision: IfRequested[PassCost] = ABSENT
+    """The part of it that sees the images, up to their tokens in the text; an encoder has no other."""
+    images: IfRequested[list[ImageTokens]] = ABSENT
+    """Each image, in the order asked."""
     per_token: PassCost
-    """One further token, after all others."""
+    """One further token, after all others; zeros of an encoder of images."""
     total_ms: float
     cache_bytes_per_token: int
     cache_bytes: int
@@ -526,7 +551,8 @@ class ModelComplexityReply(WireModel):
     max_batch: int
     """Sequences of this length that fit into the free memory."""
     max_length: int
-    """Tokens that fit, at this batch; at most those that the model has positions for."""
+    """Tokens of the text that fit beside the images, at this batch; at most those that the model has positions for. Of
+    an encoder of images, those of one image."""
 
 
 EXAMPLE_TEXT: Final[dict[str, Any]] = {"text": "the cat sat on the mat"}

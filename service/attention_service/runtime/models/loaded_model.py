@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from attention_contract.base import valid
@@ -43,6 +43,7 @@ from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerAttention, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
+from attention_service.runtime.models.matrix_products import counted_products
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
 from attention_service.runtime.models.model_loading import load_checkpoint, places_of_parts
 from attention_service.runtime.models.model_recordings import recording_of
@@ -122,6 +123,8 @@ class LoadedModel:
         self.device = device
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
+        self.short_products: dict[nn.Module, int] = {}
+        """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
         try:
             self._prepare(lambda: reader_of(model, tokenizer, processor), modules)
         except _UNREADABLE as fault:
@@ -389,7 +392,8 @@ class LoadedModel:
     def _short_run(self, asking: AttentionPass) -> Any:
         """Run the model over a few tokens, or a small image, or over both."""
         for arguments in self.reader.short_runs():
-            self.run(arguments, asking)
+            with counted_products(self.model) as self.short_products:
+                self.run(arguments, asking)
 
 
 def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> InputReader:

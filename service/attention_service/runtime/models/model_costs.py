@@ -3,12 +3,13 @@
 Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[m, k]`` takes 2·m·k FLOPs a token.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.models import (
     ModelComplexityReply,
     ModelComplexityRequest,
@@ -21,10 +22,10 @@ from attention_contract.schemas.models import (
 from attention_service.core.blocks import SCORES_AT_ONCE
 from attention_service.cost import Traffic, flops
 from attention_service.runtime.models.attention_places import AttentionPlace
-from attention_service.runtime.models.images.prompt_inputs import PromptInputs
+from attention_service.runtime.models.images.image_costs import ImageCosts, told
 from attention_service.runtime.models.layer_attention import ROOM
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
-from attention_service.runtime.models.model_inputs import Stack
+from attention_service.runtime.models.model_inputs import SizedImage, Stack
 
 _STATES: Final = 12
 """Tensors as wide as the hidden states that one layer holds at once."""
@@ -58,13 +59,13 @@ class ModelCosts:
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._head = 0 if head is None else head.weight.numel()
         self._inner = max((max(each.shape) for each in _weights(model, [head])), default=self._width)
-        vision: Any = getattr(model.config, "vision_config", None) if isinstance(loaded.reader, PromptInputs) else None
-        every = [*loaded.places.values()]
-        self._of_images = [each for each in every if vision is not None and each.queries == "images"]
+        self._images = ImageCosts(loaded)
+        encodes, every = self._images.encodes, [*loaded.places.values()]
+        self._of_images = [] if encodes else self._images.places
         self._places = [each for each in every if each not in self._of_images]
-        self._vision_width = int(getattr(vision, "hidden_size", 0))
-        sees = [] if vision is None else [each for each in model.modules() if _config_of(each) is type(vision)]
-        self._matrices = _matrices(model, [head, *(each for one in sees for each in one.modules())], config)
+        vision = getattr(model.config, "vision_config", None)
+        self._image_width = self._width if encodes else int(getattr(vision, "hidden_size", 0))
+        self._matrices = 0 if encodes else _matrices(model, [head, *self._images.modules], config)
         self._rows_alone = "logits_to_keep" in loaded.reader.names
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -81,8 +82,9 @@ class ModelCosts:
             told = sum(self._taps(asked, place, request) for place in asked.places)
             told += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
         elif isinstance(request, ModelWeightsRequest):
-            told = _TILES + sum(self._weights_told(asked, place, request) for place in asked.places)
+            told = sum(self._weights_told(asked, place, request) for place in asked.places)
         need = self._pass_bytes(batch, length, keys, rows) + _COPIES * told
+        need += _TILES if isinstance(request, ModelWeightsRequest) else 0
         images, copies = asked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
         need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
@@ -101,9 +103,11 @@ class ModelCosts:
 
     def image_bytes(self, images: Stack | None) -> int:
         """The memory of one layer that sees images, in a model that reads text too."""
-        batch, length = (0, 0) if images is None else images.ids.shape
+        return 0 if images is None else self._vision_bytes(*images.ids.shape)
+
+    def _vision_bytes(self, batch: int, length: int) -> int:
         scores = max((batch * each.widths.heads * length * length for each in self._of_images), default=0)
-        states = batch * length * self._itemsize * (_KEPT_STATES * self._vision_width + _INNER * self._inner)
+        states = batch * length * self._itemsize * (_KEPT_STATES * self._image_width + _INNER * self._inner)
         return int(states + _SCORES * 4 * scores)
 
     def _graph_bytes(self, batch: int, length: int, keys: int) -> int:
@@ -144,16 +148,32 @@ class ModelCosts:
     # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────
 
     def report(self, request: ModelComplexityRequest, room: int) -> ModelComplexityReply:
-        """Tell what a text costs, and a generation after it, with so many bytes of memory free."""
-        batch, length, last = request.batch, request.length, request.length + request.new_tokens
-        cached = self._cache_bytes_per_token()
+        """Tell what a text and its images cost, and a generation after it, with so many bytes of memory free.
+
+        Raises InvalidRequest.
+        """
+        images, encodes, reader = self._images.sized(request.images), self._images.encodes, self._loaded.reader
+        if encodes and not images:
+            raise InvalidRequest("images: this model reads images alone; send their sizes", param="images")
+        if encodes and request.new_tokens:
+            raise InvalidRequest("new_tokens: an encoder of images generates nothing", param="new_tokens")
+        shown = max((image.text for image in images), default=0) if encodes else sum(image.text for image in images)
+        batch, length = (request.batch * len(images), shown) if encodes else (request.batch, request.length + shown)
+        last, cached = length + request.new_tokens, self._cache_bytes_per_token()
 
         def fits(batch: int, tokens: int) -> bool:
-            return batch * tokens * cached + self._peak(batch, tokens, weights=request.weights) <= room
+            return batch * tokens * cached + self._peak(batch, tokens, images, weights=request.weights) <= room
 
-        prefill = self._cost(batch, length, length, weights=request.weights)
+        prefill = self._cost(batch, length, length, images, weights=request.weights)
         step = self._cost(batch, 1, last + 1, weights=request.weights)
-        limit = self._loaded.reader.max_length or _FURTHEST
+        if encodes:
+            step = PassCost(flops=0, bytes=0, peak_bytes=0, predicted_ms=0.0)
+        fields: dict[str, Any] = {}
+        if images:
+            alone = prefill if encodes else self._cost(batch, 0, 0, images, weights=request.weights)
+            fields = {"images": told(images), "vision": alone}
+        limit = shown if encodes else reader.max_length or _FURTHEST
+        most = _largest(lambda each: fits(each, last), _FURTHEST)
         return ModelComplexityReply(
             model=self._loaded.name,
             parameters=sum(each.numel() for each in self._parameters),
@@ -163,39 +183,61 @@ class ModelCosts:
             total_ms=prefill.predicted_ms + request.new_tokens * step.predicted_ms,
             cache_bytes_per_token=cached,
             cache_bytes=batch * last * cached,
-            max_batch=_largest(lambda each: fits(each, last), _FURTHEST),
-            max_length=_largest(lambda tokens: fits(batch, tokens), limit),
+            max_batch=most // len(images) if encodes else most,
+            max_length=max(0, _largest(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
+            **fields,
         )
 
-    def _cost(self, batch: int, tokens: int, keys: int, *, weights: bool) -> PassCost:
-        """The cost of a pass over new tokens, after ``keys`` − ``tokens`` others."""
-        products = batch * (2 * self._matrices * tokens + 2 * self._head)
-        products += sum(_attention_flops(place, batch, tokens, keys) for place in self._places)
-        parameters = sum(each.nbytes for each in self._parameters)
-        cached = batch * keys * self._cache_bytes_per_token()
-        states = len(self._places) * batch * tokens * self._itemsize * (_STATES * self._width + _INNER * self._inner)
-        half = products if self._itemsize == 2 else 0
+    def _cost(
+        self, batch: int, tokens: int, keys: int, images: Sequence[SizedImage] = (), *, weights: bool
+    ) -> PassCost:
+        """The cost of a pass over new tokens, after ``keys`` − ``tokens`` others, and over images, if any come."""
+        encodes, itemsize = self._images.encodes, self._itemsize
+        times = self._times(batch, images)
+        products = times * self._images.products(images)
+        layers, parameters, cached, states = 0, self._images.parameter_bytes if images else 0, 0, 0
+        if images:
+            crops, length = self._images.shape(images)
+            layers = len(self._images.places)
+            states = layers * times * crops * length * (_STATES * self._image_width + _INNER * self._inner)
+        if tokens and not encodes:
+            products += batch * (2 * self._matrices * tokens + 2 * self._head)
+            products += sum(_attention_flops(place, batch, tokens, keys) for place in self._places)
+            layers += len(self._places)
+            parameters += sum(each.nbytes for each in self._parameters) - self._images.parameter_bytes
+            cached = batch * keys * self._cache_bytes_per_token()
+            states += len(self._places) * batch * tokens * (_STATES * self._width + _INNER * self._inner)
+        states *= itemsize
+        half = products if itemsize == 2 else 0
         traffic = Traffic(
-            parameters + cached + states, states, operations=20 * len(self._places), products=products,
-            half_products=half,
-        )  # fmt: skip
-        rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, self._itemsize))
-        peak = self._peak(batch, tokens, keys, weights=weights)
+            parameters + cached + states, states, operations=20 * layers, products=products, half_products=half
+        )
+        rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, itemsize))
+        peak = self._peak(batch, tokens, images, keys, weights=weights)
         return PassCost(flops=products, bytes=parameters + cached, peak_bytes=peak, predicted_ms=1e3 * rates.median)
 
-    def _peak(self, batch: int, tokens: int, keys: int | None = None, *, weights: bool) -> int:
+    def _peak(
+        self, batch: int, tokens: int, images: Sequence[SizedImage], keys: int | None = None, *, weights: bool
+    ) -> int:
+        """The memory of a pass, or of decoding its images if that takes more."""
         keys = tokens if keys is None else keys
-        told = sum(4 * batch * each.widths.heads * tokens * keys for each in self._places) if weights else 0
-        return self._pass_bytes(batch, tokens, keys, 1) + _COPIES * told
+        numbers = sum(batch * each.widths.heads * (tokens * keys + _STATISTICS) for each in self._places)
+        need = self._pass_bytes(batch, tokens, keys, 1 if self._rows_alone else tokens) if tokens else 0
+        if images and not self._images.encodes:
+            crops, length = self._images.shape(images)
+            need += batch * self._vision_bytes(crops, length)
+            numbers += sum(batch * crops * each.widths.heads * (length**2 + _STATISTICS) for each in self._of_images)
+        need += _TILES + 4 * _COPIES * numbers if weights else 0
+        return max(need, self._times(batch, images) * sum(image.decoding for image in images))
+
+    def _times(self, batch: int, images: Sequence[SizedImage]) -> int:
+        """The times that all images are read in so large a batch: of texts, or of images of an encoder."""
+        return -(-batch // len(images)) if self._images.encodes and images else batch
 
     def _cache_bytes_per_token(self) -> int:
         """Keys and values of one token, in every layer whose keys are its own tokens."""
-        own = [each.widths for each in self._places if each.queries == each.keys]
+        own = [each.widths for each in self._places if each.queries == each.keys and not self._images.encodes]
         return self._itemsize * sum(each.kv_heads * (each.head_dim + each.value_dim) for each in own)
-
-
-def _config_of(module: nn.Module) -> type:
-    return type(getattr(module, "config", None))
 
 
 def _weights(model: nn.Module, without: Collection[nn.Module | None]) -> list[Tensor]:

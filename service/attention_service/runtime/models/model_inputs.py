@@ -95,8 +95,25 @@ class Inputs:
         return self.target or self.text
 
 
+class SizedImage(NamedTuple):
+    """The tokens of an image of some size."""
+
+    text: int
+    """In the text; of an encoder, all of the image."""
+    crops: int
+    length: int
+    """Of a crop in the layers that see it."""
+    windows: tuple[int, ...] = ()
+    """Tokens of each window, in layers that attend within windows."""
+    decoding: int = 0
+    """Bytes that it takes to decode it."""
+
+
 class InputReader:
     """Reads the inputs of one model."""
+
+    packs = False
+    """True if all images are one sequence in the layers that see them."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
         config = model.config
@@ -149,6 +166,10 @@ class InputReader:
         elif request.target is not None:
             raise InvalidRequest("target: the model has one stack and reads the text alone", param="target")
         return Inputs(several, stack, target, arguments)
+
+    def sized(self, width: int, height: int) -> SizedImage:
+        """Return the tokens of an image of this size. Raises InvalidRequest."""
+        raise InvalidRequest(f"images: {self.takes_no_images}", param="images")
 
     def batch(self, texts: Sequence[Tokens]) -> Stack:
         """Pad texts to one batch: at the left for a model that generates, else at the right."""

@@ -23,7 +23,7 @@ from attention_contract.schemas.openai import ChatCompletionRequest, CompletionR
 from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
-from attention_service.runtime.models.images.image_decoding import decoding_bytes
+from attention_service.runtime.models.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
@@ -86,7 +86,7 @@ class ServedModel:
 
     def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
-        return Work(0, lambda: Answer(self.costs.report(request, room)))
+        return Work(sized_bytes(request.images), lambda: Answer(self.costs.report(request, room)))
 
     def _chat(self, body: memoryview, _: int, emit: Emit) -> Work:
         return self._generating(_read(ChatCompletionRequest, body), emit)

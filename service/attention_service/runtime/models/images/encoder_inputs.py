@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from PIL import Image
@@ -15,11 +15,11 @@ from attention_contract.schemas.models import ModelInput
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.images.image_decoding import decoded
 from attention_service.runtime.models.images.patch_grids import Crop, Patch, crops_of
-from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
+from attention_service.runtime.models.model_inputs import InputReader, Inputs, SizedImage, Stack
 from attention_service.runtime.models.module_hooks import before
 
-GRAY = Image.new("RGB", (64, 64), (128, 128, 128))
-"""The image of short runs."""
+SHORT: Final = (64, 64)
+"""Width and height of the gray image of short runs."""
 
 
 class EncoderInputs(InputReader):
@@ -50,11 +50,11 @@ class EncoderInputs(InputReader):
 
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a gray image."""
-        return [self._processed([GRAY])]
+        return [self._processed([gray(*SHORT)])]
 
     def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
         """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
-        crop = self.crops(*GRAY.size)[0]
+        crop = self.crops(*SHORT)[0]
         self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
         if any(place.length != self._length for place in places):
             raise InvalidCheckpoint(
@@ -71,8 +71,7 @@ class EncoderInputs(InputReader):
                 raise InvalidRequest(f"{field}: this model reads images alone", param=field)
         images = decoded(request.images)
         arguments = self._processed(images)
-        pixels, mask = arguments["pixel_values"], arguments.get("pixel_attention_mask")
-        length = pixels.shape[1] if pixels.ndim == 3 else None
+        mask, length = arguments.get("pixel_attention_mask"), _rows_of_patches(arguments)
         rows = [self._tokens(number, image, length) for number, image in enumerate(images)]
         length = len(rows[0])
         ids = torch.arange(length, device=self._device).expand(len(rows), -1)
@@ -80,6 +79,11 @@ class EncoderInputs(InputReader):
         mask = None if mask is None or bool(mask.all()) else mask.bool()
         stack = Stack(ids, mask, [[None] * length] * len(rows), names, rows)
         return Inputs(len(images) > 1, stack, None, arguments)
+
+    def sized(self, width: int, height: int) -> SizedImage:
+        """Return the tokens of an image of this size. Raises InvalidRequest."""
+        length = _rows_of_patches(self._processed([gray(width, height)])) or self._length
+        return SizedImage(length, 1, length)
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest: tokens are no input here."""
@@ -117,6 +121,17 @@ class EncoderInputs(InputReader):
         """The tokens of one image; ``length``: their number, if it is not that of the short run."""
         patches, length = self.crops(*image.size)[0].patches(number, 0), length or self._length
         return in_their_place(patches, self._first, length)
+
+
+def gray(width: int, height: int) -> Image.Image:
+    """An image that shows nothing."""
+    return Image.new("RGB", (width, height), (128, 128, 128))
+
+
+def _rows_of_patches(arguments: dict[str, Tensor]) -> int | None:
+    """The rows of patches of each image, if the model takes images as such."""
+    pixels = arguments["pixel_values"]
+    return pixels.shape[1] if pixels.ndim == 3 else None
 
 
 @torch.no_grad()

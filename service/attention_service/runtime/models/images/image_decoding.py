@@ -11,7 +11,7 @@ from typing import Final
 from PIL import Image, ImageOps
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.models import ImageBytes
+from attention_contract.schemas.models import ImageBytes, ImageSize
 from attention_service.core.cancellation import checkpoint
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
@@ -32,6 +32,15 @@ def decoding_bytes(images: Sequence[ImageBytes]) -> int:
     Raises InvalidRequest for what is no image, and for images that are too large.
     """
     return sum(_BYTES * image.width * image.height for image in _opened(images))
+
+
+def sized_bytes(images: Sequence[ImageSize]) -> int:
+    """Estimate the same of images of these sizes. Raises InvalidRequest for images that are too large."""
+    pixels = 0
+    for index, image in enumerate(images):
+        pixels += image.width * image.height
+        _check_pixels(pixels, f"images.{index}", image.width, image.height)
+    return _BYTES * pixels
 
 
 def decoded(images: Sequence[ImageBytes]) -> list[Image.Image]:
@@ -57,10 +66,14 @@ def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
         except _FAULTS:
             raise InvalidRequest(f"{param}: expected a file of {', '.join(FORMATS)}", param=param) from None
         pixels += image.width * image.height
-        if pixels > MAX_PIXELS:
-            raise _too_large(param, f"{image.width} × {image.height}")
+        _check_pixels(pixels, param, image.width, image.height)
         found.append(image)
     return found
+
+
+def _check_pixels(pixels: int, param: str, width: int, height: int) -> None:
+    if pixels > MAX_PIXELS:
+        raise _too_large(param, f"{width} × {height}")
 
 
 def _too_large(param: str, size: str) -> InvalidRequest:

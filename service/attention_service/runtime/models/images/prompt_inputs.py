@@ -14,7 +14,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.models import Message, ModelInput, TextPart
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.images.encoder_inputs import (
-    GRAY,
+    SHORT,
+    gray,
     in_their_place,
     patch_name,
     patch_size,
@@ -23,7 +24,7 @@ from attention_service.runtime.models.images.encoder_inputs import (
 )
 from attention_service.runtime.models.images.image_decoding import decoded
 from attention_service.runtime.models.images.patch_grids import Crop, Patch, crops_of
-from attention_service.runtime.models.model_inputs import InputReader, Inputs, Span, Stack, Tokens
+from attention_service.runtime.models.model_inputs import InputReader, Inputs, SizedImage, Span, Stack, Tokens
 from attention_service.runtime.models.model_loading import image_tokens
 
 _MERGES: Final = range(1, 17)
@@ -50,6 +51,8 @@ class PromptInputs(InputReader):
             self._before = f"{start}{self._mark}{end}"
         self._vision: Any = model.config.vision_config
         self._patch = patch_size(self._vision)
+        self.whole = frozenset(getattr(self._vision, "fullatt_block_indexes", None) or ())
+        """The layers that see all of an image, of a model whose others see windows of it."""
         geometry = partial(processor, text=[self._mark])
         merge = int(getattr(processor.image_processor, "merge_size", 1))
         self.crops = lru_cache(256)(lambda width, height: crops_of(geometry, width, height, self._patch, merge))
@@ -63,12 +66,13 @@ class PromptInputs(InputReader):
 
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a few tokens, and of one over a gray image."""
-        return [*super().short_runs(), self._arguments(self._processed(self._mark, [GRAY]))]
+        return [*super().short_runs(), self._arguments(self._processed(self._mark, [gray(*SHORT)]))]
 
     def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
         """Find the tokens that are patches, in the layers that see images. False if other tokens pass these."""
-        arguments, crops = self.short_runs()[-1], self.crops(*GRAY.size)
-        if "image_grid_thw" in arguments:
+        arguments, crops = self.short_runs()[-1], self.crops(*SHORT)
+        self.packs = "image_grid_thw" in arguments
+        if self.packs:
             self._length = sum(crop.rows * crop.columns for crop in crops)
         else:
             self._length, self._first = patch_tokens(places[0], run, arguments, crops[-1], self._patch)
@@ -111,6 +115,20 @@ class PromptInputs(InputReader):
         ]
         stack = Stack(ids, None, [tokens.spans], [names], [patches])
         return Inputs(False, stack, None, self._arguments(made), self._vision_stack(made, crops))
+
+    def sized(self, width: int, height: int) -> SizedImage:
+        """Return the tokens of an image of this size: those of a prompt that is this image alone.
+
+        Raises InvalidRequest.
+        """
+        made = self._processed(self._before, [gray(width, height)], add_special_tokens=False)
+        crops, grids = self.crops(width, height), made.get("image_grid_thw")
+        text = made["input_ids"].shape[1]
+        if grids is None:
+            return SizedImage(text, len(crops), self._length)
+        windows = self._windows(grids)
+        cuts = () if windows is None else tuple(windows[1].diff().tolist())
+        return SizedImage(text, 1, sum(crop.rows * crop.columns for crop in crops), cuts)
 
     def check(self, ids: Sequence[int], param: str, *, images: bool = False) -> None:
         """Raise InvalidRequest for ids that the model does not know, too many, or places for images that did not come.
@@ -226,12 +244,18 @@ class PromptInputs(InputReader):
             units.append(number.transpose(1, 2).reshape(-1, merge * merge))
             first += rows * columns
         found = torch.cat(units)
-        window = getattr(self._vision, "window_size", None)
-        if window is not None and getattr(self._vision, "fullatt_block_indexes", None) is not None:
-            find: Any = get_vision_window_index  # has no annotations for what it returns
-            found = found[find(grids, merge, window, self._patch[0])[0]]
-        order: list[int] = found.flatten().tolist()
+        windows = self._windows(grids)
+        order: list[int] = (found if windows is None else found[windows[0]]).flatten().tolist()
         return order
+
+    def _windows(self, grids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The merged squares in the order of their windows, and the ends of these in patches; None without windows."""
+        window = getattr(self._vision, "window_size", None)
+        if window is None or not self.whole:
+            return None
+        find: Any = get_vision_window_index  # has no annotations for what it returns
+        order, ends = find(grids, int(self._vision.spatial_merge_size), window, self._patch[0])
+        return order, ends
 
 
 def _tokens(made: dict[str, Any], before: int = 0) -> Tokens:

@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from mimetypes import guess_type
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -29,6 +30,12 @@ def with_images(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if images is not None:
         options["images"] = [_sent(each, f"images.{index}") for index, each in enumerate(images)]
     return {**arguments, "options": options}
+
+
+def data_url(path: str, param: str) -> str:
+    """Return the file of an image as an address that holds it. Raises InvalidRequest for one that cannot be read."""
+    kind, _ = guess_type(path, strict=False)
+    return f"data:{kind or 'image/png'};base64,{_sent(path, param)['base64']}"
 
 
 def _sent(image: Any, param: str) -> Any:

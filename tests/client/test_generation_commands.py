@@ -8,6 +8,8 @@ from attention_client.cli import app, generation_commands
 from attention_contract.schemas.models import TokenLabelsReply
 from attention_contract.schemas.openai import (
     AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
     ChatCompletionChunk,
     ChatPiece,
     Completion,
@@ -67,6 +69,11 @@ class Played:
             choice = ChatPiece(index=0, delta=AssistantMessage(content=word), **given)
             yield ChatCompletionChunk(id="1", created=1, model=model, choices=[choice])
 
+    def chat(self, model, messages, **fields):
+        self.asked.append((model, [each["content"] for each in messages]))
+        message = AssistantMessage(role="assistant", content=" cat sat")
+        return ChatCompletion(id="1", created=1, model=model, choices=[ChatChoice(index=0, message=message)])
+
     def generate(self, model, text, **fields):
         self.fields = fields
         return Completion(id="1", created=1, model=model, choices=[CompletionChoice(index=0, text=" cat sat")])
@@ -122,3 +129,28 @@ def test_a_conversation_goes_on_until_the_end_of_input(played):
     lines = run("chat", "net", "--system", "be brief", "--no-look", stdin="hello\n\nagain\n")
     assert "".join(lines).count(" cat sat") == 2
     assert played.asked[1] == ("net", ["be brief", "hello", " cat sat", "again"])
+
+
+def test_images_go_with_the_first_message_alone_and_their_patches_are_named(played, tmp_path):
+    names = ["cat.jpg", "mat"]
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    images = [text for name in names for text in ("--image", str(tmp_path / name))]
+    played.labels = LABELS.model_copy(update={"tokens": ["[0:1,2]", " the"]})
+    lines = run("chat", "net", *images, stdin="what\nagain\n")
+    assert lines[0].split() == ["cat", "←", "[0:1,2]", "(0.38)", "the", "(0.38)"]
+    (first,), (_, _, second) = (asked for _, asked in played.asked)
+    assert [part["type"] for part in first] == ["image_url", "image_url", "text"]
+    urls = [part["image_url"]["url"] for part in first[:2]]
+    assert urls == ["data:image/jpeg;base64,Y2F0LmpwZw==", "data:image/png;base64,bWF0"]
+    assert (first[2]["text"], second) == ("what", "again")
+    answered = run("generate", "net", "what", *images)
+    assert (answered[0], answered[-1]) == (lines[0], " cat sat")
+    assert '"content":" cat sat"' in run("generate", "net", "what", *images, "--json")[0]
+
+
+def test_an_image_that_cannot_be_read_is_named_before_anything_is_asked(played):
+    result = CliRunner().invoke(app, ["chat", "net", "--image", "none.png"], input="what\n")
+    assert result.exit_code != 0
+    assert "none.png cannot be read" in str(result.exception) + result.output
+    assert not played.asked

@@ -15,6 +15,7 @@ from attention_client.cli.model_tables import readable
 from attention_client.cli.reply_output import AsJson
 from attention_client.cli.request_commands import Model
 from attention_client.client import Client
+from attention_client.image_files import data_url
 from attention_contract.schemas.models import TokenLabelsReply
 from attention_contract.schemas.openai import (
     AttentionOfTokens,
@@ -39,6 +40,11 @@ _NAMED: Final = 3
 """Keys that one line names."""
 _FEW: Final = 4
 """The most heads that have their own part of a line."""
+Images = Annotated[
+    list[str] | None, typer.Option("--image", metavar="FILE", help="An image that goes with the first message.")
+]
+Content = str | list[dict[str, Any]]
+"""A text, or parts: images and a text."""
 Look = Annotated[bool, typer.Option("--look/--no-look", help="Show what each token's heads looked at.")]
 
 
@@ -48,15 +54,24 @@ def generate(
     ctx: typer.Context,
     model: Model,
     text: Annotated[str, typer.Argument(help="The text to continue.")],
+    image: Images = None,
     look: Look = True,
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, and show what each token's heads looked at when they chose it.
 
-    With at most four heads (--layer, --head), each has its own keys; otherwise the mean over the heads is shown.
+    With at most four heads (--layer, --head), each has its own keys; otherwise the mean over the heads is shown. With
+    images, the text is a message that the model answers.
     """
     _ask(fields, look)
+    messages = [{"role": "user", "content": _content(text, image)}]
     with client_of(ctx) as client:
+        if image and as_json:
+            typer.echo(to_json(client.models.chat(model, messages, **fields)))
+            return
+        if image:
+            _answer(client, model, messages, fields)
+            return
         with loading_shown(client, model):
             read = client.models.forward(model, text, top_k=0)
         if as_json:
@@ -72,14 +87,17 @@ def chat(
     ctx: typer.Context,
     model: Model,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    image: Images = None,
     look: Look = True,
 ) -> None:
     """Talk to a model, and show what each token's heads looked at. A line is a message; the end of input ends it."""
     _ask(fields, look)
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    _content("", image)  # a file that cannot be read is named before anything is typed
     with client_of(ctx) as client:
         while (line := _line()) is not None:
-            messages.append({"role": "user", "content": line})
+            messages.append({"role": "user", "content": _content(line, image)})
+            image = None
             messages.append({"role": "assistant", "content": _answer(client, model, messages, fields)})
 
 
@@ -88,6 +106,13 @@ def _ask(fields: Fields, look: bool) -> None:
     fields.setdefault("temperature", 0.0)
     if look:
         fields["attention"] = {"top_k": _TOP_K, "statistics": []} | fields.get("attention", {})
+
+
+def _content(text: str, images: Sequence[str] | None) -> Content:
+    """The content of a message: a text, behind its images if it has any."""
+    urls = [data_url(each, "image") for each in images or ()]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*parts, {"type": "text", "text": text}] if parts else text
 
 
 def _line() -> str | None:
@@ -100,7 +125,7 @@ def _line() -> str | None:
     return line
 
 
-def _answer(client: Client, model: str, messages: Sequence[dict[str, str]], fields: Fields) -> str:
+def _answer(client: Client, model: str, messages: Sequence[dict[str, Any]], fields: Fields) -> str:
     with loading_shown(client, model):
         read = client.models.forward(model, messages=messages, top_k=0)
     pieces = client.models.stream_chat(model, messages, **fields)

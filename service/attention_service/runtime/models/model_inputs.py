@@ -102,7 +102,7 @@ class SizedImage(NamedTuple):
     """In the text; of an encoder, all of the image."""
     crops: int
     length: int
-    """Of a crop in the layers that see it."""
+    """Tokens of a crop, in the layers that see it."""
     windows: tuple[int, ...] = ()
     """Tokens of each window, in layers that attend within windows."""
     decoding: int = 0

@@ -15,9 +15,9 @@ TORCH ?= auto
 UV := $(shell command -v uv)
 # Nothing is compiled ahead, by pip as by uv: what runs imports a tenth of it.
 ifdef UV
-INSTALL = $(UV) pip install --python $(BIN)/python
+INSTALL = $(UV) pip install --quiet --python $(BIN)/python
 else
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 endif
 # More arguments for what the target runs.
 ARGS ?=
@@ -59,8 +59,10 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 demo: $(VENV)/.server ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder, ATTENTION_URL=…)
 	$(BIN)/python examples/demo.py $(ARGS)
 
-docs: $(VENV)/.docs ## Build the documents as a site in site/, with the API reference (open site/index.html)
+docs: $(VENV)/.docs ## Build the documents as a site in site/, with the API reference, and serve it on 127.0.0.1:8080
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+	@echo 'Serving the documents on http://127.0.0.1:8080' >&2
+	@exec $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8080
 
 bench: $(VENV)/.dev ## Measure quickly, each thing beside its baseline (ARGS=--full: at length, into benchmarks/results)
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -106,24 +108,29 @@ PINS := -c constraints.txt
 
 $(BIN)/python:
 	@test -n "$(UV)$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(if $(UV),$(UV) venv --python $(or $(PYTHON),3.11) $(VENV),$(PYTHON) -m venv $(VENV))
+	@$(if $(UV),$(UV) venv --quiet --python $(or $(PYTHON),3.11) $(VENV),$(PYTHON) -m venv $(VENV))
 
 $(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
-	deploy/install_torch.sh $(BIN)/python $(TORCH) --no-compile
+	@echo 'Installing PyTorch into $(VENV), a minute or so ...' >&2
+	@deploy/install_torch.sh $(BIN)/python $(TORCH) --no-compile
 	@touch $@
 
 $(VENV)/.server: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[server,plot,hub,transformers]'
+	@echo 'Installing the server and its libraries into $(VENV), a minute or two ...' >&2
+	@$(INSTALL) $(PINS) -e '.[server,plot,hub,transformers]'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(INSTALL) $(PINS) -e '.[docs]'
+	@echo 'Installing what builds the documents into $(VENV) ...' >&2
+	@$(INSTALL) $(PINS) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[test]'
+	@echo 'Installing the server and what its tests need into $(VENV) ...' >&2
+	@$(INSTALL) $(PINS) -e '.[test]'
 	@touch $(VENV)/.server $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
-	$(INSTALL) $(PINS) -e '.[dev]'
+	@echo 'Installing the server and what its development needs into $(VENV) ...' >&2
+	@$(INSTALL) $(PINS) -e '.[dev]'
 	@touch $(VENV)/.server $(VENV)/.docs $(VENV)/.test $@

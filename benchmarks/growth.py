@@ -66,7 +66,8 @@ one head of width 64 in float32; the time is the best of several runs. Memory is
   is the exponent that the cost model predicts, and the last one the asymptotic order that it reports.
 - A case ends before the first length that would take more than a minute or 4 GB.
 
-`python -m benchmarks.growth --output docs/growth.md` writes this page. [variants.md](variants.md) has the formulas.
+<!-- python -m benchmarks.growth --output docs/growth.md writes this page. -->
+[variants.md](variants.md) has the formulas.
 
 """
 MOST_BYTES = 4e9

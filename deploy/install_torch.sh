@@ -20,12 +20,12 @@ pin=$(grep '^torch==' "$(dirname "$0")/../constraints.txt")
 [ "$build" = auto ] && [ "$(uname)" != Linux ] && build=index
 
 if command -v uv >/dev/null; then
-    install="uv pip install --python $python --no-deps"
+    install="uv pip install --quiet --python $python --no-deps"
     links=${PIP_FIND_LINKS:-$(python3 -m pip config get global.find-links 2>/dev/null || true)}
     UV_FIND_LINKS=${UV_FIND_LINKS:-$(echo $links | tr ' ' ',')}
     export UV_FIND_LINKS
 else
-    install="$python -m pip install --no-deps $options"
+    install="$python -m pip install --quiet --disable-pip-version-check --no-deps $options"
 fi
 
 if [ -n "${TORCH_INDEX_URL:-}" ]; then
@@ -43,7 +43,7 @@ if ! command -v uv >/dev/null; then
     "$python" -m pip install --quiet --target "$borrowed" uv
     PATH=$borrowed/bin:$PATH
 fi
-uv pip install --python "$python" --no-deps --torch-backend "$build" "$pin" || {
+uv pip install --quiet --python "$python" --no-deps --torch-backend "$build" "$pin" || {
     echo "The $build build of $pin is not available. Set TORCH_INDEX_URL to the address of an index with it," >&2
     echo "or use the package index's build with TORCH=index (on Linux: several GB of CUDA packages)." >&2
     exit 1

@@ -28,7 +28,7 @@ FlashAttention-2 up to 73 % of an A100's and 35 % of an H100's (Dao 2023, sectio
 and FlashAttention-3 up to 75 % of an H100's (ibid.). Tests compare published times with the bounds. The start time is
 an assumption. A server measures its own device instead.
 
-`python -m tests.docs.hardware_page` writes this page from `cost/hardware.toml`.
+<!-- python -m tests.docs.hardware_page writes this page from cost/hardware.toml. -->
 
 | name | memory | bandwidth | link | float64 | float32 | float16 | bfloat16 | source |
 |---|---|---|---|---|---|---|---|---|

@@ -15,7 +15,7 @@ flag overrides a variable, and a variable overrides `.env`. An empty variable is
 unit (`512MiB`, `8GB`). `make serve` passes variables and `ARGS`, as in `make serve ARGS="--port 9000"`. For Docker see
 [deploy.md](deploy.md).
 
-`python -m tests.docs.settings_page` writes this page from `attention_service/settings.py`.
+<!-- python -m tests.docs.settings_page writes this page from attention_service/settings.py. -->
 
 | flag | variable | default | meaning |
 |---|---|---|---|

@@ -30,7 +30,7 @@ These tables list the entries of `GET /v1/variants`.
 - "measured" gives the exponents of n for processor time and for peak memory without the inputs, from n = 1k to at most
   64k on a CPU. [growth.md](growth.md) has the measurements and their masks.
 
-`python -m tests.docs.variants_page` writes this page from the registries.
+<!-- python -m tests.docs.variants_page writes this page from the registries. -->
 """
 
 

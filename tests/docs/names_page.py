@@ -8,7 +8,7 @@ from tests.docs.snippets import ROOT
 PAGE = ROOT / "docs" / "cost-names.md"
 HEAD = """# Names in the answers about cost
 
-<!-- python -m tests.docs.names_page writes this page from the methods and runtime/operations/complexity/{growth,shape_cost}.py. -->
+<!-- python -m tests.docs.names_page writes this page from the methods and runtime/operations/complexity. -->
 
 ## Letters of orders
 

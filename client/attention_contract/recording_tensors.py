@@ -12,8 +12,8 @@ import numpy as np
 
 from attention_contract.tensors import Array
 
-RecordedStack = Literal["layers", "encoder", "decoder"]
-"""The layers of a model with one stack, or one of its two stacks."""
+RecordedStack = Literal["layers", "encoder", "decoder", "vision"]
+"""The layers of a model with one stack, one of its two stacks, or the layers that see images beside a text."""
 AXES: Final[dict[str, tuple[str, ...]]] = {
     "embeddings": ("queries", "width"),
     "hidden": ("queries", "width"),
@@ -29,7 +29,7 @@ AXES: Final[dict[str, tuple[str, ...]]] = {
     "output": ("queries", "width"),
 }
 """The dimensions of each kind of tensor."""
-_NAME: Final = re.compile(r"(layers|encoder|decoder)\.(?:(embeddings)|(\d{1,4})(\.cross)?\.([a-z_]+))")
+_NAME: Final = re.compile(r"(layers|encoder|decoder|vision)\.(?:(embeddings)|(\d{1,4})(\.cross)?\.([a-z_]+))")
 
 
 class Place(NamedTuple):

@@ -43,7 +43,7 @@ def _no_number(value: Any) -> Any:
 
 Moment = Annotated[AwareDatetime, BeforeValidator(_no_number)]
 """A time with its zone, as text. Pydantic alone takes a number for seconds since 1970."""
-LayerName = Annotated[str, Field(pattern=r"^(layers|encoder|decoder)\.\d{1,4}(\.cross)?$")]
+LayerName = Annotated[str, Field(pattern=r"^(layers|encoder|decoder|vision)\.\d{1,4}(\.cross)?$")]
 
 
 class RecordedAttention(WireModel):
@@ -70,8 +70,9 @@ class RecordingFacts(WireModel):
     computed: Literal["local", "raw", "modules"] | None = None
     """The place of the attention: ``local`` for the model's own, ``raw`` for a server that was sent q, k and v, and
     ``modules`` for modules of a server, imported from the model's checkpoint. Null for recordings of other origin."""
-    tokens: dict[RecordedStack, Listed[Label]] = Field(min_length=1, max_length=2)
-    """The tokens of each stack, as labels of queries and keys."""
+    tokens: dict[RecordedStack, Listed[Label]] = Field(min_length=1, max_length=3)
+    """The tokens of each stack, as labels of queries and keys. Those of ``vision`` are the patches of all images, crop
+    after crop, in the order in which the model has them; one crop sees nothing of another."""
     attentions: Listed[RecordedAttention] = Field(default_factory=list, max_length=4096)
     """Every recorded attention, in the order of the layers."""
 
@@ -90,8 +91,9 @@ class RecordingFile(RecordingFacts):
     """Tensors of a model with one stack, such as ``0.weights``."""
     encoder: dict[str, FloatArray] = Field(default_factory=dict)
     decoder: dict[str, FloatArray] = Field(default_factory=dict)
+    vision: dict[str, FloatArray] = Field(default_factory=dict)
 
-    @field_validator("layers", "encoder", "decoder")
+    @field_validator("layers", "encoder", "decoder", "vision")
     @classmethod
     def _typed(cls, tensors: dict[str, Array]) -> dict[str, Array]:
         """Numbers that came without a dtype are stored as float32."""
@@ -104,7 +106,8 @@ class RecordingFile(RecordingFacts):
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
         """Every tensor with its full name."""
-        for stack, held in (("layers", self.layers), ("encoder", self.encoder), ("decoder", self.decoder)):
+        for stack in get_args(RecordedStack):
+            held: dict[str, FloatArray] = getattr(self, stack)
             for name, array in held.items():
                 yield f"{stack}.{name}", array
 

@@ -313,7 +313,7 @@ class LayerAttention:
             return _traced(problem, question, edits, kernel, asked.traced.setdefault(layer, {}))
         if question.whole:
             found = attend(problem, question.whole, _EVERYTHING, edits, kernel)
-            asked.add(layer, {"whole": {name: x[0] for name, x in found.taps.items()}})
+            asked.add(layer, {"whole": {name: x if question.batched else x[0] for name, x in found.taps.items()}})
         if question.taps or not question.whole:
             found = attend(problem, question.taps, question.selection, edits, kernel)
         if question.taps:

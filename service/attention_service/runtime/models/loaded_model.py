@@ -123,6 +123,8 @@ class LoadedModel:
         self.device = device
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
+        self.seen_in_parts = False
+        """True if images are seen in windows, or in patches that merge between layers: such layers are not asked."""
         self.short_products: dict[nn.Module, int] = {}
         """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
         try:
@@ -149,6 +151,7 @@ class LoadedModel:
         of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
         if isinstance(self.reader, EncoderInputs | PromptInputs) and of_images:
             known = self.reader.find_patches(of_images, partial(self.run, asking=AttentionPass({})))
+            self.seen_in_parts = not known
             if not known:
                 self.places = {key: place for key, place in self.places.items() if place not in of_images}
         if not self.places:
@@ -324,6 +327,12 @@ class LoadedModel:
 
     def _place(self, key: LayerKey, param: str) -> AttentionPlace:
         place = self.places.get(str(key))
+        if place is None and self.seen_in_parts and str(key).startswith(f"{VISION}."):
+            raise InvalidRequest(
+                f"{param}: the layers of this model that see images attend over windows of patches that merge from "
+                "layer to layer; their weights have no tokens in common, and cannot be multiplied",
+                param=param,
+            )
         if place is None:
             known = list(self.places)
             told = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")

@@ -142,7 +142,7 @@ class ModelCosts:
 
     def _recorded(self, asked: Asked, place: AttentionPlace, *, keep: bool) -> int:
         """Numbers that a recording keeps of one layer."""
-        queries, keys = asked.stack(place.queries).length, asked.stack(place.keys).length
+        queries, keys = (asked.stack(name).ids.numel() for name in (place.queries, place.keys))
         return (place.widths.heads * queries * keys + queries * self._width) * keep
 
     # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
+from typing import Any, get_args
 
-from attention_contract.recording_tensors import AXES, place_of
+import numpy as np
+
+from attention_contract.recording_tensors import AXES, RecordedStack, place_of
 from attention_contract.schemas.models import ModelInput
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
-from attention_service.runtime.models.attention_places import stack_of
+from attention_service.runtime.models.attention_places import VISION, stack_of
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.model_inputs import InputReader, Inputs
 from attention_service.runtime.scheduling.operation import Fields
@@ -29,9 +31,10 @@ def recording_of(
 ) -> RecordingFile:
     """Make the recording of a run over one text. ``found``: the results of the layers, with what is ``whole`` of each.
 
-    Layers of stacks that recordings have no name for, as those of an image, are left out.
+    The crops of images follow each other as one sequence. Layers of stacks that recordings have no name for are left
+    out.
     """
-    tensors: dict[str, dict[str, Array]] = {"layers": {}, "encoder": {}, "decoder": {}}
+    tensors: dict[str, dict[str, Array]] = {stack: {} for stack in get_args(RecordedStack)}
     attentions = []
     for key, results in found.items():
         name = layer_name(key)
@@ -39,22 +42,26 @@ def recording_of(
             continue
         stack, _, rest = name.partition(".")
         taps = {tap: array for tap, array in results.items() if tap in AXES} | results["whole"]
+        if stack == VISION:
+            taps = {tap: _joined(tap, array) for tap, array in taps.items()}
         tensors[stack] |= {f"{rest}.{tap}": array for tap, array in taps.items()}
         number = rest.partition(".")[0]
-        heads = len(results["whole"]["weights"])
+        heads = len(taps["weights"])
         attentions.append({"name": name, "heads": [f"L{number}H{head}" for head in range(heads)]})
     for kind, arrays in (("hidden", states.hidden), ("output", states.output)):
         for key, array in arrays.items():
             stack, _, rest = layer_name(key).partition(".")
             if stack in tensors and not (kind == "hidden" and rest.endswith(".cross")):
-                tensors[stack][f"{rest}.{kind}"] = array[0]
+                tensors[stack][f"{rest}.{kind}"] = array.reshape(-1, array.shape[-1])
     for stack, array in states.inputs.items():
-        if stack in tensors:
-            tensors[stack]["embeddings"] = array[0]
+        if stack in tensors and (stack != VISION or tensors[VISION]):
+            tensors[stack]["embeddings"] = array.reshape(-1, array.shape[-1])
     text = reader.labels(inputs.text)[0].tokens
     tokens = {"layers": text}
     if inputs.target is not None:
         tokens = {"encoder": text, "decoder": reader.labels(inputs.target)[0].tokens}
+    if tensors[VISION] and inputs.images is not None:
+        tokens[VISION] = [token for crop in reader.labels(inputs.images) for token in crop.tokens]
     facts: dict[str, Any] = {
         "model": model,
         "text": _text(request, reader, text),
@@ -67,8 +74,19 @@ def recording_of(
     return validate(RecordingFile, facts | tensors)
 
 
+def _joined(tap: str, crops: Array) -> Array:
+    """The tap ``[C, H, L, …]`` of crops as that of one sequence ``[H, C·L, …]``, in which a crop sees itself alone."""
+    if AXES[tap] != ("heads", "queries", "keys"):
+        return np.concatenate([*crops], 1)
+    count, heads, length, _ = crops.shape
+    whole = np.full((heads, count, length, count, length), 0 if tap == "weights" else -np.inf, crops.dtype)
+    for number, crop in enumerate(crops):
+        whole[:, number, :, number] = crop
+    return whole.reshape(heads, count * length, count * length)
+
+
 def layer_name(key: LayerKey) -> str:
-    """The name of an attention in a recording: ``layers.3``, ``decoder.3`` or ``decoder.3.cross``."""
+    """The name of an attention in a recording: ``layers.3``, ``decoder.3``, ``vision.3`` or ``decoder.3.cross``."""
     prefix, _, number = str(key).rpartition(".")
     return f"decoder.{number}.cross" if prefix == "cross" else f"{stack_of(key)}.{number}"
 

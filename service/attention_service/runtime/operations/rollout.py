@@ -31,6 +31,8 @@ from attention_service.runtime.scheduling.operation import Fields, Results
 
 _KERNEL: Final = {"rollout": "products", "flow": "dinic", "relevance": "products"}
 """The kernel that a reply names."""
+_STACKS: Final = ("encoder", "layers", "decoder", "vision")
+"""The stacks, the one first that is gone through by default."""
 _MOST_EDGES: Final = 2**31 - 1
 _EDGE_S, _FLOW_S = 5e-8, 3e-4
 """Seconds of a flow: for each edge, and to begin. Measured on one core."""
@@ -100,7 +102,7 @@ def prepare_recorded(
 def _places(info: RecordingInfo, request: RecordingRolloutRequest) -> list[Recorded]:
     """The weights to go through, in the order of the model."""
     found = {name: each for name, each in info.placed("weights").items() if not each[0].cross}
-    order = sorted(found.values(), key=lambda each: (each[0].stack != "encoder", each[0].number))
+    order = sorted(found.values(), key=lambda each: (_STACKS.index(each[0].stack), each[0].number))
     check_recorded(request.layers, found, [place.layer for place, _ in order], "weights of self-attention")
     stack = order[0][0].stack if request.layers is None else found[request.layers[0]][0].stack
     chosen = [each for each in order if each[0].stack == stack]

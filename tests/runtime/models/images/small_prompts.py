@@ -50,6 +50,7 @@ _TEXT = _SIZES | {
 }  # fmt: skip
 _PICTURE = _SIZES | {"image_size": 32, "patch_size": 8}
 _SQUARE = {"height": 32, "width": 32}
+_GRIDS = [[32, 64], [64, 32], [64, 64]]
 _IMAGE = token("<image>")
 _QWEN_TEXT = _TEXT | {"rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [1, 1, 2]}}
 _QWEN_PIXELS = {
@@ -71,6 +72,20 @@ PROMPTS = {
          "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32} | _PICTURE},
         "CLIPImageProcessorPil", {"size": {"shortest_edge": 40}, "crop_size": _SQUARE},
         {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava_next": (
+        {"text_config": {"model_type": "llama"} | _TEXT, "image_token_index": _IMAGE, "image_grid_pinpoints": _GRIDS,
+         "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32} | _PICTURE},
+        "LlavaNextImageProcessorPil",
+        {"size": {"shortest_edge": 32}, "crop_size": _SQUARE, "image_grid_pinpoints": _GRIDS},
+        {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava_onevision": (
+        {"text_config": {"model_type": "qwen2"} | _TEXT, "image_token_index": _IMAGE, "image_grid_pinpoints": _GRIDS,
+         "video_token_index": token("<video>"),
+         "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False} | _PICTURE},
+        "LlavaOnevisionImageProcessorPil", {"size": _SQUARE, "image_grid_pinpoints": _GRIDS},
+        {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     ),
     "qwen2_5_vl": (
         {"text_config": _QWEN_TEXT, **_QWEN,
@@ -109,9 +124,8 @@ PROMPTS = {
 }  # fmt: skip
 """Config, image processor and its settings, and the processor's own settings by model type."""
 CLASSES = {
-    "llava": "Llava", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "smolvlm": "SmolVLM", "gemma3": "Gemma3",
-    "internvl": "InternVL",
-    "paligemma": "PaliGemma",
+    "llava": "Llava", "llava_next": "LlavaNext", "llava_onevision": "LlavaOnevision", "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen3_vl": "Qwen3VL", "smolvlm": "SmolVLM", "gemma3": "Gemma3", "internvl": "InternVL", "paligemma": "PaliGemma",
 }  # fmt: skip
 
 

@@ -122,6 +122,27 @@ def test_labels_of_a_prompt_are_words_marks_and_patches():
     assert max(each for each in tiled.crops if each is not None) == 4
 
 
+def test_rows_of_an_image_of_any_resolution_end_in_a_token_that_is_no_patch():
+    reply = loaded("llava_next").forward(ModelForwardRequest(text=TEXT, images=[sent(noise(60, 30))]))
+    labels, tokens = reply.labels, reply.labels.tokens[: -len(TEXT.split())]
+    assert tokens[:16] == [f"[{row},{column}]/0" for row in range(4) for column in range(4)]
+    assert tokens[16:25] == [*(f"[0,{column}]/1" for column in range(4)), *(f"[0,{column}]/2" for column in range(4)),
+                             "<image>"]  # fmt: skip
+    assert [at for at, each in enumerate(labels.patches[: len(tokens)]) if each is None] == [24, 33, 42, 51]
+    assert (labels.rectangles[0], labels.rectangles[16]) == ((0, 0, 15, 7.5), (0, 0, 7.5, pytest.approx(7, abs=0.6)))
+
+
+def test_patches_that_a_model_mixes_have_no_place():
+    made, model = copy.copy(processor("llava_onevision")), eager("llava_onevision")
+    made.vision_aspect_ratio = model.config.vision_aspect_ratio = "anyres_max_1"
+    mixing = LoadedModel("mixing", model, tokenizer(), Device.open("cpu"), made)
+    labels = mixing.forward(ModelForwardRequest(text=TEXT, images=[sent(noise(60, 60))])).labels
+    places = labels.tokens.count("<image>")
+    assert labels.patches[:16] == [(0, row, column) for row in range(4) for column in range(4)]
+    assert places == len(labels.tokens) - 16 - len(TEXT.split()) == 4 * 5
+    mixing.close()
+
+
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
 def test_an_image_stands_where_its_mark_or_its_part_says(kind):
     mark, image = processor(kind).image_token, sent(noise(32, 32))

@@ -1,5 +1,6 @@
 """The input of a model that reads text with images: the checkpoint's own processor puts them into one prompt."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -53,6 +54,7 @@ class PromptInputs(InputReader):
         self._patch = patch_size(self._vision)
         self.whole = frozenset(getattr(self._vision, "fullatt_block_indexes", None) or ())
         """The layers that see all of an image, of a model whose others see windows of it."""
+        self._pack = _packing(model)
         geometry = partial(processor, text=[self._mark])
         merge = int(getattr(processor.image_processor, "merge_size", 1))
         self.crops = lru_cache(256)(lambda width, height: crops_of(geometry, width, height, self._patch, merge))
@@ -107,7 +109,7 @@ class PromptInputs(InputReader):
         self._check_apart(tokens.ids, made, field)
         crops = [self.crops(*image.size) for image in images]
         ids = torch.tensor([tokens.ids], device=self._device)
-        patches = self._merged(tokens.ids, crops)
+        patches = self._patches(tokens.ids, crops, made)
         tiled = any(len(several) > 1 for several in crops)
         names = [
             name if patch is None else patch_name(patch, len(images), crops=tiled)
@@ -199,22 +201,35 @@ class PromptInputs(InputReader):
                 f"{field}: two images stand side by side; the model needs a token between", param=field
             )
 
-    def _merged(self, ids: Sequence[int], crops: Sequence[Sequence[Crop]]) -> list[Patch | None]:
-        """The patch that each token is; none where the tokens are not squares of patches row by row."""
+    def _patches(self, ids: Sequence[int], crops: Sequence[Sequence[Crop]], made: dict[str, Any]) -> list[Patch | None]:
+        """The patch that each token is; none where the tokens are not squares of patches, as the ends of rows are."""
         found: list[Patch | None] = [None] * len(ids)
         places = [at for at, each in enumerate(ids) if each == self._image_token]
-        for side in _MERGES:
-            merged = [[crop.merged(side) for crop in several] for several in crops]
-            if sum(crop.rows * crop.columns for several in merged for crop in several) == len(places):
-                patches = (
-                    patch
-                    for image, several in enumerate(merged)
-                    for number, crop in enumerate(several)
-                    for patch in crop.patches(image, number)
-                )
-                for at, patch in zip(places, patches, strict=True):
-                    found[at] = patch
-                break
+        told: list[Patch | None]
+        if self._pack is not None and "image_sizes" in made:
+            told = self._packed(self._pack, crops, made["image_sizes"])
+        else:
+            told = next((each for side in _MERGES if len(each := _merged(crops, side)) == len(places)), [])
+        if len(told) == len(places):
+            for at, patch in zip(places, told, strict=True):
+                found[at] = patch
+        return found
+
+    def _packed(self, pack: Callable[..., Any], crops: Sequence[Sequence[Crop]], sizes: Tensor) -> list[Patch | None]:
+        """The patches in the order in which the model packs them, which is given their numbers in place of features.
+
+        Where it mixes neighbours, since there are too many, a token is no patch.
+        """
+        found: list[Patch | None] = []
+        for image, (several, size) in enumerate(zip(crops, sizes, strict=True)):
+            patches = [each for number, crop in enumerate(several) for each in crop.patches(image, number)]
+            numbers = torch.arange(len(patches), dtype=torch.float64).view(len(several), -1, 1)
+            row_end = torch.full((1,), -1.0, dtype=torch.float64)
+            (packed,), _ = pack([numbers], image_sizes=size[None], image_newline=row_end)
+            told: list[float] = packed.flatten().tolist()
+            mixed = any(each != int(each) for each in told)
+            known = len(patches) // len(several) if mixed else len(told)
+            found += [patches[int(each)] if each >= 0 and at < known else None for at, each in enumerate(told)]
         return found
 
     def _vision_stack(self, made: dict[str, Any], crops: Sequence[Sequence[Crop]]) -> Stack:
@@ -256,6 +271,26 @@ class PromptInputs(InputReader):
         find: Any = get_vision_window_index  # has no annotations for what it returns
         order, ends = find(grids, int(self._vision.spatial_merge_size), window, self._patch[0])
         return order, ends
+
+
+def _packing(model: PreTrainedModel) -> Callable[..., Any] | None:
+    """The function by which a model puts the features of an image's crops in order; None without one."""
+    pack = getattr(model.base_model, "pack_image_features", None)
+    if pack is None:
+        return None
+    names = ("vision_feature_select_strategy", "vision_aspect_ratio")
+    known = {name: getattr(model.config, name) for name in names if name in inspect.signature(pack).parameters}
+    return partial(pack, **known)
+
+
+def _merged(crops: Sequence[Sequence[Crop]], side: int) -> list[Patch | None]:
+    """The patches, crop after crop, with squares of so many a side merged."""
+    return [
+        patch
+        for image, several in enumerate(crops)
+        for number, crop in enumerate(several)
+        for patch in crop.merged(side).patches(image, number)
+    ]
 
 
 def _tokens(made: dict[str, Any], before: int = 0) -> Tokens:

@@ -3,6 +3,7 @@
 python deploy/smoke.py [URL]          create the module `smoke` if it is missing, and run it forward
 python deploy/smoke.py --kept [URL]   the same, but `smoke` must exist already, as after a restart
 
+Without URL, ATTENTION_URL is the address.
 ATTENTION_API_KEY is a key with the scopes infer, inspect and manage, if the server needs one.
 """
 
@@ -54,7 +55,7 @@ def output(url: str, name: str) -> list[float]:
 def main() -> None:
     """Check one server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000")
+    parser.add_argument("url", nargs="?", default=os.environ.get("ATTENTION_URL", "http://127.0.0.1:8000"))
     parser.add_argument("--kept", action="store_true")
     options = parser.parse_args()
 

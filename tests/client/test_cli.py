@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attention_client.cli import app, extensions, reply_tables, tensor_arguments
+from attention_client.cli import PANELS, app, extensions, reply_tables, tensor_arguments
 from attention_client.cli.invocation import Invocation
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, ModuleNotFound
 from attention_contract.operations import OPERATIONS
@@ -509,3 +509,11 @@ def contributed(arguments):
     """Stand for an entry point of the group."""
     typer.echo(f"got {arguments}")
     return 3
+
+
+def test_every_command_stands_in_one_panel_of_the_help():
+    listed = [word for words in PANELS.values() for word in words]
+    known = [each.name or each.callback.__name__ for each in (*app.registered_commands, *app.registered_groups)]
+    assert sorted(listed) == sorted(known)
+    printed = CliRunner().invoke(app, ["--help"]).stdout
+    assert [panel for panel in PANELS if f"─ {panel} ─" not in printed] == []

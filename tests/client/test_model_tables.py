@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention_client.cli import model_progress
+from attention_client.cli.block_map import MOST, print_map
 from attention_client.cli.model_tables import differentiated, looked, predicted, readable
 from attention_contract.errors import ModelNotFound
 from attention_contract.request_names import names_of
@@ -178,3 +179,32 @@ def test_layers_that_see_images_are_told_of_the_first_crop(capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[3][:3] == ["vision.0", "0", "0.125"]
     assert rows[3][3:6] == ["[0,0]", "→", "CLS"]
+
+
+def test_a_map_has_a_row_for_each_query_and_a_shade_for_each_weight(capsys):
+    print_map("0.1", np.array([[1.0, 0.0], [0.6, 0.3], [0.06, 0.04]]), ["a", "b" * 20, "c"], ["x", "y"])
+    title, head, *rows, legend = capsys.readouterr().out.splitlines()
+    assert title == "0.1"
+    assert head.split() == ["0", "1"]
+    places = [head.index("0") - 1, head.index("1") - 1]
+    assert [[row[at : at + 2] for at in places] for row in rows] == [["██", "  "], ["▓▓", "▒▒"], ["░░", "  "]]
+    assert [row.split()[1] for row in rows] == ["a", f"{'b' * 13}…", "c"]
+    assert legend.split("  ") == ["░░ from 0.05", "▒▒ from 0.25", "▓▓ from 0.5", "██ from 0.75"]
+
+
+def test_a_map_of_some_queries_names_them_by_their_numbers(capsys):
+    print_map("0.1", np.eye(2), ["a", "b"], ["x", "y"], [4, 6])
+    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()[2:4]] == ["4", "6"]
+
+
+def test_a_map_that_does_not_fit_a_terminal_is_left_out(capsys):
+    print_map("0.1", np.zeros((1, MOST + 1)), ["a"], ["x"] * (MOST + 1))
+    assert capsys.readouterr().out == ""
+
+
+def test_maps_stand_before_the_tables_of_a_few_heads_whose_weights_came(capsys):
+    one = layer(0, [0.5, 0.25]).model_copy(update={"weights": WEIGHTS[:, :, [0, 1, 1]]})
+    looked(reply([one]))
+    lines = capsys.readouterr().out.splitlines()
+    first, second = lines.index("0.0"), lines.index("0.1")
+    assert first < second < next(at for at, text in enumerate(lines) if text.startswith("layer"))

@@ -5,9 +5,10 @@ Repeated attempts are logged on standard error.
 """
 
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from typer.models import CommandInfo, TyperInfo
 
 from attention_client.cli import (
     bench_commands,
@@ -78,6 +79,28 @@ app.add_typer(
     command_table.group("sessions", "List, open, show and end the decode sessions of a server."), name="sessions"
 )
 add_extensions(app)
+
+PANELS: Final = {
+    "Ask a whole model": ("look", "generate", "chat", "record", "show"),
+    "Ask a module, or of raw q, k and v": (
+        "forward", "weights", "gradients", "complexity", "attribution", "effects", "circuits", "explain", "compare",
+    ),
+    "Compute from files": ("rollout", "similarity", "hopfield"),
+    "Keep": ("models", "modules", "checkpoints", "import", "fetch", "sessions", "recordings"),
+    "Run and measure a server": ("serve", "keys", "info", "variants", "hardware", "accuracy", "bench"),
+}  # fmt: skip
+"""The panels of the help, and the commands in each; others' commands come last."""
+
+
+def _word(known: CommandInfo | TyperInfo) -> str:
+    return str(known.name or getattr(known.callback, "__name__", ""))
+
+
+_places = {word: (at, panel) for at, (word, panel) in enumerate((w, p) for p, words in PANELS.items() for w in words)}
+app.registered_commands.sort(key=lambda known: _places.get(_word(known), (len(_places), ""))[0])
+_known: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+for known in _known:
+    known.rich_help_panel = _places.get(_word(known), (0, "Others"))[1]
 
 
 def main() -> None:

@@ -40,7 +40,8 @@ _OF_TEXTS: Final = {
 
 def _looking(_: str | None, fields: Fields, ending: Ending) -> None:
     fields.setdefault("top_k", 3)
-    fields.setdefault("return_weights", ending.whole or ending.plot is not None)
+    one_by_one = bool((fields.get("select") or {}).get("heads"))
+    fields.setdefault("return_weights", ending.whole or ending.plot is not None or one_by_one)
 
 
 def _sweep_and_differences(_: str | None, fields: Fields, ending: Ending) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_client.cli.block_map import print_map
 from attention_client.cli.table_output import cell, line, number, print_out, table
 from attention_client.cli.tensor_arguments import tensors
 from attention_contract.schemas.models import (
@@ -27,27 +28,33 @@ _FEW: Final = 6
 def looked(reply: ModelWeightsReply) -> None:
     """Print a row for each head: its statistics, and the pairs of tokens with its largest weights.
 
-    Of a few heads, print a row for each token too, with the keys that each of them attends to.
+    Of a few heads, print a row for each token too, with the keys that each of them attends to, and before all the maps
+    of those whose weights the reply has.
     """
     for text, index in _texts(reply):
         if text is not None:
             print_out(f"text {text}", "bold")
         heads = [*_heads(reply, text)]
         names = {str(layer.layer): _names(reply, layer, index) for layer, *_ in heads}
+        if len(heads) <= _FEW:
+            rows = None if reply.names.queries is None else [int(row) for row in reply.names.queries]
+            for layer, head, _, _, weights in heads:
+                if weights is not None:
+                    print_map(f"{layer.layer}.{head}", weights, *names[str(layer.layer)], rows)
         table(
             {"layer": str(layer.layer), "head": head}
             | told
             | {"largest weights": _pairs(top, *names[str(layer.layer)])}
-            for layer, head, told, top in heads
+            for layer, head, told, top, _ in heads
         )
         queries = {tuple(rows) for rows, _ in names.values()}
-        if len(heads) <= _FEW and len(queries) == 1 and all(top is not None for *_, top in heads):
+        if len(heads) <= _FEW and len(queries) == 1 and all(top is not None for *_, top, _ in heads):
             print_out("")
             table(
                 {"token": query}
                 | {
                     f"{layer.layer}.{head}": _keys(top, at, names[str(layer.layer)][1])
-                    for layer, head, _, top in heads
+                    for layer, head, _, top, _ in heads
                     if top is not None
                 }
                 for at, query in enumerate(next(iter(queries)))
@@ -152,16 +159,18 @@ def _names(reply: ModelWeightsReply, layer: LayerWeights, text: int) -> tuple[li
 
 def _heads(
     reply: ModelWeightsReply, text: int | None
-) -> Iterator[tuple[LayerWeights, str, dict[str, str], tuple[NDArray[Any], NDArray[Any]] | None]]:
-    """Yield the layer, the label, the statistics and the top keys with their weights of each head that is asked for."""
+) -> Iterator[tuple[LayerWeights, str, dict[str, str], tuple[NDArray[Any], NDArray[Any]] | None, NDArray[Any] | None]]:
+    """Yield the layer, the label and the statistics of each head that is asked for, its top keys, and its weights."""
     for layer in reply.layers:
         at_crop = text is None and reply.image_labels is not None and str(layer.layer).startswith("vision.")
         index = 0 if at_crop else text  # the first crop of an image, where layers of crops stand beside those of a text
         every = {name: each if index is None else each[index] for name, each in tensors(layer.statistics).items()}
         count = len(next(iter(every.values()), ()))
+        maps = None if layer.weights is None else layer.weights if index is None else layer.weights[index]
         for at, head in enumerate(reply.names.heads or range(count)):
             told = {name.replace("_", " "): number(each[head]) for name, each in every.items() if each.ndim == 1}
-            yield layer, str(head), told, None if layer.top is None else _top(layer.top, index, at)
+            weights = None if maps is None or maps.ndim < 3 else maps[at]
+            yield layer, str(head), told, None if layer.top is None else _top(layer.top, index, at), weights
 
 
 def _top(top: TopKeys, text: int | None, head: int) -> tuple[NDArray[Any], NDArray[Any]]:

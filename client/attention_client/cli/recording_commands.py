@@ -71,7 +71,7 @@ def record(
         with client_of(ctx) as client:
             typer.echo(f"stored as {client.recordings.create(recording).id}")
     recording_tables.facts(recording)
-    recording_tables.heads(recording, None, None)
+    recording_tables.overview(recording)
 
 
 def show(
@@ -89,14 +89,14 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a recording: the entropy of every head, or each token's most attended keys in a layer."""
+    """Show a recording: a head as a picture and the entropy of every head, or each token's most attended keys."""
     recording = _opened(ctx, file)
     if as_json:
         typer.echo(to_json(recording.facts))
         return
     recording_tables.facts(recording)
-    if layer is None and query is None:
-        recording_tables.heads(recording, layer, head)
+    if layer is None and head is None and query is None:
+        recording_tables.overview(recording)
     else:
         recording_tables.top_keys(recording, layer, head, query, top_k)
     if picture is not None:

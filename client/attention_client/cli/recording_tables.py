@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_client.cli.table_output import cell, number, print_out, table
+from attention_client.cli.block_map import print_map
+from attention_client.cli.model_tables import readable
+from attention_client.cli.table_output import cell, print_out, table
 from attention_client.recording import Recording
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.recordings import RecordedAttention
@@ -30,22 +32,25 @@ def facts(recording: Recording) -> None:
     print_out(", ".join(f"{name} {version}" for name, version in told.versions.items()), "dim")
 
 
-def heads(recording: Recording, layer: str | None, head: int | None) -> None:
-    """Print one row for each head: its entropy in nats, and the pair of tokens with its largest weight."""
-    rows = []
-    for attention, at, label in _heads(recording, layer, head):
-        weights = recording.weights(attention.name)[at].astype(np.float64)
-        queries, keys = recording.tokens(attention.name)
-        query, key = np.unravel_index(int(np.argmax(weights)), weights.shape)
-        told = {"entropy": number(recording.entropy(attention.name)[at]), "largest": f"{weights[query, key]:.3f}"}
-        rows.append({"layer": attention.name, "head": label, **told, "query → key": f"{queries[query]} → {keys[key]}"})
-    table(rows)
+def overview(recording: Recording) -> None:
+    """Print the map of the head that attends most firmly, and a row for each layer with the entropy of its heads."""
+    every = [*_heads(recording, None, None)]
+    entropies = {attention.name: recording.entropy(attention.name) for attention, *_ in every}
+    firmest = min(every, key=lambda head: np.nan_to_num(entropies[head[0].name][head[1]], nan=np.inf))
+    _print_map(recording, *firmest)
+    print_out("entropy of each head, in nats", "bold")
+    table(
+        {"layer": attention.name} | {str(head): f"{nats:.2f}" for head, nats in enumerate(entropies[attention.name])}
+        for attention in {attention.name: attention for attention, *_ in every}.values()
+    )
 
 
 def top_keys(recording: Recording, layer: str | None, head: int | None, query: int | None, top_k: int) -> None:
-    """Print one row for each head and token: its most attended keys with their weights."""
+    """Print one row for each head and token: its most attended keys with their weights; of one head, its map first."""
     rows = []
     for attention, at, label in _heads(recording, layer, head):
+        if head is not None:
+            _print_map(recording, attention, at, label)
         queries, _ = recording.tokens(attention.name)
         if query is not None and query >= len(queries):
             raise InvalidRequest.at("query", f"{query} is out of range; expected 0 to {len(queries) - 1}")
@@ -54,6 +59,11 @@ def top_keys(recording: Recording, layer: str | None, head: int | None, query: i
             told: dict[str, Any] = {"layer": attention.name, "head": label, "query": str(row), "token": queries[row]}
             rows.append(told | {"key (weight), the largest first": "  ".join(f"{key} ({x:.3f})" for key, x in found)})
     table(rows)
+
+
+def _print_map(recording: Recording, attention: RecordedAttention, at: int, label: str) -> None:
+    queries, keys = ([readable(token) for token in tokens] for tokens in recording.tokens(attention.name))
+    print_map(label, recording.weights(attention.name)[at], queries, keys)
 
 
 def _heads(recording: Recording, layer: str | None, head: int | None) -> Iterator[tuple[RecordedAttention, int, str]]:

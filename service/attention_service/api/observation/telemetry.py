@@ -6,6 +6,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from attention_contract.errors import Cancelled
 from attention_contract.wire import VERSION_HEADER
 from attention_service import __version__
 from attention_service.api import problems
@@ -103,8 +104,17 @@ class Observe:
             if written is not None:
                 noted.note("write", written)
             seconds, method = time.perf_counter() - started, scope.get("method", "WS")
-            if scope["type"] == "http" or status is not None:  # the messages of an accepted handshake are counted
-                answered = time.time(), method, scope["path"][:_SHOWN], operation, status or 500, seconds, identity
+            # The messages of an accepted handshake are counted. A request without a response lost its caller.
+            if scope["type"] == "http" or status is not None:
+                answered = (
+                    time.time(),
+                    method,
+                    scope["path"][:_SHOWN],
+                    operation,
+                    status or Cancelled.status,
+                    seconds,
+                    identity,
+                )
                 self._requests.add(Answered(*answered, caller.get().name, noted))
 
 

@@ -98,7 +98,13 @@ class Visit:
     faults: list[str] = field(default_factory=list)
 
     def open(self, fragment: str = "") -> Any:
-        """Load the page at a fragment such as ``#/head`` and return it once its view is there."""
+        """Load the page at a fragment such as ``#/head`` and return it once its view is there.
+
+        A fragment without a source gets the recording that ships with the page. Without a fragment the page opens as
+        it does for everybody.
+        """
+        if fragment and "source=" not in fragment:
+            fragment += f"{'&' if '?' in fragment else '?'}source=builtin:cat"
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}/{fragment}")
         self.page.wait_for_selector("main h2")

@@ -5,15 +5,13 @@ import re
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-import httpx
 import numpy as np
 import pytest
 
 import attention_service
 from attention_client import Client
 from attention_client.recording import Recording
-from tests.conftest import live_server
-from tests.web.conftest import PICTURES, Visit, release_of
+from tests.web.conftest import PICTURES, release_of
 
 DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
 PHONE = pytest.mark.parametrize(
@@ -56,7 +54,7 @@ def facts(page) -> dict[str, str]:
 
 
 def test_real_attention_shows_within_a_second_of_opening(visit):
-    page = visit.open()
+    page = visit.open("#/overview")
     assert page.locator(".multiples li").count() == 72
     assert "The cat sat on the mat" in facts(page)["text"]
     took = page.evaluate("performance.now()")
@@ -65,7 +63,7 @@ def test_real_attention_shows_within_a_second_of_opening(visit):
 
 
 def test_heads_sort_by_a_statistic_that_the_address_keeps(visit):
-    page = visit.open()
+    page = visit.open("#/overview")
     assert page.get_by_role("button", name="Undo").is_disabled()  # it would leave the page
     page.get_by_label("Sort by").select_option("entropy")
     page.get_by_label("Order").select_option("1")
@@ -212,6 +210,7 @@ def test_every_statistic_of_a_recording_is_that_of_the_api(visit, recorded):
         options = {"window": 3, "sinks": 2, "classes": classes}
         told = client.recordings.statistics(stored.id, statistics=STATISTICS, **options)
     page = visit.open(f"#/overview?source=stored:{stored.id}")
+    page.get_by_text("What the statistics count").click()
     page.get_by_label("Near: tokens to each side").fill("3")
     page.get_by_label("Sinks: first keys").fill("2")
     page.get_by_label("Classes of tokens").fill("articles: the; stops: . [SEP]")
@@ -240,7 +239,7 @@ def test_every_statistic_of_a_module_is_that_of_the_api(visit):
 
 
 def test_small_pictures_are_as_dark_as_the_weights_are_large(visit, recorded):
-    page = visit.open()
+    page = visit.open("#/overview")
     read = "(c) => [...c.getContext('2d').getImageData(0, 0, 13, 13).data].filter((_, i) => i % 4 === 0)"
     for head in (3, 5):
         canvas = page.get_by_role("link", name=f"Open L1H{head}", exact=True).first.locator("canvas")
@@ -612,44 +611,3 @@ def test_nothing_is_wider_than_a_phone(visit):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
     visit.open("#/head?layer=1&head=3")
     visit.picture("head-phone", page.locator(".readout"))
-
-
-def test_a_typed_sentence_is_recorded_by_the_server_and_edited_to_the_logits(browser, tmp_path):
-    tiny_models = pytest.importorskip("tests.client.tiny_models")
-    from transformers import GPT2LMHeadModel
-
-    from tests.client.test_recording import headed
-
-    model, tokenizer = headed(GPT2LMHeadModel, "gpt2"), tiny_models.tokenizer()
-    model.save_pretrained(tmp_path / "tiny")
-    tokenizer.save_pretrained(tmp_path / "tiny")
-    with live_server(tmp_path) as url, httpx.Client(base_url=url, timeout=60) as visited:
-        page, faults = browser.new_page(viewport={"width": 1100, "height": 760}), []
-        page.on("console", lambda line: line.type in ("error", "warning") and faults.append(line.text))
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.goto(f"{url}/#/text")
-        page.get_by_label("Your sentence").fill("the cat sat")
-        page.get_by_role("button", name="Record").click()
-        page.wait_for_selector(".multiples li", timeout=60_000)
-        assert page.locator(".multiples li").count() == 2 * 4
-        (stored,) = visited.get("/v1/recordings").json()["recordings"]
-        assert (stored["model"], stored["text"]) == ("tiny", "the cat sat")
-        assert f"source=stored%3A{stored['id']}" in page.url or f"source=stored:{stored['id']}" in page.url
-        page.goto(f"{page.url.replace('#/overview', '#/edit')}&layer=1&head=2")
-        page.get_by_role("button", name="Knock out L1H2").click()
-        page.get_by_role("button", name="Ask the whole model").click()
-        page.get_by_label("Prediction of").wait_for(timeout=60_000)
-        row = page.locator("table", has_text="Likeliest tokens").locator("tbody tr").first
-        shown = [row.locator("th").inner_text(), *row.locator("td").all_inner_texts()]
-        knocked = [{"tap": "context", "heads": [2], "set": 0}]
-        asked = {"text": "the cat sat", "edits": {"1": knocked}, "compare": "unedited"}
-        top = visited.post("/v1/models/tiny/forward", json=asked).json()["predictions"][0]["top"][0]
-        assert shown[0] == top["token"]
-        expected = [top["unedited_probability"], top["probability"], top["unedited_logit"]]
-        expected.append(top["logit"] - top["unedited_logit"])
-        assert [float(each.replace("−", "-")) for each in shown[1:]] == pytest.approx(expected, rel=2e-3, abs=1e-5)
-        seen = Visit(page, url, visited)
-        seen.picture("logits", page.get_by_role("heading", name="Logits"))
-        assert seen.violations() == []
-        assert faults == []
-        page.close()

@@ -37,8 +37,8 @@ export interface Asked {
   body?: Body | undefined;
 }
 
-async function send({ method, path, body }: Asked, accept: string): Promise<Response> {
-  const request: RequestInit = { method, headers: { Accept: accept } };
+async function send({ method, path, body }: Asked, accept: string, signal?: AbortSignal): Promise<Response> {
+  const request: RequestInit = { method, headers: { Accept: accept }, signal: signal ?? null };
   if (body !== undefined) {
     request.headers = { Accept: accept, "Content-Type": "application/json" };
     request.body = toJson(body);
@@ -47,13 +47,15 @@ async function send({ method, path, body }: Asked, accept: string): Promise<Resp
   try {
     response = await fetch(new URL(path, ROOT), request);
   } catch {
+    if (signal?.aborted) throw new Problem({ title: "Cancelled", detail: "Nothing is waited for any more." });
     throw new Problem({ title: "The server does not answer", detail: `Nothing answered at ${ROOT.host}.` });
   }
   if (response.ok) return response;
   const text = await response.text();
   let problem: ProblemDocument | null = null;
   try {
-    problem = JSON.parse(text) as ProblemDocument;
+    const told = JSON.parse(text) as ProblemDocument & { error?: OpenAIFault };
+    problem = told.error ? { ...ofOpenAI(told.error), status: response.status } : told;
   } catch {
     // A proxy answers in its own words.
   }
@@ -61,8 +63,8 @@ async function send({ method, path, body }: Asked, accept: string): Promise<Resp
 }
 
 /** Send one request and parse the JSON reply. Throws Problem. */
-export async function call<T>(method: Method, path: string, body?: Body): Promise<T> {
-  const text = await (await send({ method, path, body }, "application/json")).text();
+export async function call<T>(method: Method, path: string, body?: Body, signal?: AbortSignal): Promise<T> {
+  const text = await (await send({ method, path, body }, "application/json", signal)).text();
   return (text ? JSON.parse(text) : null) as T;
 }
 
@@ -73,8 +75,8 @@ export interface TensorReply<T> {
 }
 
 /** Send one request, a GET without a body, and read the reply's tensors as they lie in memory. Throws Problem. */
-export async function callTensors<T>(path: string, body?: Body): Promise<TensorReply<T>> {
-  const response = await send({ method: body ? "POST" : "GET", path, body }, SAFETENSORS);
+export async function callTensors<T>(path: string, body?: Body, signal?: AbortSignal): Promise<TensorReply<T>> {
+  const response = await send({ method: body ? "POST" : "GET", path, body }, SAFETENSORS, signal);
   const file = await openTensors(ofBuffer(await response.arrayBuffer()));
   const names = Object.keys(file.shapes);
   const read = await Promise.all(names.map((name) => file.read(name)));
@@ -114,3 +116,33 @@ export function python({ method, path, body }: Asked): string {
   lines.push(method === "DELETE" ? "" : "print(reply.json())\n");
   return lines.join("");
 }
+
+/** Send one request and yield the server-sent events of its reply as they come. Throws Problem, also for an event that is one. */
+export async function* events<T>(path: string, body: Body, signal: AbortSignal): AsyncGenerator<Awaited<T>> {
+  const response = await send({ method: "POST", path, body: { ...body, stream: true } }, "text/event-stream", signal);
+  const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  while (reader) {
+    const { value, done } = await reader.read();
+    text += value ?? "";
+    const parts = text.split("\n\n");
+    text = parts.pop() ?? "";
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data) as T & { error?: OpenAIFault };
+      if (event.error) throw new Problem(ofOpenAI(event.error));
+      yield event as Awaited<T>;
+    }
+    if (done) return;
+  }
+}
+
+interface OpenAIFault {
+  message: string;
+  code?: string;
+  param?: string;
+}
+
+/** A fault in OpenAI's form as a problem document. */
+const ofOpenAI = ({ message, code, param }: OpenAIFault): ProblemDocument => ({ title: "The request failed", detail: message, code, param });

@@ -8,7 +8,8 @@ import { PageContext, useLoaded } from "./context";
 import type { Page } from "./context";
 import { changed, format, integer, parse } from "./state";
 import type { Patch } from "./state";
-import type { ModuleInfo } from "./types";
+import { DEFAULT_RECORDING } from "./subject";
+import type { ModelInfo, ModuleInfo } from "./types";
 import { Button, ProblemBox } from "./ui";
 import { Overview } from "./views/overview";
 import { WithSubject } from "./with_subject";
@@ -62,9 +63,16 @@ function useTheme(chosen: string | undefined): Theme {
 /** The number of steps of this page that undo can take back; with 0 the browser would leave the page. */
 const depthOf = () => (history.state as { depth?: number } | null)?.depth ?? 0;
 
+/** What is shown first: the model that ships with the server; without transformers, a recording. */
+function firstSource(models: ModelInfo[] | null): string {
+  if (!models) return "";
+  return models.some(({ id, problem }) => id === "tiny" && !problem) ? "model:tiny" : DEFAULT_RECORDING;
+}
+
 export function App() {
   const [state, setState] = useState(() => parse(location.hash));
   const [modules, setModules] = useState<ModuleInfo[]>([]);
+  const [models, setModels] = useState<ModelInfo[] | null>(null);
   const [health, setHealth] = useState("connecting…");
   const [said, announce] = useState("");
   const [depth, setDepth] = useState(depthOf);
@@ -106,6 +114,15 @@ export function App() {
     setModules((old) => (JSON.stringify(old) === JSON.stringify(listed) ? old : listed));
   }, []);
 
+  const refreshModels = useCallback(async () => {
+    const { data } = await call<{ data: ModelInfo[] }>("GET", "v1/models");
+    setModels(data);
+  }, []);
+
+  useEffect(() => {
+    refreshModels().catch(() => setModels([]));
+  }, [refreshModels]);
+
   useEffect(() => {
     const look = async () => {
       if (document.hidden) return;
@@ -143,8 +160,8 @@ export function App() {
   }, [go]);
 
   const page: Page = useMemo(
-    () => ({ view: state.view, params: state.params, theme, go, announce, modules, refresh }),
-    [state, theme, go, modules, refresh],
+    () => ({ view: state.view, params: { ...state.params, source: state.params.source ?? firstSource(models) }, theme, go, announce, modules, refresh, models, refreshModels }),
+    [state, theme, go, modules, refresh, models, refreshModels],
   );
   const view = VIEWS.find(({ id }) => id === state.view) ?? VIEWS.find(({ id }) => id === "overview");
   if (!view) return null;
@@ -154,9 +171,10 @@ export function App() {
       <header class="page">
         <div>
           <h1>Attention service</h1>
-          <p class="health" data-state={health} role="status">{health}</p>
+          <p class="what">What every head of a model looks at</p>
         </div>
         <div class="tools">
+          <p class="health" data-state={health} role="status">{health}</p>
           <Button class="quiet" title="Ctrl+Z" disabled={depth === 0} onClick={() => history.back()}>Undo</Button>
           <Button class="quiet" title="Ctrl+Shift+Z" onClick={() => history.forward()}>Redo</Button>
           <Button class="quiet" onClick={() => go({ theme: theme === "dark" ? "light" : "dark" })}>{theme === "dark" ? "Light" : "Dark"}</Button>
@@ -173,7 +191,7 @@ export function App() {
       </header>
       <main id="main" tabIndex={-1}>
         <div class="intro"><h2>{view.title}</h2><p>{view.about}</p></div>
-        {view.subject ? <WithSubject key={view.id} load={view.subject} /> : view.plain && <Loaded key={view.id} load={view.plain} />}
+        {view.subject && !page.params.source ? <p class="empty">Opening…</p> : view.subject ? <WithSubject key={view.id} load={view.subject} /> : view.plain && <Loaded key={view.id} load={view.plain} />}
       </main>
       <footer>
         <details>

@@ -7,7 +7,7 @@ import { problemOf } from "./api";
 import type { ProblemDocument } from "./api";
 import type { Patch } from "./state";
 import type { Params, Subject } from "./subject";
-import type { ModuleInfo } from "./types";
+import type { ModelInfo, ModuleInfo } from "./types";
 
 export interface Page {
   view: string;
@@ -17,6 +17,10 @@ export interface Page {
   go: (patch: Patch, replace?: boolean) => void;
   /** Announce a text to screen readers. */
   announce: (text: string) => void;
+  /** Whole models; null until they are known. */
+  models: ModelInfo[] | null;
+  /** Ask the server again for its whole models. */
+  refreshModels: () => Promise<void>;
   modules: ModuleInfo[];
   /** Ask the server again for its modules. */
   refresh: () => Promise<void>;

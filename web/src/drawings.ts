@@ -77,16 +77,21 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
   return { width: Math.ceil(width), height: Math.ceil(top + shown.rows * cell + 12), title: full, shapes };
 }
 
-/** Token lines: queries on the left, keys on the right, a line for each weight of at least `least`. */
-export function lineScene(of: Matrix, options: HeatOptions & { least: number; only?: number | null }): Scene {
-  const { theme, title, queries, keys, least, only = null } = options;
+/** Token lines: queries on the left, keys on the right, a line for each weight of at least `least`; of one query or one key alone if asked. */
+export function lineScene(of: Matrix, options: HeatOptions & { least: number; only?: number | null; onlyKey?: number | null }): Scene & { top: number; high: number } {
+  const { theme, title, queries, keys, least, only = null, onlyKey = null } = options;
   const inks = INKS[theme];
   const high = 20;
-  const [left, right, top] = [130, 370, 44];
-  const shapes: Shape[] = [{ kind: "text", x: 12, y: 18, text: title, size: 13, bold: true, fill: inks.ink }];
+  const [left, right, top] = [130, 370, title ? 44 : 14];
+  const shapes: Shape[] = title ? [{ kind: "text", x: 12, y: 18, text: title, size: 13, bold: true, fill: inks.ink }] : [];
+  const faint = (i: number) => (only !== null && only !== i ? { opacity: 0.45 } : {});
+  const faintKey = (j: number) => (onlyKey !== null && onlyKey !== j ? { opacity: 0.45 } : {});
+  queries.forEach((each, i) => shapes.push({ kind: "text", x: left - 8, y: top + i * high + 4, text: clip(each, 16), size: 13, anchor: "end", fill: inks.ink, ...faint(i) }));
+  keys.forEach((each, j) => shapes.push({ kind: "text", x: right + 8, y: top + j * high + 4, text: clip(each, 16), size: 13, fill: inks.ink, ...faintKey(j) }));
   for (let i = 0; i < of.rows; i += 1) {
     if (only !== null && only !== i) continue;
     for (let j = 0; j < of.columns; j += 1) {
+      if (onlyKey !== null && onlyKey !== j) continue;
       const weight = of.data[i * of.columns + j];
       if (weight < least || weight <= 0) continue;
       const [from, to] = [top + i * high, top + j * high];
@@ -94,10 +99,7 @@ export function lineScene(of: Matrix, options: HeatOptions & { least: number; on
       shapes.push({ kind: "path", d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: inks.accent, width: 0.75 + 3 * Math.min(1, weight), opacity: Math.min(1, 0.08 + weight), tip });
     }
   }
-  const faint = (i: number) => (only !== null && only !== i ? { opacity: 0.45 } : {});
-  queries.forEach((each, i) => shapes.push({ kind: "text", x: left - 8, y: top + i * high + 4, text: clip(each, 16), size: 13, anchor: "end", fill: inks.ink, ...faint(i) }));
-  keys.forEach((each, j) => shapes.push({ kind: "text", x: right + 8, y: top + j * high + 4, text: clip(each, 16), size: 13, fill: inks.ink }));
-  return { width: 500, height: top + high * Math.max(of.rows, of.columns) + 4, title, shapes };
+  return { width: 500, height: top + high * Math.max(of.rows, of.columns) + 4, title, shapes, top: top - high / 2, high };
 }
 
 export interface Line {

@@ -30,6 +30,8 @@ interface HeatMapProps {
   at?: Cell | null;
   /** The cursor moved by keys. */
   move?: (cell: Cell) => void;
+  /** The cell under the cursor changed. */
+  hovered?: (cell: Cell | null) => void;
   /** A cell was clicked, or Enter pressed on it. */
   pick?: (cell: Cell) => void;
   zoom?: Zoom | null;
@@ -128,7 +130,9 @@ export function HeatMap(props: HeatMapProps) {
   };
 
   const hover = (cell: Cell | null) => {
-    if (cell?.query !== cursor?.query || cell?.key !== cursor?.key) setCursor(cell);
+    if (cell?.query === cursor?.query && cell?.key === cursor?.key) return;
+    setCursor(cell);
+    newest.current.hovered?.(cell);
   };
   const point = (event: TargetedPointerEvent<HTMLCanvasElement>) => {
     if (!event.buttons || event.type === "pointerdown") hover(painter.current?.at(event.offsetX, event.offsetY) ?? null);
@@ -136,6 +140,7 @@ export function HeatMap(props: HeatMapProps) {
   const move = (cell: Cell) => {
     held.current = cell;
     setCursor(cell);
+    newest.current.hovered?.(cell);
     newest.current.move?.(cell);
   };
   const press = (event: TargetedKeyboardEvent<HTMLCanvasElement>) => {
@@ -166,7 +171,7 @@ export function HeatMap(props: HeatMapProps) {
       )}
       <div ref={place} class="stage">
         <canvas ref={canvas} tabIndex={0} role="img" aria-label={label} onPointerMove={point} onPointerDown={point}
-          onPointerLeave={() => hover(at)} onKeyDown={press}
+          onPointerLeave={() => { hover(at); newest.current.hovered?.(null); }} onKeyDown={press}
           onFocus={(event) => event.currentTarget.matches(":focus-visible") && !cursor && move({ query: 0, key: 0 })}
           onClick={(event) => { const cell = painter.current?.at(event.offsetX, event.offsetY); if (cell) newest.current.pick?.(cell); }} />
       </div>

@@ -127,7 +127,7 @@ export function tokenIds(tokens: string[]): number[] {
 export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] }, counting = COUNTING): Statistics {
   const tokens = tokensOf(labels);
   const told = statisticsOf(counting);
-  const classes = Object.entries(counting.classes).map(([name, members]): [string, boolean[]] => [CLASSES + name, labels.keys.map((key) => members.includes(key))]);
+  const classes = Object.entries(counting.classes).map(([name, members]): [string, boolean[]] => [CLASSES + name, labels.keys.map((key) => members.includes(key.replace(/^·(?=.)/, "")))]);
   const ids = new Set(tokens).size < tokens.length ? tokenIds(tokens) : [];
   const sums: Statistics = Object.fromEntries(told.map(([name]) => [name, 0]));
   let queries = 0;

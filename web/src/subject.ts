@@ -20,13 +20,20 @@ export interface Live {
 
 export interface Layer {
   name: string;
+  /** Its key in a request to a whole model. */
+  ref?: string;
   heads: string[];
   queries: string[];
   keys: string[];
+  /** The pixels that each token shows, of a layer that sees an image: left, top, right and bottom. */
+  places?: Place[];
 }
 
+/** Left, top, right and bottom of a patch in pixels of its image; null for other tokens. */
+export type Place = [number, number, number, number] | null;
+
 /** Statistics by name, a number for each head. */
-type Statistics = Partial<Record<string, number[]>>;
+export type Statistics = Partial<Record<string, number[]>>;
 
 /** What a request told of itself, for subjects that the server computes. */
 export interface Told {
@@ -37,6 +44,9 @@ export interface Told {
 /** The model and the text of a recording. */
 export interface Whole {
   model: string;
+  /** The model's name and what it read, where the server was asked for this. */
+  id?: string;
+  input?: Body;
   text: string;
   target?: string | null | undefined;
   /** The tokens that it predicts at: the decoder's, of a model with both. */
@@ -50,6 +60,8 @@ export interface Subject {
   whole?: Whole;
   /** The path of a recording that the server has. */
   recording?: string;
+  /** The name of the image that the model read. */
+  picture?: string;
   facts: [string, string][];
   layers: Layer[];
   /** The weights of a head. */
@@ -72,7 +84,7 @@ export const BUILT_IN = [
   { id: "toy", label: "A trained toy with induction heads: letters that repeat", file: "recordings/toy.safetensors" },
 ] as const;
 
-export const DEFAULT_SOURCE = "builtin:cat";
+export const DEFAULT_RECORDING = "builtin:cat";
 /** The most cells of one request or reply with the weights of all heads. */
 export const MOST_CELLS = 4_000_000;
 /** The most cells of a head whose weights the page asks for: 256 MiB. */
@@ -99,7 +111,7 @@ export const subjectKey = (params: Params, prefix = "") =>
   SUBJECT_PARAMS.map((name) => params[prefix + name] ?? "").join("\u0000");
 
 export const SUBJECT_PARAMS = [
-  "source", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
+  "source", "text", "target", "image", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
   "window", "sinks", "classes",
 ];
 
@@ -121,19 +133,18 @@ export function countingOf(params: Params): Counting {
 }
 
 /** The names of the statistics in a request. */
-const namesOf = (counting: Counting) => [...new Set(statisticsOf(counting).map(([name]) => name.split(".")[0]))];
+export const namesOf = (counting: Counting) => [...new Set(statisticsOf(counting).map(([name]) => name.split(".")[0]))];
 
-/** Open the subject that the parameters name. Throws Problem. */
+/** Open a recording, a module with its input, or raw attention, as the parameters name it. Throws Problem. */
 export async function openSubject(params: Params): Promise<Subject> {
-  const source = params.source ?? DEFAULT_SOURCE;
-  const [kind, id] = source.split(/:(.*)/s);
+  const [kind, id] = (params.source ?? "").split(/:(.*)/s);
   const counting = countingOf(params);
   if (kind === "builtin") return openBuiltIn(id, counting);
   if (kind === "stored") return openStored(id, counting);
   if (kind === "file") return openLocal(id, counting);
   if (kind === "module") return openModule(id, params);
   if (kind === "raw") return openRaw(params);
-  throw new Problem({ title: "Unknown source", detail: `Expected builtin, stored, file, module or raw; got ${kind}.` });
+  throw new Problem({ title: "Unknown source", detail: `Expected model, builtin, stored, file, module or raw; got ${kind}.` });
 }
 
 // ── recordings ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -438,7 +449,7 @@ async function served(module: string, body: Body, params: Params, name: string, 
 }
 
 /** Remember matrices by layer and head, up to a number of cells, the latest used. */
-function cached(make: (layer: number, head: number) => Promise<Matrix>): (layer: number, head: number) => Promise<Matrix> {
+export function cached(make: (layer: number, head: number) => Promise<Matrix>): (layer: number, head: number) => Promise<Matrix> {
   const kept = new Map<string, { made: Promise<Matrix>; cells: number }>();
   return (layer, head) => {
     const key = `${layer}/${head}`;

@@ -48,8 +48,43 @@ export interface CheckpointInfo {
 export interface ModelInfo {
   id: string;
   checkpoint: string;
+  state: "idle" | "loading" | "resident";
+  /** The share that is loaded, 0 to 1, while it is loading. */
+  progress?: number | null;
+  architecture?: string | null;
   takes: string[];
+  generates: boolean;
+  bytes: number;
+  max_length?: number | null;
+  layers: { layer: number | string; heads: number }[];
   problem?: string;
+}
+export interface ModelLabels {
+  tokens: string[];
+  ids: number[];
+  rectangles?: ([number, number, number, number] | null)[];
+}
+/** A generated token and what the heads looked at when they chose it. */
+export interface GeneratedToken {
+  /** Its place among the tokens of prompt and answer. */
+  position: number;
+  token: string;
+  id: number;
+  layers: { layer: number | string; top_keys: { keys: number[][]; weights: number[][] } }[];
+}
+export interface CompletionChunk {
+  choices: {
+    text: string;
+    finish_reason: string | null;
+    attention?: GeneratedToken[];
+    logprobs?: { tokens: string[]; token_logprobs: number[]; top_logprobs: Record<string, number>[] } | null;
+  }[];
+}
+export interface ModelRan {
+  architecture: string;
+  device: string;
+  dtype: string;
+  compute_ms: number;
 }
 export interface Predictions {
   labels: { tokens: string[] };

@@ -1,6 +1,6 @@
 /** Small parts that all views use: fields, problems, tables, drawings, commands and exports. */
 
-import type { ButtonHTMLAttributes, ComponentChildren, TargetedEvent } from "preact";
+import type { ButtonHTMLAttributes, ComponentChildren, TargetedEvent, TargetedPointerEvent } from "preact";
 import { createContext } from "preact";
 import { useContext, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { curl, python } from "./api";
@@ -205,9 +205,22 @@ export function NumberTable({ caption, labels, width, data }: { caption: string;
 // ── drawings ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /** A scene as SVG in the page. `onPick` gets the index of a shape that was clicked. */
-export function Drawing({ scene, fit }: { scene: Scene; fit?: boolean }) {
+interface DrawingProps {
+  scene: Scene;
+  fit?: boolean;
+  /** Called with the place under the pointer, in the drawing's own units. */
+  point?: (x: number, y: number) => void;
+  leave?: () => void;
+}
+
+export function Drawing({ scene, fit, point, leave }: DrawingProps) {
+  const move = (event: TargetedPointerEvent<SVGSVGElement>) => {
+    const { left, top, width } = event.currentTarget.getBoundingClientRect();
+    const scale = scene.width / width;
+    point?.((event.clientX - left) * scale, (event.clientY - top) * scale);
+  };
   return (
-    <svg class={fit ? "drawing fit" : "drawing"} viewBox={`0 0 ${scene.width} ${scene.height}`} width={scene.width} height={scene.height} role="img" aria-label={`${scene.title}; the table has the numbers.`}>
+    <svg onPointerMove={point && move} onPointerDown={point && move} onPointerLeave={leave} class={fit ? "drawing fit" : "drawing"} viewBox={`0 0 ${scene.width} ${scene.height}`} width={scene.width} height={scene.height} role="img" aria-label={`${scene.title}; the table has the numbers.`}>
       {scene.shapes.map((shape, i) => {
         const [Name, given] = attributes(shape);
         const Element = Name as "text";

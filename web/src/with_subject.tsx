@@ -1,29 +1,47 @@
 /** A view of the subject at hand: opens it, and offers its source, layer, head and sequence. */
 
 import type { FunctionComponent } from "preact";
-import { usePage, useLoaded } from "./context";
+import { PageContext, usePage, useLoaded } from "./context";
 import type { SubjectProps } from "./context";
+import { openModel } from "./model_subject";
+import { Opening, Sentence, modelLabel } from "./sentence";
 import { integer } from "./state";
-import { BUILT_IN, DEFAULT_SOURCE, countingOf, openSubject, subjectKey } from "./subject";
+import { BUILT_IN, countingOf, openSubject, subjectKey } from "./subject";
 import type { Params, Subject } from "./subject";
 import { clip } from "./format";
 import { Choice, Field, ProblemBox } from "./ui";
 
 export type OfSubject = FunctionComponent<SubjectProps>;
 
-let kept: { key: string; made: Promise<Subject> } | null = null;
+interface Kept {
+  key: string;
+  made: Promise<Subject>;
+  stop: AbortController;
+}
+
+/** Open what the parameters name. */
+function opened(params: Params): Kept {
+  const [kind, id] = (params.source ?? "").split(/:(.*)/s);
+  const stop = new AbortController();
+  return { key: subjectKey(params), made: kind === "model" ? openModel(id, params, stop.signal) : openSubject(params), stop };
+}
+
+let kept: Kept | null = null;
 
 /** The subject of the parameters; the last one is remembered, so that all views share it. */
 export function subjectOf(params: Params): Promise<Subject> {
   const key = subjectKey(params);
   if (kept?.key === key) return kept.made;
-  const made = openSubject(params);
-  kept = { key, made };
-  made.catch(() => {
-    if (kept?.made === made) kept = null;
+  kept?.stop.abort(); // a sentence that nobody waits for any more
+  const now = (kept = opened(params));
+  now.made.catch(() => {
+    if (kept === now) kept = null;
   });
-  return made;
+  return now.made;
 }
+
+/** Give up the subject that is being opened. */
+const cancelOpening = () => kept?.stop.abort();
 
 /** Forget the subject, so that it is opened again. */
 export const forget = () => {
@@ -32,9 +50,10 @@ export const forget = () => {
 
 /** The sources that a choice offers. */
 export function useSources(): [string, string][] {
-  const { modules, params } = usePage();
-  const source = params.source ?? DEFAULT_SOURCE;
+  const { modules, models, params } = usePage();
+  const { source = "" } = params;
   const known: [string, string][] = [
+    ...(models ?? []).map((model): [string, string] => [`model:${model.id}`, modelLabel(model)]),
     ...BUILT_IN.map(({ id, label }): [string, string] => [`builtin:${id}`, label]),
     ...modules.map((module): [string, string] => [`module:${module.name}`, `${module.name} · ${module.config.d_model} wide, ${module.config.num_heads} heads`]),
     ["raw:", "raw attention: your own q, k and v"],
@@ -43,18 +62,29 @@ export function useSources(): [string, string][] {
 }
 
 export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
-  const { params } = usePage();
+  const page = usePage();
+  const { params, models, refreshModels } = page;
   const key = subjectKey(params);
+  const [kind, id] = (params.source ?? "").split(/:(.*)/s);
   const { value, problem } = useLoaded(key, async () => {
     const [subject, Component] = await Promise.all([subjectOf(params), load()]);
-    return { subject, Component, key };
+    if (kind === "model" && models?.find((each) => each.id === id)?.state !== "resident") void refreshModels();
+    return { subject, Component, key, params };
   });
+  const here = value?.key === key;
+  // A view must not read the subject before this one under the key of this one. Until the next sentence of a model has
+  // been read, the page shows the one before, with its own parameters.
+  const before = value && !here && !problem && kind === "model" && value.params.source === params.source;
   return (
     <>
-      <Header subject={value?.subject ?? null} />
+      <div class="asked">
+        <Header subject={value?.subject ?? null} />
+        {kind === "model" && <Sentence id={id} tokens={here ? (value.subject.whole?.tokens ?? null) : null} />}
+      </div>
       <ProblemBox problem={problem} />
-      {/* A view must not read the subject before this one under the key of this one. */}
-      {value?.key === key ? <Chosen subject={value.subject} Component={value.Component} /> : !problem && <p class="empty">Opening…</p>}
+      {here && <Chosen subject={value.subject} Component={value.Component} />}
+      {before && <PageContext.Provider value={{ ...page, params: value.params }}><div aria-busy="true"><Chosen subject={value.subject} Component={value.Component} /></div></PageContext.Provider>}
+      {!here && !before && !problem && (kind === "model" ? <Opening id={id} cancel={cancelOpening} /> : <p class="empty">Opening…</p>)}
     </>
   );
 }
@@ -78,12 +108,12 @@ function Header({ subject }: { subject: Subject | null }) {
   const head = integer(params.head, 0, 0, Math.max(0, heads.length - 1));
   return (
     <div class="fields subject">
-      <Choice wide label="Attention of" value={params.source ?? DEFAULT_SOURCE} options={sources.map(([value, label]) => [value, clip(label, 70)])}
-        set={(source) => go({ source, layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" })} />
+      <Choice wide label="Attention of" value={params.source ?? ""} options={sources.map(([value, label]) => [value, clip(label, 70)])}
+        set={(source) => go({ source, image: "", layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" })} />
       {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
       {![...OF_ALL_LAYERS, "effects"].includes(view) && heads.length > 1 && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
-      {view === "overview" && <Counted />}
       {subject && subject.sequences > 1 && <Choice label="Sequence" value={params.sequence ?? "0"} set={(sequence) => go({ sequence })} options={Array.from({ length: subject.sequences }, (_, i) => [String(i), `${i + 1} of ${subject.sequences}`])} />}
+      {view === "overview" && <details class="more"><summary>What the statistics count</summary><div class="fields"><Counted /></div></details>}
     </div>
   );
 }
@@ -101,17 +131,16 @@ function Counted() {
   );
 }
 
-let besides: { key: string; made: Promise<Subject> } | null = null;
+let besides: Kept | null = null;
 
 /** A second subject, to compare with: the first one again if their parameters agree. */
 export function openBeside(params: Params): Promise<Subject> {
   const key = subjectKey(params);
   if (kept?.key === key) return kept.made;
   if (besides?.key !== key) {
-    const made = openSubject(params);
-    besides = { key, made };
-    made.catch(() => {
-      if (besides?.made === made) besides = null;
+    const now = (besides = opened(params));
+    now.made.catch(() => {
+      if (besides === now) besides = null;
     });
   }
   return besides.made;

@@ -120,6 +120,19 @@ def test_progress_shows_while_a_model_loads(http):
     assert len(seen) > 2
 
 
+def test_a_load_that_nobody_waits_for_ends_with_its_model(http):
+    loads, unwanted = count(http, "loads"), {"checkpoint": "slow", "name": "unwanted"}
+    with pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/models", json=unwanted, timeout=0.3)
+    assert state(http, "unwanted") == "loading"
+    assert http.delete("/v1/models/unwanted").status_code == 204
+    assert problem(http.get("/v1/models/unwanted"))["code"] == "model_not_found"
+    assert count(http, "loads") == loads
+    assert in_flight(http) == 0
+    assert http.post("/v1/models", json=unwanted).json()["state"] == "resident"
+    http.delete("/v1/models/unwanted")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [

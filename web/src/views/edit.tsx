@@ -14,7 +14,7 @@ import { integer } from "../state";
 import { subjectKey } from "../subject";
 import { Button, Check, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Table } from "../ui";
 import { matrixRows } from "./head";
-import { Logits } from "./logits";
+import { Logits, layerKey } from "./logits";
 
 const MOST_TOKENS = 1024;
 
@@ -67,7 +67,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       </div>
       {edits.length > 0 && <ul class="small">{edits.map((each, i) => <li key={i}><code>{describeEdit(each, { heads, queries, keys })}</code> <Button class="quiet" aria-label={`Remove ${describeEdit(each, { heads, queries, keys })}`} onClick={() => toggle(each)}>Remove</Button></li>)}</ul>}
       <ProblemBox problem={problem} />
-      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or its weights are not softmax(q·k/√d)." : `it has more than ${MOST_TOKENS} tokens.`}</p>}
+      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? (subject.whole?.id ? "its weights are not softmax(q·k/√d) of one text." : "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or its weights are not softmax(q·k/√d).") : `it has more than ${MOST_TOKENS} tokens.`}</p>}
       {value && (
         <div aria-busy={busy}>
           <FactList facts={[["change of the whole output", precise(value.output.whole)], ["largest change of a token's output", precise(Math.max(...value.output.token))]]} />
@@ -81,7 +81,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
           <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => precise(Number(each)) }]} />
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
           <Commands calls={[value.edited.asked, value.plain.asked]} />
-          {subject.whole && <Logits of={subject.whole} layer={name} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
+          {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
         </div>
       )}
     </>

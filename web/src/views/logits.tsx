@@ -7,6 +7,7 @@ import { useLoaded, usePage } from "../context";
 import { barScene } from "../drawings";
 import type { Edit } from "../edits";
 import { precise } from "../format";
+import { shownToken } from "../model_subject";
 import { integer } from "../state";
 import type { Whole } from "../subject";
 import type { ModelInfo, Predictions } from "../types";
@@ -18,25 +19,25 @@ const MOST_TOKENS = 512;
 const named = (model: string, all: ModelInfo[]) =>
   all.find(({ checkpoint, problem }) => !problem && (checkpoint === model || checkpoint.endsWith(`/${model}`)))?.id;
 
-/** The key of an attention in a request to its model: `3`, `decoder.3` or `cross.3`. */
-const layerKey = (layer: string) => {
+/** The key of an attention of a recording in a request to its model: `3`, `decoder.3` or `cross.3`. */
+export const layerKey = (layer: string) => {
   const [stack, number, cross] = layer.split(".");
   return cross ? `cross.${number}` : stack === "layers" ? number : layer;
 };
 
-export function Logits({ of, layer, edits }: { of: Whole; layer: string; edits: Edit[] }) {
+export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: string; layerRef: string; edits: Edit[] }) {
   const { params, go, theme, announce } = usePage();
   const { tokens } = of;
   const [busy, setBusy] = useState(false);
   const [made, setMade] = useState<{ key: string; value: Predictions; asked: Asked } | null>(null);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
-  const { value: model } = useLoaded(of.model, async () => ({ id: named(of.model, (await call<{ data: ModelInfo[] }>("GET", "v1/models")).data) }));
+  const { value: model } = useLoaded(of.model, async () => ({ id: of.id ?? named(of.model, (await call<{ data: ModelInfo[] }>("GET", "v1/models")).data) }));
   if (!model) return null;
   if (!model.id || tokens > MOST_TOKENS) {
     return <p class="small">The change of the model's logits is not known here: {model.id ? `the text has more than ${MOST_TOKENS} tokens.` : `the server has no checkpoint ${of.model} in its model repository, or no transformers.`}</p>;
   }
   const positions = Array.from({ length: tokens }, (_, at) => at);
-  const body = { text: of.text, ...(of.target ? { target: of.target } : {}), edits: { [layerKey(layer)]: edits }, compare: "unedited", positions };
+  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", positions };
   const key = JSON.stringify(body);
   const ask = async () => {
     setBusy(true);
@@ -58,22 +59,22 @@ export function Logits({ of, layer, edits }: { of: Whole; layer: string; edits: 
       <h3>Logits</h3>
       <div class="fields">
         <button type="button" class="primary" disabled={busy} onClick={() => void ask()}>{busy ? "Asking…" : "Ask the whole model"}</button>
-        {shown && <Choice label="Prediction of" value={String(at)} options={shown.labels.tokens.map((token, i): [string, string] => [String(i), `${i} ${token}`])} set={(chosen) => go({ at: chosen })} />}
+        {shown && <Choice label="Prediction of" value={String(at)} options={shown.labels.tokens.map(shownToken).map((token, i): [string, string] => [String(i), `${i} ${token}`])} set={(chosen) => go({ at: chosen })} />}
       </div>
       <ProblemBox problem={problem} />
       {!shown && !problem && <p class="small">The server runs {model.id} twice, without and with these edits of {layer}. If the model is not resident, it is loaded first.</p>}
       {shown && made && (
         <>
-          <p>{shown.predicts === "next" ? "The token that follows" : "The token in the place of"} <code>{shown.labels.tokens[at]}</code>:</p>
+          <p>{shown.predicts === "next" ? "The token that follows" : "The token in the place of"} <code>{shownToken(shown.labels.tokens[at])}</code>:</p>
           <div class="side">
             <Table caption="Likeliest tokens, unedited and edited" rows={shown.predictions[at].top} columns={[
-              { head: "token", header: true, cell: ({ token }) => token },
+              { head: "token", header: true, cell: ({ token }) => shownToken(token) },
               { head: "unedited", number: true, cell: (each) => precise(each.unedited_probability) },
               { head: "edited", number: true, cell: (each) => precise(each.probability) },
               { head: "logit", number: true, cell: (each) => precise(each.unedited_logit) },
               { head: "its change", number: true, cell: (each) => precise(each.logit - each.unedited_logit) },
             ]} />
-            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: shown.labels.tokens.slice(0, 40), values: shown.predictions.slice(0, 40).map((each) => each.divergence) })} />
+            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: shown.labels.tokens.slice(0, 40).map(shownToken), values: shown.predictions.slice(0, 40).map((each) => each.divergence) })} />
           </div>
           <Commands calls={[made.asked]} />
         </>

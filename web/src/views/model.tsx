@@ -8,6 +8,7 @@ import { bytes, clip, describe, short, whole } from "../format";
 import { SENTENCE } from "../subject";
 import type { Body } from "../tensors";
 import type { CheckpointAttention, CheckpointInfo, ModuleConfig, ModuleInfo, ServerInfo, SessionInfo } from "../types";
+import { WholeModels } from "./whole_models";
 import { Button, Check, Commands, FactList, Faulty, Field, ProblemBox, Table } from "../ui";
 
 interface Done {
@@ -38,7 +39,7 @@ export function useWork() {
   return { busy, problem, done, run: (work: () => Promise<Done>) => void run(work) };
 }
 
-function Answer({ problem, done }: { problem: ProblemDocument | null; done: Done | null }) {
+export function Answer({ problem, done }: { problem: ProblemDocument | null; done: Done | null }) {
   return (
     <div class="answer">
       <ProblemBox problem={problem} />
@@ -52,6 +53,7 @@ export function Model() {
   return (
     <>
       <Server modules={modules.length} />
+      <WholeModels />
       <Modules />
       <Checkpoints />
       <Sessions />
@@ -81,11 +83,11 @@ function Server({ modules }: { modules: number }) {
 }
 
 /** A button that asks once more before it acts. */
-export function Remover({ name, remove }: { name: string; remove: () => void }) {
+export function Remover({ name, remove, word = "Delete" }: { name: string; remove: () => void; word?: string }) {
   const [sure, setSure] = useState(false);
   return (
-    <Button class="quiet danger" aria-label={sure ? `Really delete ${name}?` : `Delete ${name}`} onBlur={() => setSure(false)}
-      onClick={() => { if (sure) remove(); setSure(!sure); }}>{sure ? "Really?" : "Delete"}</Button>
+    <Button class="quiet danger" aria-label={sure ? `Really ${word.toLowerCase()} ${name}?` : `${word} ${name}`} onBlur={() => setSure(false)}
+      onClick={() => { if (sure) remove(); setSure(!sure); }}>{sure ? "Really?" : word}</Button>
   );
 }
 
@@ -93,7 +95,7 @@ const headsOf = ({ num_heads: all, num_kv_heads: kv }: ModuleConfig) => (kv && k
 const sourceOf = (from: ModuleInfo["source"]) => (from ? `${from.checkpoint}, layer ${from.layer}${from.part === "cross" ? ", cross" : ""}` : "created here");
 
 function Modules() {
-  const { modules, refresh, go } = usePage();
+  const { modules, models, refresh, go } = usePage();
   const { busy, problem, done, run } = useWork();
   const [given, setGiven] = useState({ name: "demo", d_model: "64", num_heads: "4", seed: "0", causal: false });
   const remove = (name: string) => run(async () => {
@@ -114,6 +116,12 @@ function Modules() {
   const opens = (view: string, text: string, { name }: ModuleInfo, more = {}) => (
     <Button class="quiet" aria-label={`${text} at ${name}`} onClick={() => go({ view, source: `module:${name}`, layer: "", head: "", zoom: "", edits: "", ...more })}>{text}</Button>
   );
+  /** The whole model of an imported layer reads a sentence; another module has vectors as its input. */
+  const lookAt = ({ source: from, config }: ModuleInfo) => {
+    const model = from && models?.find(({ checkpoint }) => checkpoint === from.checkpoint);
+    if (model && !(model.problem && config.d_model === SENTENCE.width)) return { source: `model:${model.id}`, layer: from.layer };
+    return { states: from && config.d_model === SENTENCE.width ? from.layer : "" };
+  };
   const field = (name: "name" | "d_model" | "num_heads" | "seed") => ({ value: given[name], set: (value: string) => setGiven((old) => ({ ...old, [name]: value })) });
   return (
     <section aria-labelledby="modules-title">
@@ -128,7 +136,7 @@ function Modules() {
         { head: "device", cell: (m) => m.device },
         { head: "bytes", number: true, cell: (m) => bytes(m.bytes) },
         { head: "source", cell: (m) => sourceOf(m.source) },
-        { head: <span class="hidden">actions</span>, cell: (m) => <span class="actions">{opens("overview", "Look", m, m.source && m.config.d_model === SENTENCE.width ? { states: m.source.layer } : { states: "" })}{opens("circuits", "Circuits", m, { circuits: m.name })}{opens("cost", "Cost", m, { cost: m.name })}<Remover name={m.name} remove={() => remove(m.name)} /></span> },
+        { head: <span class="hidden">actions</span>, cell: (m) => <span class="actions">{opens("overview", "Look", m, lookAt(m))}{opens("circuits", "Circuits", m, { circuits: m.name })}{opens("cost", "Cost", m, { cost: m.name })}<Remover name={m.name} remove={() => remove(m.name)} /></span> },
       ]} />}
       <Faulty problem={problem}>
         <form onSubmit={(event) => { event.preventDefault(); create(); }}>

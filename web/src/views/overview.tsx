@@ -1,6 +1,6 @@
 /** Layers × heads as small multiples, with the statistics of every head. */
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { INKS, SCALES, step } from "../colour";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
@@ -14,6 +14,8 @@ import { MOST_HEAD_CELLS, subjectKey } from "../subject";
 import type { Subject } from "../subject";
 import { Choice, Commands, Export, FactList, NumberTable, ProblemBox, RanTable, Table } from "../ui";
 import { Legend } from "../heatmap";
+import { LinkedHead } from "../linked_head";
+import { format, integer } from "../state";
 import { forwardOf } from "../live";
 
 interface Head {
@@ -67,27 +69,44 @@ export function Overview({ subject }: SubjectProps) {
   const statistic = counted.find(([name]) => name === sort);
   const sorted = statistic ? [...heads.made].sort((a, b) => (b.statistics[statistic[0]] - a.statistics[statistic[0]]) * (params.rising ? -1 : 1)) : heads.made;
   const open = (head: Head) => ({ view: "head", layer: head.layer, head: head.head });
+  const [hovered, hover] = useState<Head | null>(null);
+  const panel = useRef<HTMLElement>(null);
+  const chosen = sorted.find(({ layer, head }) => layer === integer(params.layer, -1, -1) && head === integer(params.head, 0)) ?? sorted[0];
+  const large = hovered && sorted.includes(hovered) ? hovered : chosen;
+  const choose = ({ layer, head }: Head) => {
+    go({ layer, head }, true);
+    if (matchMedia("(max-width: 60rem)").matches) panel.current?.scrollIntoView({ block: "nearest" }); // it is below the heads
+  };
+  const linked = (each: Head) => format({ view: "head", params: { ...params, layer: String(each.layer), head: String(each.head) } });
   const rows = () => [["layer", "head", ...counted.map(([name]) => name)], ...sorted.map((each) => [subject.layers[each.layer].name, each.name, ...counted.map(([name]) => each.statistics[name])])];
   return (
     <>
-      <FactList facts={subject.facts} />
       <div class="fields">
         <Choice label="Sort by" value={sort} set={(value) => go({ sort: value === "place" ? "" : value })} options={[["place", "layer and head"], ...counted.map(([name, label]): [string, string] => [name, label])]} />
         {statistic && <Choice label="Order" value={params.rising ?? ""} set={(rising) => go({ rising })} options={[["", "largest first"], ["1", "smallest first"]]} />}
         <Choice label="Colour range" value={range} set={(value) => go({ range: value })} options={Object.entries(RANGES)} />
         <Legend range={range} shared={shared} />
       </div>
-      <Export of={{ name: "overview", scene: () => gridScene(sorted, range, shared, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
-      <ul class={["multiples", subject.layers.length > 1 && !statistic ? "by-layer" : "", sorted.length <= 16 ? "few" : ""].join(" ")} style={{ "--heads": String(Math.max(...subject.layers.map((each) => each.heads.length))) }}>
+      <div class="beside">
+        <ul onPointerLeave={() => hover(null)} class={["multiples", subject.layers.length > 1 && !statistic ? "by-layer" : "", sorted.length <= 16 ? "few" : ""].join(" ")} style={{ "--heads": String(Math.max(...subject.layers.map((each) => each.heads.length))) }}>
         {sorted.map((each) => (
           <li key={`${each.layer}/${each.head}`}>
-            <a href={`#/head`} onClick={(event) => { event.preventDefault(); go(open(each)); }} aria-label={`Open ${plainName(each.name, each.head)}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
+            <a href={linked(each)} aria-current={each === chosen ? "true" : undefined} onPointerEnter={(event) => event.pointerType === "mouse" && hover(each)} onFocus={() => hover(null)}
+              onClick={(event) => { if (event.ctrlKey || event.metaKey) return; event.preventDefault(); choose(each); }} aria-label={`Open ${plainName(each.name, each.head)}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
               {each.of.rows > 0 && <Thumbnail of={each.of} range={range} shared={shared} />}
               <span aria-hidden="true">{clip(each.name, 18)}{statistic ? <b> {real(each.statistics[statistic[0]], 2)}</b> : null}</span>
             </a>
           </li>
         ))}
       </ul>
+      <section ref={panel} aria-label="The chosen head" class="large">
+        <h3>{plainName(large.name, large.head)} <a href={linked(large)} onClick={(event) => { event.preventDefault(); go(open(large)); }}>Open</a></h3>
+        <p class="small">{counted.slice(0, 4).map(([name, label]) => `${label} ${real(large.statistics[name], 2)}`).join(" · ")}</p>
+        {large.of.rows > 0 && <LargeHead subject={subject} of={large} range={range} shared={shared} />}
+      </section>
+      </div>
+      <FactList facts={subject.facts} />
+      <Export of={{ name: "overview", scene: () => gridScene(sorted, range, shared, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
       <h3>Statistics</h3>
       <Table caption={`Statistics of ${sorted.length} heads, means over the queries`} rows={sorted} columns={[
         { head: "head", header: true, cell: (each) => <a href="#/head" onClick={(event) => { event.preventDefault(); go(open(each)); }}>{plainName(each.name, each.head)}</a> },
@@ -96,6 +115,14 @@ export function Overview({ subject }: SubjectProps) {
       <Output subject={subject} />
     </>
   );
+}
+
+/** A head beside the small ones: with its tokens, or where its cells are pooled without them. */
+function LargeHead({ subject, of: { layer, head, name, of }, range, shared }: { subject: Subject; of: Head; range: Range; shared: number }) {
+  const { go } = usePage();
+  const { queries, keys } = subject.layers[layer];
+  if (of.rows !== queries.length || of.columns !== keys.length) return <Thumbnail of={of} range={range} shared={shared} />;
+  return <LinkedHead of={of} queries={queries} keys={keys} title={plainName(name, head)} range={range} shared={shared} pick={({ query, key }) => go({ view: "query", layer, head, query, key })} />;
 }
 
 /** The output of a subject that the server computes, and how the requests ran. */

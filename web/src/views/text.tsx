@@ -2,28 +2,30 @@
 
 import { useState } from "preact/hooks";
 import type { TargetedDragEvent } from "preact";
-import { call, problemOf } from "../api";
+import { call } from "../api";
 import type { ProblemDocument } from "../api";
 import { useLoaded, usePage } from "../context";
 import { bytes, clip } from "../format";
 import { normal } from "../random";
 import { integer } from "../state";
-import { BUILT_IN, DEFAULT_SOURCE, RAW, SENTENCE, files, subjectKey } from "../subject";
+import { BUILT_IN, RAW, SENTENCE, files, subjectKey } from "../subject";
 import { nested } from "../tensors";
-import type { ModelInfo, RecordingSummary, VariantInfo } from "../types";
+import type { RecordingSummary, VariantInfo } from "../types";
 import { forget, subjectOf, useSources } from "../with_subject";
 import { Area, Button, Check, Choice, FactList, Faulty, Field, ProblemBox } from "../ui";
 
-const CHANGED = { layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" };
+const CHANGED = { layer: "", head: "", image: "", query: "", key: "", zoom: "", sequence: "", edits: "" };
 
 export function Text() {
   const { params, go } = usePage();
-  const source = params.source ?? DEFAULT_SOURCE;
+  const { source = "" } = params;
   const sources = useSources();
   const [kind, name] = source.split(/:(.*)/s);
   const { value: subject, problem } = useLoaded(subjectKey(params), () => subjectOf(params));
   return (
     <>
+      <h3>A sentence</h3>
+      <Typed />
       <Recordings />
       <h3>Modules and raw attention</h3>
       <Faulty problem={problem}>
@@ -62,13 +64,12 @@ function Recordings() {
     event.preventDefault();
     take(event.dataTransfer?.files[0]);
   };
-  const line = `attention record CHECKPOINT '${(params.sentence || "your sentence").replaceAll("'", "'\\''")}' --taps weights --taps q --taps k --taps v --post`;
   return (
     <div onDragOver={(event) => event.preventDefault()} onDrop={drop}>
       <h3>Recordings</h3>
       <p class="small">A recording holds a text's way through a whole model: the attention of every layer, with its tokens.</p>
       <div class="fields">
-        <Choice wide label="Built in" value={BUILT_IN.some(({ id }) => `builtin:${id}` === (params.source ?? DEFAULT_SOURCE)) ? (params.source ?? DEFAULT_SOURCE) : ""} set={(source) => source && go({ ...CHANGED, source })} options={[...BUILT_IN.map(({ id, label }): [string, string] => [`builtin:${id}`, label]), ...(BUILT_IN.some(({ id }) => `builtin:${id}` === (params.source ?? DEFAULT_SOURCE)) ? [] : [["", "choose one"] as [string, string]])]} />
+        <Choice wide label="Built in" value={BUILT_IN.some(({ id }) => `builtin:${id}` === (params.source ?? "")) ? (params.source ?? "") : ""} set={(source) => source && go({ ...CHANGED, source })} options={[...BUILT_IN.map(({ id, label }): [string, string] => [`builtin:${id}`, label]), ...(BUILT_IN.some(({ id }) => `builtin:${id}` === (params.source ?? "")) ? [] : [["", "choose one"] as [string, string]])]} />
         <Choice wide label="Stored on the server" value={params.source?.startsWith("stored:") ? params.source : ""} set={(source) => source && go({ ...CHANGED, source })}
           options={[["", stored.length ? "choose one" : "none is stored"], ...stored.map(({ id, model, text, bytes: size }): [string, string] => [`stored:${id}`, `${model}: ${clip(text, 60)} (${bytes(size)})`])]} />
         <Button onClick={() => setAgain(again + 1)}>List again</Button>
@@ -76,54 +77,34 @@ function Recordings() {
           <input type="file" accept=".safetensors" onChange={(event) => take(event.currentTarget.files?.[0])} /></label>
       </div>
       <ProblemBox problem={problem ?? listed.problem} />
-      <Sentence line={line} />
     </div>
   );
 }
 
-/** Keep the run of a model over a text, with what its attentions are computed from, as a recording. */
-const recorded = (model: string, text: string) =>
-  call<{ recording: string }>("POST", `v1/models/${encodeURIComponent(model)}/forward`, { text, keep: true, top_k: 0, return: ["q", "k", "v"], encoding: "base64" });
-
-/** A sentence that the server records, or the command that records it elsewhere. */
-function Sentence({ line }: { line: string }) {
-  const { params, go } = usePage();
-  const [busy, setBusy] = useState(false);
-  const [problem, setProblem] = useState<ProblemDocument | null>(null);
-  const { value } = useLoaded("", () => call<{ data: ModelInfo[] }>("GET", "v1/models"));
-  const able = (value?.data ?? []).filter((each) => !each.problem && each.takes.includes("text")).map(({ id }) => id);
-  const model = able.includes(params.by ?? "") ? (params.by ?? "") : (able[0] ?? "");
-  const text = (params.sentence ?? "").trim();
-  const record = async () => {
-    setBusy(true);
-    setProblem(null);
-    try {
-      const { recording } = await recorded(model, text);
-      go({ ...CHANGED, source: `stored:${recording}`, view: "overview" });
-    } catch (fault) {
-      setProblem(problemOf(fault));
-    } finally {
-      setBusy(false);
-    }
-  };
+/** A sentence for a whole model, or the command that records it elsewhere. */
+function Typed() {
+  const { params, go, models } = usePage();
+  const able = (models ?? []).filter((each) => !each.problem && each.takes.includes("text")).map(({ id }) => id);
+  const named = params.source?.startsWith("model:") ? params.source.slice(6) : "";
+  const [model, choose] = useState(named);
+  const [text, write] = useState(params.text ?? "");
+  const chosen = able.includes(model) ? model : (able[0] ?? "");
+  const line = `attention record CHECKPOINT '${(text || "your sentence").replaceAll("'", "'\\''")}' --taps weights --taps q --taps k --taps v --post`;
+  if (models && !able.length) {
+    return (
+      <>
+        <Field wide label="Your sentence" hint="for a command that records it with a checkpoint and its tokenizer" value={text} live set={write} placeholder="The cat sat on the mat" />
+        <pre tabIndex={0}>{line}</pre>
+        <p class="small">Run the command where transformers is installed, then list the recordings again. The server reads a sentence itself if it has transformers.</p>
+      </>
+    );
+  }
   return (
-    <Faulty problem={problem}>
-      <form aria-busy={busy} onSubmit={(event) => { event.preventDefault(); void record(); }}>
-        <Field wide label="Your sentence" hint={able.length ? "recorded by the server, layer by layer" : "for a command that records it with a checkpoint and its tokenizer"} param="text" value={params.sentence ?? ""} live set={(each) => go({ sentence: each }, true)} placeholder="The cat sat on the mat" />
-        {able.length > 0 ? (
-          <div class="fields">
-            <Choice wide label="Model" value={model} set={(by) => go({ by })} options={able.map((id): [string, string] => [id, id])} />
-            <button type="submit" class="primary" disabled={busy || !text}>{busy ? "Recording…" : "Record"}</button>
-          </div>
-        ) : (
-          <>
-            <pre tabIndex={0}>{line}</pre>
-            <p class="small">Run the command where transformers is installed, then list the recordings again. The server records a sentence itself if it has transformers, and a checkpoint with its tokenizer in its model repository.</p>
-          </>
-        )}
-        <ProblemBox problem={problem} />
-      </form>
-    </Faulty>
+    <form class="fields" onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, source: `model:${chosen}`, text: text.trim(), view: "overview" }); }}>
+      <Field wide label="Your sentence" hint="read by a whole model" value={text} live set={write} placeholder="The cat sat on the mat" />
+      <Choice wide label="Model" value={chosen} set={choose} options={able.map((id): [string, string] => [id, id])} />
+      <button type="submit" class="primary" disabled={!text.trim() || !chosen}>Look at the sentence</button>
+    </form>
   );
 }
 

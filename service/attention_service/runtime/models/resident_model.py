@@ -166,11 +166,17 @@ class ResidentModel:
         finally:
             if question in self._waiting:
                 self._waiting.remove(question)
+                self._stop_unwanted_load()
 
     def leave(self) -> None:
-        """End as soon as nobody waits."""
+        """End as soon as nobody waits, also in the middle of loading."""
         self._leaves = True
         self._came.set()
+        self._stop_unwanted_load()
+
+    def _stop_unwanted_load(self) -> None:
+        if self._leaves and self._life is not None and self._facts is None and not self._waiting.size:
+            self._life.cancel()
 
     async def left(self) -> None:
         """Wait for its end."""

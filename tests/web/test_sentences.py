@@ -1,0 +1,215 @@
+"""A typed sentence and a whole model on the page: its attention at once, its loading, and what cannot be."""
+
+import re
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import eventually, live_server
+from tests.web.conftest import Visit
+
+tiny_models = pytest.importorskip("tests.client.tiny_models")
+TEXT = "Kate met Tamiro in the park. Then Tam"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The URL of a server with `tiny` resident, and a GPT-2 with random parameters to load."""
+    from transformers import GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("models")
+    gpt2 = GPT2LMHeadModel(tiny_models.CONFIGS["gpt2"]())
+    gpt2.save_pretrained(folder / "small")
+    tiny_models.tokenizer().save_pretrained(folder / "small")
+    with live_server(folder) as url:
+        httpx.post(f"{url}/v1/models", json={"checkpoint": "tiny"}, timeout=120).raise_for_status()
+        yield url
+
+
+def weights(visit: Visit, text: str, model: str = "tiny") -> list[np.ndarray]:
+    answered = visit.http.post(f"/v1/models/{model}/weights", json={"text": text}).json()
+    return [np.array(layer["weights"]) for layer in answered["layers"]]
+
+
+def table(page, at: int = 0) -> np.ndarray:
+    shown = page.locator("details", has_text="As a table").nth(at)
+    shown.locator("summary").click()
+    shown.locator("tbody tr").first.wait_for()
+    rows = [row.locator("td").all_inner_texts() for row in shown.locator("tbody tr").all()]
+    return np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
+
+
+def type_sentence(page, text: str) -> None:
+    page.get_by_label("Type a sentence").fill(text)
+    page.get_by_label("Type a sentence").press("Enter")
+
+
+@pytest.mark.parametrize("visit", [{}, {"color_scheme": "dark"}], indirect=True, ids=["light", "dark"])
+def test_the_page_opens_with_the_attention_of_a_sentence(visit):
+    page = visit.open()
+    page.wait_for_selector(".multiples li")
+    opened = page.evaluate("performance.now()")
+    assert page.locator(".multiples li").count() == 16
+    assert "looks at" in page.locator("header").inner_text()
+    assert page.get_by_label("Type a sentence").input_value() == TEXT
+    np.testing.assert_allclose(table(page), weights(visit, TEXT)[0][0], atol=6e-4)
+    began = time.perf_counter()
+    type_sentence(page, "the cat sat on the mat")
+    page.locator(".linked svg > text", has_text="·mat").first.wait_for()
+    following = time.perf_counter() - began
+    print(f"opened in {opened:.0f} ms, the next sentence in {1e3 * following:.0f} ms")
+    assert opened < 4000  # measured: 350 ms; tests share their machine
+    assert following < 3  # measured: 260 ms
+    tokens = page.locator(".linked svg > text").all_text_contents()[:7]
+    assert tokens == ["<|begin|>", "the", "·cat", "·sat", "·on", "·the", "·mat"]
+    assert "text=the+cat+sat" in page.url
+    assert visit.violations() == []
+    visit.picture("sentence" if page.evaluate("document.documentElement.dataset.theme") == "light" else "sentence-dark")
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_text("14 of at most 512 tokens").wait_for()
+
+
+@pytest.mark.parametrize(
+    "visit", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True, ids=["phone"]
+)
+def test_a_sentence_fits_on_a_phone(visit):
+    page = visit.open()
+    page.locator(".multiples li").nth(6).click()
+    page.get_by_role("heading", name="L1H2").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    visit.picture("sentence-phone", page.locator(".large h3"))
+
+
+@pytest.mark.parametrize("visit", [{"reduced_motion": "reduce"}], indirect=True, ids=["still"])
+def test_the_token_or_cell_under_the_pointer_tells_its_weights(visit):
+    page = visit.open()
+    page.get_by_role("link", name="Open L1H0").hover()
+    page.get_by_role("heading", name="L1H0").wait_for()  # beside the small ones, while the pointer rests on it
+    page.get_by_role("link", name="Open L0H0").click()
+    page.wait_for_url("**head=0&layer=0**")
+    first = weights(visit, TEXT)[0][0]
+    lines = page.locator(".linked svg")
+    token = lines.locator("> text", has_text="·met").first
+    told = page.locator(".linked > .readout")
+    page.get_by_role("heading", name="L0H0").hover()  # away from the small ones first
+    token.hover()
+    told.filter(has_text=f"·met looks at Kate {first[2, 1]:.2f}").wait_for()
+    assert lines.locator("path").count() == (first[2] >= 0.01).sum()
+    lines.locator("> text", has_text="·met").nth(1).hover()
+    told.filter(has_text=re.compile(r"^·met looks at ·met: ")).wait_for()
+    page.get_by_role("heading", name="L0H0").hover()
+    told.filter(has_text="Point at").wait_for()
+    canvas = page.locator(".linked canvas")
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    told.filter(has_text=f"·met looks at Kate: {first[2, 1]:.3g}").wait_for()
+
+
+def test_a_chosen_model_is_loaded_with_its_progress_and_can_be_cancelled(visit):
+    page = visit.open()
+    page.get_by_label("Attention of").select_option("model:small")
+    page.get_by_role("progressbar", name="Loading small").wait_for(timeout=20_000)
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("alert").filter(has_text="Cancelled").wait_for()
+    eventually(lambda: visit.http.get("/v1/models/small").json()["state"] == "idle")
+    page.get_by_label("Attention of").select_option("model:tiny")
+    page.wait_for_selector(".multiples li")
+    page.get_by_label("Attention of").select_option("model:small")
+    type_sentence(page, "the cat sat")
+    page.locator(".linked svg > text", has_text="sat").first.wait_for(timeout=120_000)
+    np.testing.assert_allclose(table(page), weights(visit, "the cat sat", "small")[0][0], atol=6e-4)
+
+
+def test_a_model_that_is_not_there_is_named_and_another_can_be_chosen(visit):
+    page = visit.open("#/overview?source=model:nobody")
+    assert "nobody" in page.get_by_role("alert").inner_text()
+    visit.faults.clear()  # the browser's line about the 404
+    page.get_by_label("Attention of").select_option("model:tiny")
+    page.wait_for_selector(".multiples li")
+
+
+def test_a_text_that_is_too_long_is_said_to_be_before_it_is_sent(visit):
+    page = visit.open()
+    page.get_by_text("14 of at most 512 tokens").wait_for()
+    page.get_by_label("Type a sentence").fill("the cat " * 700)
+    page.locator(".over", has_text=re.compile(r"about \d{4} of at most 512 tokens")).wait_for()
+    page.get_by_label("Type a sentence").press("Enter")
+    page.get_by_role("alert").filter(has_text="the model has positions for 512").wait_for()
+    visit.faults.clear()  # the browser's line about the 422
+    type_sentence(page, "the cat")
+    page.get_by_text("3 of at most 512 tokens").wait_for()
+
+
+def test_a_text_with_too_many_weights_is_pooled_by_the_server(visit):
+    """Of 16 heads with 512 tokens the page reads the largest weights of squares and the statistics, in three passes."""
+    text = "the cat sat on the mat. " * 73
+    page = visit.open()
+    asked = []
+    page.on("request", lambda each: each.url.endswith("/weights") and asked.append(each.post_data_json))
+    type_sentence(page, text)
+    page.get_by_text("512 of at most 512 tokens").wait_for(timeout=30_000)
+    page.locator(".empty", has_text="Reading the weights…").wait_for(state="detached")
+    assert len(asked) == 3, [sorted(each) for each in asked]
+    options = {"statistics": ["entropy", "induction"], "return_weights": False}
+    told = visit.http.post("/v1/models/tiny/weights", json={"text": text.strip()} | options).json()["layers"]
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("main table").first.locator("tbody tr").all()]
+    shown = np.array([[float(row[0]), float(row[12])] for row in rows])
+    expected = [np.transpose([each["statistics"][name] for name in options["statistics"]]) for each in told]
+    np.testing.assert_allclose(shown, np.concatenate(expected), atol=6e-4)
+    page.get_by_role("link", name="Open L1H0").click()
+    page.locator(".large").get_by_role("link", name="Open").click()
+    page.locator(".stage canvas").focus()
+    page.keyboard.press("ArrowDown")
+    page.locator(".readout b", has_text=re.compile(r"\d")).wait_for()
+    exact = visit.http.post("/v1/models/tiny/weights", json={"text": text.strip(), "layers": [1]}).json()["layers"][0]
+    assert float(page.locator(".readout b").inner_text()) == pytest.approx(exact["weights"][0][1][0], rel=1e-3)
+
+
+def test_an_imported_layer_leads_to_a_sentence(visit):
+    made = visit.http.post("/v1/modules/import", json={"checkpoint": "small", "layer": 1}).json()
+    page = visit.open("#/model")
+    page.get_by_role("button", name=f"Look at {made['name']}").click()
+    page.wait_for_url("**source=model%3Asmall**")
+    page.get_by_label("Type a sentence").wait_for()
+    page.locator(".multiples li").first.wait_for(timeout=120_000)
+    page.get_by_role("heading", name="L1H0").wait_for()
+    visit.http.delete(f"/v1/modules/{made['name']}")
+
+
+def test_models_are_loaded_and_ended_from_the_list(visit):
+    page = visit.open("#/model")
+    if visit.http.get("/v1/models/small").json()["state"] == "resident":
+        visit.http.delete("/v1/models/small")
+        page = visit.open("#/model")
+    page.get_by_role("button", name="Load small").click()
+    page.locator(".answer", has_text="Loaded small.").wait_for(timeout=120_000)
+    page.get_by_role("button", name="End small").click()
+    page.get_by_role("button", name="Really end small?").click()
+    page.locator(".answer", has_text="Ended small.").wait_for()
+    assert visit.http.get("/v1/models/small").json()["state"] == "idle"
+    page.get_by_label("Fetch from the hub").fill("org/none")
+    page.get_by_role("button", name="Fetch").click()
+    page.get_by_role("alert").filter(has_text="ATTENTION_HUB").wait_for()
+    visit.faults.clear()  # the browser's line about the 403
+    assert visit.violations() == []
+
+
+def test_a_head_is_knocked_out_up_to_the_logits(visit):
+    page = visit.open("#/edit?source=model:tiny&layer=1&head=0")
+    page.get_by_role("button", name="Knock out L1H0").click()
+    page.get_by_role("button", name="Ask the whole model").click()
+    page.get_by_label("Prediction of").wait_for()
+    row = page.locator("table", has_text="Likeliest tokens").locator("tbody tr").first
+    shown = [row.locator("th").inner_text(), *row.locator("td").all_inner_texts()]
+    knocked = [{"tap": "context", "heads": [0], "set": 0}]
+    asked = {"text": TEXT, "edits": {"1": knocked}, "compare": "unedited"}
+    top = visit.http.post("/v1/models/tiny/forward", json=asked).json()["predictions"][0]["top"][0]
+    assert shown[0] == top["token"]
+    expected = [top["unedited_probability"], top["probability"], top["unedited_logit"]]
+    expected.append(top["logit"] - top["unedited_logit"])
+    assert [float(each.replace("−", "-")) for each in shown[1:]] == pytest.approx(expected, rel=2e-3, abs=1e-5)
+    visit.picture("logits", page.get_by_role("heading", name="Logits"))
+    assert visit.violations() == []

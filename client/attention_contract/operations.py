@@ -339,7 +339,7 @@ list_recordings = Operation(
 )  # fmt: skip
 create_recording = Operation(
     "create_recording", "POST", "/v1/recordings", r.RecordingFile, r.RecordingInfo,
-    "Store a recording: a text's way through a model",
+    "Store a recording of what a model computed for a text",
     (*READS_BODY, *WRITES, e.TooLarge), status=201, tensors=True, example=r.EXAMPLE, scopes=INFER,
 )  # fmt: skip
 get_recording = Operation(

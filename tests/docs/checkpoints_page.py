@@ -33,7 +33,7 @@ those of the checkpoint: `--spec '{{"softcap": 30}}'` adds a softcap, and `--spe
 causal mask.
 
 Where a fact is missing that changes the numbers, the import is 422 and `param` names the field: `num_heads`,
-`spec.masks` or `spec.add_zero_attn`. A state dict of `torch.nn.MultiheadAttention` tells none of the three. A layer
+`spec.masks` or `spec.add_zero_attn`. A state dict of `torch.nn.MultiheadAttention` has none of these facts. A layer
 of `torch.nn.Transformer` tells all but its heads and the masks of self-attention. A checkpoint of BERT without
 `config.json` does not tell its masks.
 

@@ -48,7 +48,7 @@ def record(
     local: Annotated[bool, typer.Option("--local", help="Run the attention here, without a server.")] = False,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Record a text's way through a model whose attention runs on the server.
+    """Record what a model computes for a text. Its attention runs on the server.
 
     The server imports the attention of every layer into modules, and removes those that it made. If it cannot, it
     attends with the q, k and v of the model. The checkpoint's other parts run here, by transformers. Without

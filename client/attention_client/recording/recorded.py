@@ -1,4 +1,4 @@
-"""``Recording``: a text's way through a model, in memory or mapped from its file."""
+"""``Recording``: the numbers that a model computed for a text, in memory or mapped from its file."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""Recordings: a text's way through a model. Hidden states, weights and taps of every layer, with their labels.
+"""Recordings of what a model computed for a text. Hidden states, weights and taps of every layer, with their labels.
 
 A recording is a safetensors file. Its tensors are named ``{layer}.{tap}``, as in ``layers.0.weights``,
 ``encoder.2.hidden`` or ``decoder.1.cross.q``; ``{stack}.embeddings`` is the input of the first layer. The metadata

@@ -17,7 +17,6 @@ from unittest.mock import patch
 import httpx
 import numpy as np
 import pytest
-import torch
 
 FoundT = TypeVar("FoundT")
 
@@ -50,6 +49,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked ``gpu`` on a machine without one. No other code skips for want of a GPU."""
+    import torch  # here, so that the process that hands tests to others starts without it
+
     if torch.cuda.is_available():
         return
     for item in items:
@@ -145,6 +146,8 @@ def _wait_until_ready(url: str, thread: threading.Thread) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a live server that all tests of a run share: use module names of your own."""
+    import torch
+
     torch.set_num_threads(1)
     with live_server(tmp_path_factory.mktemp("models")) as url:
         yield url

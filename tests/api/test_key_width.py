@@ -28,6 +28,7 @@ def test_other_specs_take_one_width(server, rng, spec):
 
 def test_costs_count_both_widths(http):
     sizes = {"num_heads": 3, "head_dim": 4, "key_dim": 6, "value_dim": 5, "shape": {"queries": 7, "keys": 9}}
+    sizes["memory_bytes"] = 2**16  # little, so that limits are found soon
     bilinear = post(http, "/v1/attention/complexity", spec={"score": {"name": "bilinear"}}, **sizes)
     additive = post(http, "/v1/attention/complexity", spec={"score": {"name": "additive", "hidden": 8}}, **sizes)
     pairs = 3 * 7 * 9

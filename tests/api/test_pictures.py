@@ -28,7 +28,7 @@ from attention_service.api.bodies import pictures
 from tests.api.talk import problem
 from tests.conftest import live_server
 
-RAW = {"shape": {"queries": 4096}, "num_heads": 8, "head_dim": 64}
+RAW = {"shape": {"queries": 4096}, "num_heads": 8, "head_dim": 64, "memory_bytes": 2**26}  # few: limits are found soon
 WINDOW = {
     "label": "a window",
     "kernel": "blocked",

@@ -64,10 +64,10 @@ def test_results_of_one_request_come_together(cuda):
     assert len(counts.waits) == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("spec", EVERY.values(), ids=EVERY)
-def test_every_spec_keeps_devices_apart_and_waits_once_within_its_plan(cuda, spec, dtype):
-    module = cuda.module(dtype, d_model=64, num_heads=4, spec=spec)
+def test_every_spec_keeps_devices_apart_and_waits_once_within_its_plan(cuda, spec):
+    """In a type that some stages widen; the requests below come in float32 too."""
+    module = cuda.module("bfloat16", d_model=64, num_heads=4, spec=spec)
     _, counts, plan = run(cuda, module, (2, 9, 64))
     assert not counts.mixed
     assert len(counts.waits) == 1

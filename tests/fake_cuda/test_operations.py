@@ -63,8 +63,12 @@ def counted(cuda, make, dtype):
     return counts
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("make", OPERATIONS.values(), ids=OPERATIONS)
+CASES = {name: (make, "bfloat16") for name, make in OPERATIONS.items()} | {
+    f"{name}, float32": (OPERATIONS[name], "float32") for name in ("gradients", "weights")
+}
+
+
+@pytest.mark.parametrize(("make", "dtype"), CASES.values(), ids=CASES)
 def test_an_operation_waits_once(cuda, make, dtype):
     counts = counted(cuda, make, dtype)
     assert len(counts.waits) == 1

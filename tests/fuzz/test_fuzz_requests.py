@@ -23,7 +23,7 @@ def test_every_registered_entry_is_drawn(registry, drawn):
     assert all(options(random.Random(0)) is not None for options in drawn.values())
 
 
-@pytest.mark.parametrize("situations", [20, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("situations", [10, pytest.param(60, marks=pytest.mark.slow)])
 def test_whole_requests_are_right_or_refused(situations):
     outcome = walk_situations(5, range(situations))
     assert not outcome.faults, "\n".join(outcome.faults)

@@ -40,9 +40,10 @@ class Captured:
 
 @pytest.fixture(scope="module")
 def run():
-    """Run coroutines on one event loop."""
-    with asyncio.Runner() as runner:
-        yield runner.run
+    """Run coroutines on one event loop. ``asyncio.Runner`` would write out each reply, to see who handles signals."""
+    loop = asyncio.new_event_loop()
+    yield loop.run_until_complete
+    loop.close()
 
 
 @pytest.fixture(scope="module")

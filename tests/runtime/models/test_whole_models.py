@@ -18,7 +18,6 @@ from transformers import CLIPConfig, CLIPModel
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.models import ModelWeightsRequest
 from attention_service.runtime.models.model_catalogue import find_folder
-from attention_service.runtime.models.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 TEXT = "the cat sat on the mat"
@@ -59,6 +58,15 @@ def save_prompts(folder, kind):
     own = {"processor_class": type(made).__name__, **prompts.PROMPTS[kind][3]}
     (folder / "processor_config.json").write_text(json.dumps(own))
     (folder / "chat_template.jinja").write_text(made.chat_template)
+
+
+@pytest.fixture(scope="module")
+def named(models):
+    """The name that a model was loaded under, which is not that of its folder, and its process."""
+    before = {child.pid for child in psutil.Process().children()}
+    models.load("gemma3", name="looks")
+    (process,) = (child for child in psutil.Process().children() if child.pid not in before)
+    return "looks", process
 
 
 @pytest.fixture
@@ -125,6 +133,7 @@ def test_a_head_that_is_knocked_out_is_zero_before_the_projection(models, eager)
     assert told.divergence == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
 
 
+@pytest.mark.slow  # a process of its own; without one, test_loaded_model has the numbers of T5
 def test_pairs_answer_too(models):
     reply = models.weights("t5", TEXT, target="die Katze", layers=["cross.1"])
     assert reply.layers[0].weights.shape[-1] == len(reply.encoder_labels.ids)
@@ -133,11 +142,11 @@ def test_pairs_answer_too(models):
     assert [layer.layer for layer in info.layers][:2] == ["encoder.0", "encoder.1"]
 
 
-def test_an_idle_model_says_what_it_takes_and_whether_it_generates(models):
-    for name in (*FAMILIES, "clip"):
-        idle, resident = find_folder(models.root, name).info(name, None), models.load(name)
-        assert (idle.state, resident.state) == ("idle", "resident")
-        assert (sorted(idle.takes), idle.generates) == (sorted(resident.takes), resident.generates), name
+@pytest.mark.parametrize("name", ["llama", "clip", pytest.param("t5", marks=pytest.mark.slow)])
+def test_an_idle_model_says_what_it_takes_and_whether_it_generates(models, name):
+    idle, resident = find_folder(models.root, name).info(name, None), models.load(name)
+    assert (idle.state, resident.state) == ("idle", "resident")
+    assert (sorted(idle.takes), idle.generates) == (sorted(resident.takes), resident.generates)
     tiny = find_folder(models.root, "tiny").info("tiny", None)
     assert (tiny.takes, tiny.generates) == (["text", "messages"], True)
 
@@ -167,9 +176,10 @@ def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
     assert caught.value.param == "view"
 
 
-def test_a_word_and_a_generated_token_look_at_an_image(models):
+def test_a_word_and_a_generated_token_look_at_an_image(models, named):
+    name, _ = named
     asked = {"images": [png(noise(60, 44))]}
-    reply = models.weights("gemma3", "what is on the mat", **asked, layers=[1, "vision.0"])
+    reply = models.weights(name, "what is on the mat", **asked, layers=[1, "vision.0"])
     expected = prompts.loaded("gemma3").weights(
         ModelWeightsRequest(text="what is on the mat", images=[sent(noise(60, 44))], layers=[1, "vision.0"])
     )
@@ -177,11 +187,11 @@ def test_a_word_and_a_generated_token_look_at_an_image(models):
         np.testing.assert_allclose(layer.weights, own.weights, atol=1e-6)
     assert reply.labels.tokens[:3] == ["<boi>", "[0,0]", "[0,1]"]
     assert reply.tokens_of("vision.0")[0].tokens[:2] == ["[0,0]", "[0,1]"]
-    assert models.get("gemma3").takes == ["text", "messages", "images"]
+    assert models.get(name).takes == ["text", "messages", "images"]
     url = f"data:image/png;base64,{sent(noise(60, 44))['base64']}"
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is on the mat"}]
-    answer = models.chat("gemma3", [{"role": "user", "content": parts}], max_tokens=2, attention={"top_k": 1})
-    labels = models.forward("gemma3", messages=[{"role": "user", "content": parts}]).labels
+    answer = models.chat(name, [{"role": "user", "content": parts}], max_tokens=2, attention={"top_k": 1})
+    labels = models.forward(name, messages=[{"role": "user", "content": parts}]).labels
     assert answer.choices[0].attention[0].position == len(labels.tokens)
 
 
@@ -262,23 +272,13 @@ def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):
     assert told.total_ms == pytest.approx(told.prefill.predicted_ms + 8 * told.per_token.predicted_ms)
 
 
-def test_a_process_holds_what_was_estimated_and_its_model_has_the_name_that_it_was_given(models, monkeypatch):
-    seen = []
-    start = WorkerProcess.start.__func__
-
-    async def noted(cls, limit, **options):
-        seen.append(await start(cls, limit, **options))
-        return seen[-1]
-
-    monkeypatch.setattr(WorkerProcess, "start", classmethod(noted))
-    models.load("llama", name="measured")
+def test_a_process_holds_what_was_estimated_and_its_model_has_the_name_that_it_was_given(models, named):
+    name, process = named
     for _ in range(3):
-        assert models.weights("measured", [TEXT] * 8).ran.model == "measured"
-    held = psutil.Process(seen[0].pid).memory_info().rss
-    estimated = models.get("measured").bytes
-    assert models.complexity("measured", 8).model == "measured"
-    assert estimated / 1.2 < held < 1.2 * estimated
-    models.unload("measured")
+        assert models.weights(name, [TEXT] * 8).ran.model == name
+    held = process.memory_info().rss
+    assert models.complexity(name, 8).model == name
+    assert held / 1.2 < models.get(name).bytes < 1.2 * held
 
 
 @pytest.mark.slow

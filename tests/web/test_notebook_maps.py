@@ -20,6 +20,16 @@ def test_maps_draw_and_tell_what_is_below_the_pointer(browser, tmp_path):
     page.goto(f"file://{file}")
     one, two, three = (page.locator(".attention-maps").nth(at) for at in range(3))
     one.get_by_label("Head", exact=True).select_option("1")
+    assert one.locator(".tops div").all_inner_texts() == ["a", "<b>"]
+    assert one.locator(".rows div").all_inner_texts() == ["the", "cat"]
+    assert one.locator(".bar span").all_inner_texts() == ["1", "0"]
+    heads = one.get_by_role("group", name="All: head").get_by_role("button")
+    assert [each.get_attribute("aria-pressed") for each in heads.all()] == ["false", "true"]
+    heads.nth(0).click()
+    assert one.locator("canvas").get_attribute("aria-label").startswith("head 0")
+    assert one.get_by_label("Head", exact=True).input_value() == "0"
+    heads.nth(1).click()
+    assert two.get_by_role("button").count() == 0, "one head needs no choice"
     one.locator("canvas").hover(position={"x": 30, "y": 5})
     assert one.get_by_role("status").inner_text() == "the → <b>: 0.1234567"
     one.locator("canvas").focus()

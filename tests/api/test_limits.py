@@ -54,8 +54,9 @@ def question(client, name, kind, options):
     return ask, (limits.gradients if kind == "gradients" else limits.forward).longest
 
 
-@pytest.mark.parametrize("kernel", [None, "blocked"])
-@pytest.mark.parametrize("kind", ["forward", "weights", "gradients"])
+@pytest.mark.parametrize(
+    ("kind", "kernel"), [("forward", None), ("forward", "blocked"), ("weights", None), ("gradients", None)]
+)
 def test_the_longest_of_a_module_is_the_longest_that_is_admitted(small, kind, kernel):
     ask, told = question(small, "m", kind, {"kernel": kernel} if kernel else {})
     assert told.bound == "memory"

@@ -183,6 +183,7 @@ def test_added_keys_of_torch(client):
 # ── JAX's lengths and windows ────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow  # JAX compiles for seconds; lengths and windows are held against plain loops in core
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, (2, 1)])
 def test_lengths_of_jax(causal, window, client):

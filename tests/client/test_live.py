@@ -29,7 +29,7 @@ def test_a_module_lives_its_life(server, rng, media_type):
         gradients = client.gradients(name, x, wrt=wrt, check=True)
         assert all(check.passed for check in gradients.check.values())
         assert client.weights(name, x, top_k=2).top.keys.shape == (2, 2, 5, 2)
-        assert len(client.complexity(name, 16, [16, 32]).costs) == 2
+        assert len(client.complexity(name, 16, [16, 32], memory_bytes=2**20).costs) == 2
 
         names = [info.name for info in client.modules.parameters(name).parameters]
         parameters = {one: client.modules.parameter(name, one).value * 2 for one in names}

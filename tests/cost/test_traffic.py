@@ -227,7 +227,14 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("masks", PATTERNS.values(), ids=PATTERNS)
+SOME = {"causal", "with global tokens", "random"}
+"""Patterns whose blocks every run counts; the cuts of all of them are in ``test_blocked_costs``."""
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [pytest.param(x, marks=() if name in SOME else pytest.mark.slow, id=name) for name, x in PATTERNS.items()],
+)
 def test_every_block_of_the_blocked_kernel_is_counted(masks):
     """In blocks of the fused kernel, and by stages, where a softcap keeps the fused kernel out."""
     assert_counted_nearly(work_of(AttentionSpec(masks=masks), **LONG))
@@ -257,7 +264,14 @@ IN_BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", MANY_BLOCKS | IN_BLOCKS)
+SELDOM = {"sigmoid", "relative bias", "added keys", "dropout", "half type", "negative scale"}
+"""Entries that ``test_every_entry_is_counted_exactly``, or its requests, count in one block in every run."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SELDOM else ()) for name in MANY_BLOCKS | IN_BLOCKS],
+)
 def test_what_the_blocked_kernel_does_in_a_block_is_counted(name):
     taps = {"output", "lse"} if name == "log-sum-exp" else OUTPUT
     assert_counted_nearly((MANY_BLOCKS | IN_BLOCKS)[name], taps)

@@ -6,7 +6,7 @@ from tests.conftest import live_server
 from tests.docs.snippets import DOCUMENTS, SERVER_SETTINGS, Block, Session, SnippetError, blocks, check
 
 RUNNABLE = [document for document in DOCUMENTS if any(block.language in {"python", "sh"} for block in blocks(document))]
-LONG = {"api", "cli", "capacity", "from-others", "models", "openai", "recordings"}
+LONG = {"api", "cli", "capacity", "from-others", "models", "openai", "pictures", "recordings"}
 """Pages that start many commands or the processes of several models, or compile another library."""
 
 

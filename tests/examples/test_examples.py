@@ -50,12 +50,11 @@ def difference(printed: str, of: str) -> float:
 # ── examples that ask a running service ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_quickstart_answers_the_four_questions_in_every_run(server):
-    for _ in range(2):
-        printed = succeed(sys.executable, EXAMPLES / "quickstart.py", ATTENTION_URL=server)
-        assert "output (1, 5, 64)" in printed
-        assert printed.count("passed") == 10
-        assert "O(n²" in printed
+def test_the_quickstart_answers_the_four_questions(server):
+    printed = succeed(sys.executable, EXAMPLES / "quickstart.py", ATTENTION_URL=server)
+    assert "output (1, 5, 64)" in printed
+    assert printed.count("passed") == 10
+    assert "O(n²" in printed
 
 
 @pytest.mark.slow

@@ -39,12 +39,15 @@ def numbers(printed: str, line: str) -> list[float]:
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_outputs(path):
+def test_notebooks_are_kept_with_their_outputs(path):
     cells = nbformat.read(path, as_version=4).cells
     assert cells[0].cell_type == "markdown"
     code = [cell for cell in cells if cell.cell_type == "code"]
-    assert code
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)], "run it whole, then keep it"
+    outputs = [output for cell in code for output in cell.outputs]
+    assert {output.output_type for output in outputs} <= {"stream", "execute_result", "display_data"}
+    assert any("text/html" in output.get("data", {}) or "image/png" in output.get("data", {}) for output in outputs)
+    assert path.stat().st_size < 2**20
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import nbclient
 import nbformat
-
 from tests.conftest import live_server
 
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"

@@ -49,7 +49,7 @@ def blocks(problem: Problem, selection: Selection) -> list[Selection]:
     """Divide the selection along its queries into blocks of that size, at least one."""
     batch, heads, queries, _ = problem.q.shape
     rows = rows_at_once(batch, len(selection.heads or range(heads)), problem.k.shape[2])
-    wanted = tuple(range(queries)) if selection.queries is None else selection.queries
+    wanted = range(queries) if selection.queries is None else selection.queries
     if len(wanted) <= rows:
         return [selection]
     return [replace(selection, queries=wanted[start : start + rows]) for start in range(0, len(wanted), rows)]

@@ -107,6 +107,9 @@ class WeightTile:
 
     def share_of(self, chosen: Tensor) -> Tensor:
         """Sum the shares of the chosen keys, bool or numbers broadcastable to ``[B, H, R, K]``."""
+        if chosen.dtype == self.weights.dtype and chosen.shape[:2] == (len(self.weights), 1):
+            # As a matrix product: the weights are read once, and nothing of their size is written.
+            return torch.einsum("bhrk,brk->bhr", self.weights, chosen[:, 0]) / self.total
         return torch.sum(self.weights * chosen, -1) / self.total
 
 

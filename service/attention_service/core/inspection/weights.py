@@ -145,18 +145,18 @@ class Totals:
         self._formulas: dict[str, Formula] = {name: HEAD_STATISTICS[name] for name in names if name != CLASS_SHARES}
         if CLASS_SHARES in names:
             self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
-        self._sums = {name: torch.zeros(batch, heads, dtype=torch.float64, device=device) for name in self._formulas}
+        self._sums = torch.zeros(len(self._formulas), batch, heads, dtype=torch.float64, device=device)
         self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
         self._counted = torch.zeros(batch, queries, dtype=torch.bool, device=device)
 
     def add(self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING) -> None:
         """Add weights ``[B, H, R, K]`` of a block at positions ``[B, R]`` where ``real`` ``[B, R]`` is true."""
-        heads = slice(None) if block.heads is None else list(block.heads)
-        rows = slice(None) if block.queries is None else list(block.queries)
+        heads, rows = _index(block.heads), _index(block.queries)
         tile = WeightTile(weights, positions, self._inputs.queries(rows))
         looking = real[:, None] & tile.looking  # [B, H, R]: a query that may look nowhere has no weights
-        for name, formula in self._formulas.items():
-            self._sums[name][:, heads] += torch.where(looking, formula(tile), 0).sum(-1, dtype=torch.float64)
+        if self._formulas:
+            of_rows = torch.stack([formula(tile) for formula in self._formulas.values()])
+            self._sums[:, :, heads] += torch.where(looking, of_rows, 0).sum(-1, dtype=torch.float64)
         self._looking[:, heads] += looking.sum(-1)
         self._counted[:, rows] |= looking.any(1)
 
@@ -168,13 +168,22 @@ class Totals:
     def means(self) -> dict[str, Any]:
         """Return the mean of each statistic over the real queries; NaN if there are none."""
         found: dict[str, Any] = {}
-        for name, total in self._sums.items():
+        for name, total in zip(self._formulas, self._sums, strict=True):
             kind, _, of = name.partition(".")
             if of or kind == CLASS_SHARES:
                 found.setdefault(kind, {})[of] = total / self._looking
             else:
                 found[name] = total / self._looking
         return found
+
+
+def _index(chosen: Sequence[int] | None) -> slice | list[int]:
+    """Return the index of these entries: a slice of all, and of a range."""
+    if chosen is None:
+        return slice(None)
+    if isinstance(chosen, range) and chosen.step == 1:
+        return slice(chosen.start, chosen.stop)
+    return list(chosen)
 
 
 def totals(
@@ -186,7 +195,7 @@ def totals(
     batch, heads, queries, _ = problem.q.shape
     found, positions = Totals((batch, heads, queries), problem.q.device, names, inputs), positions_of(problem)
     for block in some_of(problem.q, looked_at):
-        rows = slice(None) if block.queries is None else list(block.queries)
+        rows = _index(block.queries)
         values = weights(block)
         if names and values.dtype.itemsize == 2:
             values = values.float()

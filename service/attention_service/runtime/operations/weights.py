@@ -1,7 +1,7 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from attention_service.core.inspection.weights import (
     weights_of,
 )
 from attention_service.core.kernels import Kernel, Needs
+from attention_service.core.nonfinite_keys import find_nonfinite_keys
 from attention_service.core.problem import Selection
 from attention_service.core.slices import phase
 from attention_service.modules.resident import Module
@@ -119,6 +120,8 @@ class Inspection(Operation):
         problem = compute.problem(bound, uploaded.tensors, uploaded.parameters)
         uploaded.tensors.clear()
         phase("statistics", "weights")
+        if not problem.finite and not uploaded.edits and find_nonfinite_keys(problem) is None:
+            problem = replace(problem, finite=True)  # tiles need not look again
         real = real_queries(problem) if mask is None else mask
         weights_by: Weights = partial(weights_of, problem, edits=uploaded.edits)
         computed, kept = weights_by, None

@@ -213,3 +213,52 @@ def test_a_head_is_knocked_out_up_to_the_logits(visit):
     assert [float(each.replace("−", "-")) for each in shown[1:]] == pytest.approx(expected, rel=2e-3, abs=1e-5)
     visit.picture("logits", page.get_by_role("heading", name="Logits"))
     assert visit.violations() == []
+
+
+def test_a_text_is_continued_token_by_token_with_what_each_head_looked_at(visit):
+    page = visit.open("#/decode?source=model:tiny&heat=0.8&seed=3&length=6")
+    page.get_by_role("button", name="Knock out L0H0").click()
+    page.wait_for_url("**knocked=0.0**")
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("group", name="Save").wait_for()
+    edits = {"0": [{"tap": "context", "heads": [0], "set": 0}]}
+    asked = {"model": "tiny", "prompt": TEXT, "max_tokens": 6, "temperature": 0.8, "seed": 3}
+    asked |= {"attention": {"edits": edits, "top_k": 16, "statistics": []}}
+    (choice,) = visit.http.post("/v1/completions", json=asked).json()["choices"]
+    came = choice["attention"]
+    shown = page.locator(".generated button")
+    assert shown.all_inner_texts() == [re.sub("^ ", "·", each["token"]) for each in came]
+    shown.nth(1).click()
+    keys = came[1]["layers"][1]["top_keys"]
+    told = page.get_by_role("button", name=re.compile(r"^L1H2: ")).get_attribute("aria-label")
+    assert told.endswith(f" {keys['weights'][2][0]:.2f}")
+    page.get_by_role("button", name=re.compile(r"^L1H2: ")).click()
+    page.wait_for_url("**head=2&**layer=1**")
+    marked = page.locator(".generated > *").nth(keys["keys"][2][0])
+    assert float(marked.get_attribute("title")) == pytest.approx(keys["weights"][2][0], rel=1e-2)
+    logits = visit.http.post(
+        "/v1/models/tiny/forward", json={"text": TEXT, "edits": edits, "return": ["logits"]}
+    ).json()
+    heated = np.exp((np.ravel(logits["logits"]) - np.max(logits["logits"])) / 0.8)
+    bars = page.locator("svg", has_text="probability at temperature 0.8").locator("text").all_text_contents()
+    assert max(heated / heated.sum()) == pytest.approx(float(bars[2]), rel=1e-3)
+    assert visit.violations() == []
+    plain = visit.open("#/decode?source=model:tiny")
+    plain.get_by_role("button", name="Generate").click()
+    plain.get_by_role("group", name="Save").wait_for()
+    assert "".join(plain.locator(".generated button").all_inner_texts()).startswith("iro·and")
+    visit.picture("generation")
+
+
+def test_a_generation_can_be_stopped_and_a_text_that_is_too_long_is_refused(visit):
+    page = visit.open("#/decode?source=model:tiny&length=256&heat=1.5")
+    page.get_by_text("14 tokens; at most 512 with those that come").wait_for()
+    page.get_by_role("button", name="Generate").click()
+    page.locator(".generated button").nth(2).wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Generate").wait_for()
+    assert 3 <= page.locator(".generated button").count() < 256
+    page.get_by_role("textbox", name="Text").fill("the cat " * 700)
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_role("alert").filter(has_text="512").first.wait_for()
+    visit.faults.clear()  # the browser's lines about the 422 and the 400

@@ -119,7 +119,7 @@ export function python({ method, path, body }: Asked): string {
 
 /** Send one request and yield the server-sent events of its reply as they come. Throws Problem, also for an event that is one. */
 export async function* events<T>(path: string, body: Body, signal: AbortSignal): AsyncGenerator<Awaited<T>> {
-  const response = await send({ method: "POST", path, body: { ...body, stream: true } }, "text/event-stream", signal);
+  const response = await send({ method: "POST", path, body: { ...body, stream: true } }, "application/json", signal);
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (reader) {
@@ -140,9 +140,9 @@ export async function* events<T>(path: string, body: Body, signal: AbortSignal):
 
 interface OpenAIFault {
   message: string;
-  code?: string;
-  param?: string;
+  code: string | null;
+  param: string | null;
 }
 
 /** A fault in OpenAI's form as a problem document. */
-const ofOpenAI = ({ message, code, param }: OpenAIFault): ProblemDocument => ({ title: "The request failed", detail: message, code, param });
+const ofOpenAI = ({ message, code, param }: OpenAIFault): ProblemDocument => ({ title: "The request failed", detail: message, code: code ?? undefined, param: param ?? undefined });

@@ -39,7 +39,7 @@ export const VIEWS: View[] = [
   { id: "gradient", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/gradient")).Gradient },
   { id: "rollout", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/rollout")).Rollout },
   { id: "circuits", title: "Circuits", key: "s", about: "What the projections of each head compute together, whatever the tokens are.", plain: async () => (await import("./views/circuits")).Circuits },
-  { id: "decode", title: "Decode", key: "d", about: "Step through a session on the server and watch the weights come.", plain: async () => (await import("./views/decode")).Decode },
+  { id: "decode", title: "Decode", key: "d", about: "The next token of a text, the tokens as they come, and what each head looked at for each of them.", plain: async () => (await import("./views/decode")).Decode },
   { id: "cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost")).Cost },
   { id: "learn", title: "Learn", key: "l", about: "The formulas of the attention at hand, with its numbers.", subject: async () => (await import("./views/learn")).Learn },
 ];

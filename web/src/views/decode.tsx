@@ -1,118 +1,27 @@
-/** A session step by step: the weights come one query at a time. */
+/** Decoding: a text by a whole model, or a module's session step by step. */
 
-import { useState } from "preact/hooks";
-import { call, callTensors, problemOf } from "../api";
-import type { Asked, ProblemDocument } from "../api";
-import { useLoaded, usePage } from "../context";
-import { heatScene } from "../drawings";
-import { bytes, precise, whole } from "../format";
-import { HeatMap } from "../heatmap";
-import { matrix } from "../matrix";
-import type { Matrix } from "../matrix";
-import { normal } from "../random";
-import { integer } from "../state";
-import type { Body } from "../tensors";
-import type { Ran, SessionInfo } from "../types";
-import { Button, Choice, Commands, Export, FactList, Field, ProblemBox, RanTable } from "../ui";
-import { matrixRows } from "./head";
+import { usePage } from "../context";
+import { Choice } from "../ui";
+import { Generation } from "./generation";
+import { SessionSteps } from "./session_steps";
 
-const CAPACITY = 512;
-
-/** The weights of the steps that this page made, by session: for each step its position and [head, key]. */
-const seen = new Map<string, { at: number; heads: Float32Array[] }[]>();
-
-function stepsMatrix(session: string, head: number): { of: Matrix; queries: string[]; keys: string[] } {
-  const steps = seen.get(session) ?? [];
-  const most = steps.reduce((wide, { heads }) => Math.max(wide, heads[0].length), 0);
-  const of = matrix(steps.length, most);
-  steps.forEach(({ heads }, i) => of.data.set(heads[Math.min(head, heads.length - 1)], i * most));
-  return { of, queries: steps.map(({ at }) => `token ${at}`), keys: Array.from({ length: most }, (_, j) => `token ${j}`) };
-}
+const MODULE = "module";
 
 export function Decode() {
-  const { params, go, modules, theme, announce } = usePage();
-  const [problem, setProblem] = useState<ProblemDocument | null>(null);
-  const [working, setWorking] = useState(false);
-  const [again, setAgain] = useState(0);
-  const [last, setLast] = useState<{ asked: Asked; ran: Ran } | null>(null);
-  const fromSource = params.source?.startsWith("module:") ? params.source.slice(7) : "";
-  const name = params.decode ?? (modules.some((each) => each.name === fromSource) ? fromSource : (modules.at(0)?.name ?? ""));
-  const module = modules.find((each) => each.name === name);
-  const session = params.session ?? "";
-  const { value: info, problem: gone, busy: loading } = useLoaded(`${session}/${again}`, async () => (session ? call<SessionInfo>("GET", `v1/sessions/${encodeURIComponent(session)}`) : null));
-  const busy = working || (session !== "" && loading); // a step says the length that it follows
-  const head = integer(params.head, 0, 0, Math.max(0, (module?.config.num_heads ?? 1) - 1));
-
-  const work = (make: () => Promise<void>) => {
-    if (busy) return;
-    setWorking(true);
-    setProblem(null);
-    make().catch((fault: unknown) => setProblem(problemOf(fault))).finally(() => {
-      setWorking(false);
-      setAgain((old) => old + 1);
-    });
-  };
-  const open = () => work(async () => {
-    const made = await call<SessionInfo>("POST", `v1/modules/${encodeURIComponent(name)}/sessions`, { capacity: CAPACITY });
-    seen.set(made.session, []);
-    go({ decode: name, session: made.session });
-  });
-  const step = (many: number) => work(async () => {
-    if (!module || !info) return;
-    const width = module.config.d_model;
-    let { length } = info;
-    for (let i = 0; i < many; i += 1) {
-      const data = normal(1, width, integer(params.seed, 0) * 100_003 + length);
-      const body: Body = { query: { shape: [1, width], data }, return: ["output", "weights"], at: length };
-      const asked: Asked = { method: "POST", path: `v1/sessions/${encodeURIComponent(session)}/step`, body };
-      const { reply, tensors } = await callTensors<{ ran: Ran; length: number }>(asked.path, body);
-      const { shape, data: weights } = tensors.weights;
-      const keys = shape.at(-1) ?? 1;
-      const heads = Array.from({ length: weights.length / keys }, (_, h) => weights.slice(h * keys, (h + 1) * keys));
-      seen.set(session, [...(seen.get(session) ?? []), { at: length, heads }]);
-      length = reply.length;
-      setLast({ asked, ran: reply.ran });
-    }
-    announce(`The session holds ${length} tokens.`);
-  });
-  const forgetLast = () => work(async () => {
-    if (!info) return;
-    await call("POST", `v1/sessions/${encodeURIComponent(session)}/truncate`, { length: info.length - 1, at: info.length });
-    seen.set(session, (seen.get(session) ?? []).filter(({ at }) => at < info.length - 1));
-  });
-  const end = () => work(async () => {
-    await call("DELETE", `v1/sessions/${encodeURIComponent(session)}`);
-    seen.delete(session);
-    go({ session: "" });
-  });
-  const shown = stepsMatrix(session, head);
-  const title = `weights of head ${head}, step by step`;
-  if (!modules.length) return <p>A session needs a module: create one under Model, or import a checkpoint.</p>;
+  const { params, go, models } = usePage();
+  const able = (models ?? []).filter(({ generates, problem, takes }) => generates && !problem && takes.includes("text"));
+  const [kind, name] = (params.source ?? "").split(/:(.*)/s);
+  const steps = params.decode !== undefined || kind === "module";
+  const model = able.find(({ id }) => kind === "model" && id === name) ?? able[0];
+  if (!models) return <p class="empty">Opening…</p>;
+  const chosen = steps || !able.length ? MODULE : `model:${model.id}`;
+  const choose = (value: string) => (value === MODULE ? go({ decode: params.decode ?? "-" }) : go({ decode: "", source: value, layer: "", head: "", image: "", knocked: "" }));
   return (
     <>
-      <div class="fields">
-        <Choice wide label="Module" value={name} set={(each) => go({ decode: each, session: "" })} options={modules.map((each) => [each.name, each.name])} />
-        <Choice label="Head" value={String(head)} set={(each) => go({ head: each })} options={Array.from({ length: module?.config.num_heads ?? 1 }, (_, i) => [String(i), `head ${i}`])} />
-        <Field label="Seed" hint="of the random vectors" type="number" min={0} value={params.seed ?? "0"} set={(seed) => go({ seed })} />
+      <div class="fields subject">
+        <Choice wide label="Decode with" value={chosen} set={choose} options={[...able.map(({ id }): [string, string] => [`model:${id}`, `${id}: a text, token by token`]), [MODULE, "a module: random vectors, step by step"]]} />
       </div>
-      <div class="fields">
-        {!session && <Button class="primary" disabled={busy} onClick={open}>Open a session</Button>}
-        {session && info && <Button class="primary" disabled={busy || info.length >= CAPACITY} onClick={() => step(1)}>Step</Button>}
-        {session && info && <Button disabled={busy || info.length + 10 > CAPACITY} onClick={() => step(10)}>10 steps</Button>}
-        {session && info && <Button disabled={busy || !info.length} onClick={forgetLast}>Forget the last token</Button>}
-        {session && <Button disabled={busy} onClick={() => (gone ? go({ session: "" }) : end())}>End the session</Button>}
-      </div>
-      <ProblemBox problem={problem ?? gone} />
-      {info && (
-        <>
-          <FactList facts={[["session", info.session.slice(0, 12)], ["tokens", whole(info.length)], ["held", whole(info.held)], ["bytes", bytes(info.bytes)], ["expires", info.expires_at.slice(11, 19)]]} />
-          {shown.of.rows > 0 && <HeatMap of={shown.of} queries={shown.queries} keys={shown.keys} title={title} />}
-          {shown.of.rows > 0 && <p class="small">The last step's largest weight is {precise(Math.max(...shown.of.data.subarray((shown.of.rows - 1) * shown.of.columns)))}. Steps that were made before this page was opened are not shown.</p>}
-          {shown.of.rows > 0 && <Export of={{ name: "decode", scene: () => heatScene(shown.of, { theme, title, queries: shown.queries, keys: shown.keys }), rows: () => matrixRows(shown.of, shown.queries, shown.keys), json: () => ({ session, head, weights: shown.queries.map((each, i) => ({ query: each, weights: Array.from(shown.of.data.subarray(i * shown.of.columns, (i + 1) * shown.of.columns)) })) }) }} />}
-          {last && <RanTable rans={{ step: last.ran }} />}
-          <Commands calls={[last?.asked ?? null]} />
-        </>
-      )}
+      {chosen === MODULE ? <SessionSteps /> : <Generation key={model.id} model={model} />}
     </>
   );
 }

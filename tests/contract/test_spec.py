@@ -138,11 +138,11 @@ def models(root=WireModel):
         yield from models(child)
 
 
-@pytest.mark.parametrize("model", sorted(set(models()), key=lambda model: model.__name__), ids=lambda m: m.__name__)
-def test_null_means_the_default_so_leaving_nulls_out_loses_nothing(model):
-    for name, field in model.model_fields.items():
-        if type(None) in get_args(field.annotation):
-            assert field.default is None, name
+def test_null_means_the_default_so_leaving_nulls_out_loses_nothing():
+    fields = [(model, name, field) for model in set(models()) for name, field in model.model_fields.items()]
+    nullable = [each for each in fields if type(None) in get_args(each[2].annotation)]
+    assert len(nullable) > 100
+    assert [(model.__name__, name) for model, name, field in nullable if field.default is not None] == []
 
 
 @pytest.mark.parametrize("mode", ["validation", "serialization"])

@@ -62,7 +62,7 @@ def test_the_numbers_of_the_formula(sizes, masks, dtype):
     close(context(problem), problem)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("masks", ["none", "causal", "several"])

@@ -170,10 +170,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_honoured_is_named(every_approximation, name):
-    described = every_approximation.model_copy(update=REFUSED[name])
-    refusals = list(METHODS.of(described.method).refuses(described))
-    expected = {f"spec.{field}" for field in REFUSED[name]}
-    assert {param for param, _ in refusals} == expected
+def test_what_cannot_be_honoured_is_named(every_approximation):
+    for more in REFUSED.values():
+        described = every_approximation.model_copy(update=more)
+        refusals = METHODS.of(described.method).refuses(described)
+        assert {param for param, _ in refusals} == {f"spec.{field}" for field in more}
     assert list(METHODS.of(every_approximation.method).refuses(every_approximation)) == []

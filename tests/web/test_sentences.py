@@ -6,7 +6,9 @@ import time
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
+from attention_client import Client
 from tests.conftest import eventually, live_server
 from tests.web.conftest import Visit
 
@@ -17,12 +19,16 @@ TEXT = "Kate met Tamiro in the park. Then Tam"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The URL of a server with `tiny` resident, and a GPT-2 with random parameters to load."""
-    from transformers import GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
     folder = tmp_path_factory.mktemp("models")
     gpt2 = GPT2LMHeadModel(tiny_models.CONFIGS["gpt2"]())
     gpt2.save_pretrained(folder / "small")
     tiny_models.tokenizer().save_pretrained(folder / "small")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = ViTConfig(**sizes, image_size=64, patch_size=16, initializer_range=0.3)
+    ViTForImageClassification(config).save_pretrained(folder / "seer")
+    ViTImageProcessorPil(size={"height": 64, "width": 64}).save_pretrained(folder / "seer")
     with live_server(folder) as url:
         httpx.post(f"{url}/v1/models", json={"checkpoint": "tiny"}, timeout=120).raise_for_status()
         yield url
@@ -262,3 +268,34 @@ def test_a_generation_can_be_stopped_and_a_text_that_is_too_long_is_refused(visi
     page.get_by_role("button", name="Generate").click()
     page.get_by_role("alert").filter(has_text="512").first.wait_for()
     visit.faults.clear()  # the browser's lines about the 422 and the 400
+
+
+def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):
+    pixels = np.zeros((60, 120, 3), np.uint8)
+    pixels[15:30, 60:90] = 255
+    Image.fromarray(pixels).save(tmp_path / "square.png")
+    page = visit.open("#/overview?source=model:seer")
+    assert "Choose an image" in page.get_by_role("alert").inner_text()
+    page.set_input_files("input[type=file]", tmp_path / "square.png")
+    page.locator(".patches canvas").wait_for(timeout=120_000)
+    page.get_by_role("link", name="Open L1H2").click()
+    with Client(visit.url, timeout=60) as client:
+        reply = client.models.weights("seer", images=[tmp_path / "square.png"])
+    labels, weights = reply.labels_of(), reply.layers[1].weights[2]
+    white = labels.patches.index((0, 1, 2))
+    assert labels.rectangles[white] == pytest.approx((60, 15, 90, 30))
+    canvas, told = page.locator(".patches canvas"), page.locator(".patches .readout")
+    told.filter(has_text=f"{weights[0, 1:].sum():.3g} of the weights of CLS").wait_for()
+    box = canvas.bounding_box()
+    for column, row in ((61, 16), (89, 29)):  # corners of the white patch
+        canvas.hover(position={"x": box["width"] * column / 120, "y": box["height"] * row / 60})
+        told.filter(has_text="CLS looks at [1,2]: ").wait_for()
+    assert float(told.inner_text().split(": ")[1]) == pytest.approx(weights[0, white], rel=1e-3)
+    canvas.click(position={"x": box["width"] * 75 / 120, "y": box["height"] * 22 / 60})
+    told.filter(has_text="[1,2] looks at [1,2]: ").wait_for()
+    assert visit.violations() == []
+    visit.picture("image")
+    page.get_by_role("link", name="Rollout").click()
+    page.locator(".patches canvas").wait_for()
+    page.reload()
+    page.get_by_role("alert").filter(has_text="Choose square.png again").wait_for()

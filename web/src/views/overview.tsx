@@ -15,6 +15,7 @@ import type { Subject } from "../subject";
 import { Choice, Commands, Export, FactList, NumberTable, ProblemBox, RanTable, Table } from "../ui";
 import { Legend } from "../heatmap";
 import { LinkedHead } from "../linked_head";
+import { Patches } from "../patches";
 import { format, integer } from "../state";
 import { forwardOf } from "../live";
 
@@ -122,7 +123,12 @@ function LargeHead({ subject, of: { layer, head, name, of }, range, shared }: { 
   const { go } = usePage();
   const { queries, keys } = subject.layers[layer];
   if (of.rows !== queries.length || of.columns !== keys.length) return <Thumbnail of={of} range={range} shared={shared} />;
-  return <LinkedHead of={of} queries={queries} keys={keys} title={plainName(name, head)} range={range} shared={shared} pick={({ query, key }) => go({ view: "query", layer, head, query, key })} />;
+  return (
+    <>
+      {subject.picture && subject.layers[layer].places && <Patches of={of} layer={subject.layers[layer]} picture={subject.picture} title={plainName(name, head)} />}
+      <LinkedHead of={of} queries={queries} keys={keys} title={plainName(name, head)} range={range} shared={shared} pick={({ query, key }) => go({ view: "query", layer, head, query, key })} />
+    </>
+  );
 }
 
 /** The output of a subject that the server computes, and how the requests ran. */

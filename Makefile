@@ -29,6 +29,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n a
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
 
+serve: export ATTENTION_PRELOAD ?= tiny
 serve: $(VENV)/.server ## Start the server on 127.0.0.1:8000 (ATTENTION_* settings and ARGS pass through)
 	@echo 'In another shell: . $(BIN)/activate && attention --help' >&2
 	@exec $(BIN)/attention serve $(ARGS)

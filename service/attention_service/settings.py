@@ -177,6 +177,9 @@ class Settings(BaseSettings):
     model_idle_seconds: float = Field(default=600, gt=0, allow_inf_nan=False)
     """Seconds without a request after which a whole model gives its memory back; the next request loads it again."""
 
+    preload: str = ""
+    """Whole models that are loaded at the start, separated by commas. `make serve` and compose load `tiny`."""
+
     session_ttl_s: float = Field(default=600, gt=0, allow_inf_nan=False)
     """Seconds without a request after which a session expires, at most; a request may ask for less."""
 

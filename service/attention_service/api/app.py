@@ -18,6 +18,8 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
+from attention_contract.errors import AttentionError
+from attention_contract.schemas.models import LoadModel
 from attention_service import __version__
 from attention_service.api import documentation, problems
 from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
@@ -149,7 +151,16 @@ async def _load(engine: Engine, settings: Settings) -> None:
         models_dir=str(settings.models_dir),
         memory_budget=engine.budget.total,
     )
-    await keep_within_budget(engine)
+    await asyncio.gather(keep_within_budget(engine), _preload(engine, settings.preload))
+
+
+async def _preload(engine: Engine, names: str) -> None:
+    """Load whole models before anybody asks them."""
+    for name in filter(None, map(str.strip, names.split(","))):
+        try:
+            await engine.models.load(LoadModel(checkpoint=name))
+        except AttentionError as fault:
+            log.warning("a model was not loaded", model=name, reason=fault.detail)
 
 
 async def _page(_: Request) -> FileResponse:

@@ -288,6 +288,12 @@ def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
         assert ask(http, "a")["ran"]["architecture"] != first
 
 
+def test_models_are_loaded_before_anybody_asks_if_the_server_is_told(stand_ins, repository):
+    with live_server(repository, preload="one, none, org/two") as url, httpx.Client(base_url=url, timeout=60) as http:
+        eventually(lambda: [state(http, name) for name in ("one", "org--two")] == ["resident", "resident"])
+        assert state(http, "slow") == "idle"
+
+
 def test_processes_end_with_their_server(stand_ins, repository):
     with live_server(repository) as url, httpx.Client(base_url=url, timeout=60) as http:
         process = int(ask(http, "a")["ran"]["architecture"])

@@ -1,5 +1,7 @@
 """Figures of circuits: singular values, the statistics of each head, and composition with a later module."""
 
+import math
+
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -17,6 +19,8 @@ from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import MOST_ROWS, head_table, left_out
 
 _HEIGHT_IN, _TITLE_IN, _LEFT_IN, _BELOW_IN, _LEGEND_IN = 2.4, 0.22, 0.55, 0.5, 1.35
+_NARROW_IN = 4.5
+"""The width below which the legend stands below its chart."""
 _MOST_NAMED = 16
 """Lines of one chart that a legend names."""
 _LEAST = 1e-7
@@ -49,11 +53,23 @@ def _spectra(reply: CircuitsReply, options: PictureOptions, names: Names) -> Fig
     charts = [(title, lines[:MOST_ROWS]) for title, lines in charts]
     if any(len(lines) > _MOST_NAMED for _, lines in charts):
         notes.append(f"a legend names {_MOST_NAMED} lines of a chart; the colours run from its first to its last")
+    width = options.width / options.dpi
+    narrow = width < _NARROW_IN
+    columns = max(1, int((width - _LEFT_IN) / _LEGEND_IN)) if narrow else 1
+    legend = 0.13 * math.ceil(min(max(len(lines) for _, lines in charts), _MOST_NAMED) / columns) * narrow
+    pitch += legend
     sheet = Sheet(options, heading(names, "singular values of circuits and parameters"), notes, pitch * len(charts))
     for row, (title, lines) in enumerate(charts):
-        width = sheet.width - _LEFT_IN - _LEGEND_IN - EDGE_IN
-        axes = sheet.axes(_LEFT_IN, row * pitch + _TITLE_IN, width, _HEIGHT_IN)
+        side = width - _LEFT_IN - 2 * EDGE_IN if narrow else width - _LEFT_IN - _LEGEND_IN - EDGE_IN
+        axes = sheet.axes(_LEFT_IN, row * pitch + _TITLE_IN, side, _HEIGHT_IN)
         _chart(axes, title, lines, options)
+        place = (0.0, -0.36 / _HEIGHT_IN) if narrow else (1.0, 1.04)
+        handles, labels = axes.get_legend_handles_labels()
+        step = -(-len(handles) // _MOST_NAMED)
+        axes.legend(
+            handles[::step], labels[::step], loc="upper left", bbox_to_anchor=place, fontsize=6, borderpad=0,
+            ncols=columns, labelspacing=0.3 if narrow else 0.5, columnspacing=1,
+        )  # fmt: skip
     return sheet.figure
 
 
@@ -77,9 +93,6 @@ def _chart(axes: Axes, title: str, lines: list[tuple[str, Numbers]], options: Pi
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=True, color=SECOND[options.theme], alpha=0.18)
     axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes.get_legend_handles_labels()
-    step = -(-len(handles) // _MOST_NAMED)
-    axes.legend(handles[::step], labels[::step], loc="upper left", bbox_to_anchor=(1.0, 1.04), fontsize=6, borderpad=0)
 
 
 def _table(reply: CircuitsReply, options: PictureOptions, names: Names) -> Figure:

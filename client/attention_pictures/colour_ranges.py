@@ -45,6 +45,14 @@ def colour_range(values: Numbers, scale: Scale, *, signed: bool = False) -> Norm
     return LogNorm(least, top, clip=True)
 
 
+def scale_of(scale: Scale, keys: int) -> Scale:
+    """The scale of maps of so many keys, which a head alone and a grid of all heads share.
+
+    ``auto`` is logarithmic where an even share, 1 / keys, is far below the largest possible weight.
+    """
+    return scale if scale != "auto" else "log" if keys > _SKEWED else "linear"
+
+
 def bar_label(name: str, norm: Normalize) -> str:
     """The label of a colour bar."""
     return name if type(norm) is Normalize else f"{name} (logarithmic)"

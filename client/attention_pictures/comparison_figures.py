@@ -1,5 +1,8 @@
 """Figures over several heads or layers: similarity of every pair, effects of the edits of a sweep, rollout."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -15,21 +18,31 @@ from attention_pictures.token_lines import token_lines
 from attention_pictures.weight_figures import sequence_of
 
 _MEASURES = {"jensen_shannon": "divergence in nats", "cka": "linear CKA"}
+_MOST_NAMED = 3
+"""Layers that a heading lists."""
 
 
 def similarity_figure(reply: SimilarityReply, options: PictureOptions, names: Names) -> Figure:
     """Draw ``values [A, B]``; rows and columns are heads or layers."""
     rows = columns = None
+    rules: tuple[list[int], list[int]] = [], []
     axes_names = ("a", "b")
     if isinstance(reply, RecordingSimilarity):
         rows, columns = [_part(one) for one in reply.rows], [_part(one) for one in reply.columns]
+        rules = _new_layers(reply.rows), _new_layers(reply.columns)
         axes_names = ("head", "head") if any(one.head for one in reply.rows) else ("layer", "layer")
     quantity = _MEASURES[reply.measure]
     sizes = f"{reply.values.shape[0]} × {reply.values.shape[1]}"
     return heat_maps(
         np.asarray(reply.values, np.float32)[None], [""], heading(names, f"similarity: {quantity}", sizes), options,
-        queries=rows, keys=columns, axes_names=axes_names, quantity=quantity,
+        queries=rows, keys=columns, axes_names=axes_names, quantity=quantity, rules=rules,
     )  # fmt: skip
+
+
+def _new_layers(parts: Sequence[ComparedPart]) -> list[int]:
+    """The heads at which another layer begins; none if each layer is one part."""
+    found = [at for at, (one, after) in enumerate(pairwise(parts), 1) if one.layer != after.layer]
+    return [] if len(found) == len(parts) - 1 else found
 
 
 def _part(part: ComparedPart) -> str:
@@ -61,11 +74,18 @@ def effects_figure(reply: EffectsReply, options: PictureOptions, names: Names) -
     )  # fmt: skip
 
 
+def _layers(names: Sequence[str]) -> str:
+    """The layers of a rollout by their names: all of a few, else the first and the last."""
+    if len(names) <= _MOST_NAMED:
+        return ", ".join(names)
+    return f"{names[0]} to {names[-1]} ({len(names)} layers)"
+
+
 def rollout_figure(reply: RolloutReply, options: PictureOptions, names: Names) -> Figure:
     """Draw the share that each traced token has from each input, as a map or as lines."""
     keys, queries, layers = names.keys, names.queries, ""
     if isinstance(reply, RecordingRollout):
-        keys, layers = reply.tokens, f"{len(reply.layers)} layers"
+        keys, layers = reply.tokens, _layers(reply.layers)
         if queries is None and len(reply.values) == len(keys):
             queries = keys
         elif queries is not None:
@@ -74,7 +94,7 @@ def rollout_figure(reply: RolloutReply, options: PictureOptions, names: Names) -
     title = heading(names, about, layers, f"{reply.values.shape[0]} tokens × {reply.values.shape[1]} inputs")
     values = np.asarray(reply.values, np.float32)
     if options.view == "lines":
-        return token_lines(values, title, options, keys=keys, queries=queries)
+        return token_lines(values, title, options, keys=keys, queries=queries, axes_names=("token", "input"))
     return heat_maps(
         values[None], [""], title, options,
         keys=keys, queries=queries, axes_names=("token", "input"), quantity=about,

@@ -10,11 +10,14 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocat
 
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.complexity import Compared, ComplexityReply, Sweep
-from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.schemas.picture_options import NO_TITLE, PictureOptions
 from attention_pictures.figure_style import SECOND
+from attention_pictures.text_sizes import wrapped
 
 _ROW_IN, _CHART_IN, _AROUND_IN = 0.2, 3.6, 0.75
 """Inches of a row of the legend, of the charts, and around them."""
+_NARROW_IN, _BESIDE_IN = 5.5, 0.9
+"""The width below which one chart stands below the other, and what a chart has beside it."""
 _LINES: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A100")
 """Colours that a colour-blind reader can tell apart. Source: Okabe and Ito 2008; its yellow is darkened."""
 _MOST_BANDS, _MOST_MARKS, _MOST_MARKERS, _MOST_LETTERS = 6, 6, 32, 40
@@ -34,9 +37,10 @@ def cost_lines(reply: ComplexityReply, sweep: Sweep, options: PictureOptions) ->
     width, ink = options.width / options.dpi, SECOND[options.theme]
     labels = [one.label for one in shown] + ["free"]
     columns = max(1, min(len(labels), int(width / (0.6 + 0.075 * max(map(len, labels))))))
-    height = _CHART_IN + _AROUND_IN + _ROW_IN * -(-len(labels) // columns)
+    charts = (2, 1) if width < _NARROW_IN else (1, 2)
+    height = charts[0] * (_CHART_IN - 1) + 1 + _AROUND_IN + _ROW_IN * -(-len(labels) // columns)
     figure = Figure(figsize=(width, height), dpi=options.dpi, layout="constrained")
-    time, memory = figure.subplots(1, 2)
+    time, memory = figure.subplots(*charts)
     banded = len(shown) <= _MOST_BANDS
     for one, look in zip(shown, _looks(), strict=False):
         _line(time, memory, one, sweep, look, banded=banded)
@@ -44,14 +48,18 @@ def cost_lines(reply: ComplexityReply, sweep: Sweep, options: PictureOptions) ->
     for axes, what in ((time, "time"), (memory, "peak_bytes")):
         notes += _mark(axes, [found for found in reply.crossovers if found.of == what], sweep.values, ink)
     memory.axhline(reply.limits.free_bytes, color=ink, linewidth=0.8, linestyle=":", label="free")
-    _finish(time, f"time of a forward pass on {_devices(shown)}", f"seconds{', with the interval' * banded}", sweep)
+    title = wrapped(f"time of a forward pass on {_devices(shown)}", 8, width / charts[1] - _BESIDE_IN)
+    _finish(time, "\n".join(title), f"seconds{', with the interval' * banded}", sweep)
     _finish(memory, "peak memory", "bytes", sweep)
     for axes in (time, memory):
         axes.grid(visible=True, which="major", color=ink, alpha=0.18)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    if options.title not in {None, NO_TITLE}:
+        figure.suptitle("\n".join(wrapped(str(options.title), 9, width - 0.2, bold=True)), fontsize=9, weight="bold")
     if notes:
-        figure.suptitle(f"left out, as they are too many: {', '.join(notes)}", fontsize=7, color=ink)
+        told = "\n".join(wrapped(f"left out, as they are too many: {', '.join(notes)}", 7, width / charts[1] - 0.2))
+        time.text(0, 1.12, told, fontsize=7, color=ink, va="bottom", transform=time.transAxes)
     return figure
 
 

@@ -11,10 +11,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attention_contract.schemas.picture_options import PictureOptions, Theme
+from attention_contract.schemas.picture_options import NO_TITLE, PictureOptions, Theme
+from attention_pictures.text_sizes import families, wrapped
 
 _STYLE: Any = {
-    "font.family": "sans-serif",
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.titlepad": 3,
@@ -37,9 +37,11 @@ SECOND: Final[dict[Theme, str]] = {"light": "#5f6670", "dark": "#9aa3ad"}
 GROUND: Final[dict[Theme, str]] = {"light": "#ffffff", "dark": "#14171c"}
 NO_VALUE: Final[dict[Theme, str]] = {"light": "#d9dce0", "dark": "#3a3f47"}
 """The colour of a cell without a number."""
-NOTE_IN: Final = 0.17
-HEADING_IN: Final = 0.34
 EDGE_IN: Final = 0.08
+_NOTE_IN: Final = 0.15
+"""Inches of a line of a note."""
+_HEADING_IN: Final = 0.18
+"""Inches of a line of the heading."""
 _LOCK = RLock()
 """Matplotlib's settings and fonts are the process's."""
 
@@ -52,7 +54,8 @@ def styled(theme: Theme) -> Iterator[None]:
         ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color"), ink
     )
     ground = {"figure.facecolor": GROUND[theme], "axes.facecolor": GROUND[theme], "savefig.facecolor": GROUND[theme]}
-    with _LOCK, rc_context(_STYLE | colours | ground), warnings.catch_warnings():
+    fonts = {"font.family": [*families(), "sans-serif"], "font.sans-serif": families()[:1]}
+    with _LOCK, rc_context(_STYLE | fonts | colours | ground), warnings.catch_warnings():
         # A viewer's font may have the glyphs of a label that matplotlib's own lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
@@ -71,25 +74,37 @@ class Sheet:
 
     def __post_init__(self) -> None:
         self.width = self.options.width / self.options.dpi
-        self.height = self.body_in + HEADING_IN + NOTE_IN * len(self.notes) + EDGE_IN
+        room = self.width - 2 * EDGE_IN
+        told = self.options.title or self.heading
+        lines = [] if told == NO_TITLE else wrapped(told, 9, room, bold=True)
+        notes = [line for note in self.notes for line in wrapped(note, 7, room)]
+        self.above = 2 * EDGE_IN + _HEADING_IN * len(lines)
+        self.height = self.body_in + self.above + _NOTE_IN * len(notes) + EDGE_IN
         self.figure = Figure(figsize=(self.width, self.height), dpi=self.options.dpi)
-        top = 1 - (EDGE_IN + 0.02) / self.height
-        room = int((self.width - 2 * EDGE_IN) / 0.072)
-        self.figure.text(EDGE_IN / self.width, top, clipped(self.heading, room), fontsize=9, va="top", weight="bold")
-        for at, note in enumerate(reversed(self.notes)):
-            place = EDGE_IN / self.width, (EDGE_IN / 2 + NOTE_IN * at) / self.height
-            small = clipped(note, int((self.width - 2 * EDGE_IN) / 0.052))
-            self.figure.text(*place, small, fontsize=7, va="bottom", color=SECOND[self.options.theme])
+        for at, line in enumerate(lines):
+            self.write(line, EDGE_IN, EDGE_IN + 0.02 + _HEADING_IN * at - self.above, fontsize=9, weight="bold")
+        ink = SECOND[self.options.theme]
+        for at, note in enumerate(notes):
+            self.write(note, EDGE_IN, self.body_in + EDGE_IN / 2 + _NOTE_IN * at, fontsize=7, color=ink)
+
+    def write(self, text: str, left: float, top: float, **look: Any) -> None:
+        """Write a text at a place in inches, from the left and from below the heading."""
+        place = left / self.width, 1 - (self.above + top) / self.height
+        self.figure.text(*place, text, **({"va": "top"} | look))
+
+    def name_axes(self, names: tuple[str, str], place: tuple[float, float, float, float], depth: float) -> None:
+        """Name the rows and the columns of the maps at a place: left, top, width and height in inches.
+
+        ``depth``: the inches of the labels below them.
+        """
+        left, top, width, height = place
+        self.write(names[0], EDGE_IN, top + height / 2, rotation=90, va="center")
+        self.write(names[1], left + width / 2, top + height + depth + 0.03, ha="center")
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes at a place in inches, from the left and from below the heading."""
-        bottom = self.height - HEADING_IN - top - height
+        bottom = self.height - self.above - top - height
         return self.figure.add_axes((left / self.width, bottom / self.height, width / self.width, height / self.height))
-
-
-def clipped(text: str, most: int) -> str:
-    """The text, its end cut off if it has more characters than these."""
-    return text if len(text) <= most else f"{text[: max(most - 1, 1)]}…"
 
 
 def spaced(name: str) -> str:

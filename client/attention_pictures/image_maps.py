@@ -17,8 +17,9 @@ from attention_contract.schemas.models import LayerWeights, ModelWeightsReply, T
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_pictures.colour_ranges import bar_label, colour_range, palette
 from attention_pictures.figure_style import EDGE_IN, Sheet
-from attention_pictures.heat_maps import BAR_IN, MOST_HEADS, bar, columns_of
+from attention_pictures.heat_maps import BAR_IN, MOST_HEADS, bar, bar_room, columns_of, columns_within
 from attention_pictures.pooled_cells import Numbers
+from attention_pictures.text_sizes import widest
 
 _SIDE: Final = 512
 """Pixels of the longer side of the image that is drawn."""
@@ -153,13 +154,16 @@ def _drawn(content: str) -> "Drawn":
 
 def _sheet(panels: "Sequence[Panel]", title: str, notes: Sequence[str], options: PictureOptions) -> Figure:
     """Draw the panels in rows, with one colour bar."""
-    across = columns_of(len(panels))
-    down = math.ceil(len(panels) / across)
     width = options.width / options.dpi
-    side = (width - BAR_IN - 2 * EDGE_IN - _GAP_IN * (across - 1)) / across
+    room, size = width - BAR_IN - 2 * EDGE_IN, 7 if columns_of(len(panels)) < 4 else 5
+    across = columns_within(len(panels), room, widest([each.title for each in panels], size), _GAP_IN)
+    down = math.ceil(len(panels) / across)
+    side = (room - _GAP_IN * (across - 1)) / across
     height = side * min(max(each.pixels.shape[0] / each.pixels.shape[1] for each in panels), 1.6)
-    sheet = Sheet(options, title, notes, down * (height + _TITLE_IN) + _GAP_IN)
     norm = colour_range(np.concatenate([each.heat.ravel() for each in panels]), options.scale)
+    label, maps_in = bar_label("weight", norm), down * (height + _TITLE_IN) - _TITLE_IN
+    tall = max(min(maps_in, 3.2), bar_room(label))
+    sheet = Sheet(options, title, notes, max(maps_in, tall) + _TITLE_IN + _GAP_IN)
     colours = palette(options).with_extremes(bad=(0, 0, 0, 0))
     for at, panel in enumerate(panels):
         row, column = divmod(at, across)
@@ -170,9 +174,8 @@ def _sheet(panels: "Sequence[Panel]", title: str, notes: Sequence[str], options:
         axes.imshow(panel.heat, norm=norm, cmap=colours, interpolation="none", alpha=0.25 + 0.55 * strength)
         for x, y in panel.sinks:
             axes.plot(x, y, "x", color="#ff3b30", markersize=5, markeredgewidth=1.2)
-        axes.set_title(panel.title, fontsize=7 if across < 4 else 5)
+        axes.set_title(panel.title, fontsize=size)
         axes.set_xticks([])
         axes.set_yticks([])
-    tall = min(down * (height + _TITLE_IN) - _TITLE_IN, 3.2)
-    bar(sheet, norm, colours, bar_label("weight", norm), (_TITLE_IN, tall))
+    bar(sheet, norm, colours, label, (_TITLE_IN, tall))
     return sheet.figure

@@ -42,7 +42,8 @@ def save(figure: Figure, options: PictureOptions, media_type: str, facts: Mappin
     """Write a figure into a file of a media type of ``PICTURES``, with the facts as JSON in its metadata."""
     ending, file = PICTURES[media_type], io.BytesIO()
     with styled(options.theme):
-        figure.savefig(file, format=ending, dpi="figure", metadata=_metadata(ending, facts))
+        clear = options.background == "none"
+        figure.savefig(file, format=ending, dpi="figure", metadata=_metadata(ending, facts), transparent=clear)
     return Picture(media_type=media_type, data=file.getvalue())
 
 

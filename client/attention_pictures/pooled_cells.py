@@ -42,7 +42,11 @@ def pooling_note(
     """The sentence that states the pooling; none if there is none."""
     if factors == (1, 1):
         return []
-    many = {name: {"query": "queries"}.get(name, f"{name}s") for name in axes_names}
-    sides = [f"{count} {name if count == 1 else many[name]}" for count, name in zip(factors, axes_names, strict=True)]
+    sides = [f"{count} {name if count == 1 else plural(name)}" for count, name in zip(factors, axes_names, strict=True)]
     way = "largest magnitude" if signed else "maximum"
     return [f"pooled by {way}: a cell is {' × '.join(sides)}"]
+
+
+def plural(name: str) -> str:
+    """The plural of the name of an axis."""
+    return {"query": "queries"}.get(name, f"{name}s")

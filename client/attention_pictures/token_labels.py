@@ -6,15 +6,16 @@ from math import ceil
 from typing import Final
 
 from matplotlib.axes import Axes
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import text_to_path
 
-from attention_pictures.figure_style import clipped
+from attention_pictures.pooled_cells import plural
+from attention_pictures.text_sizes import clipped, fitted, widest, width_of
 
 _MOST_LETTERS: Final = 18
 _LINE: Final = 1.25
 """The height of a line of text, in sizes of its font."""
 _STEPS: Final = (1, 2, 5)
+_SMALLEST: Final = 5.0
+"""The size of font, in points, below which labels are skipped instead."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Ticks:
     """The font size in points."""
     depth: float
     """Inches that the labels take beside the axis."""
+    skipped: int = 1
+    """The tokens of which one has its label."""
 
 
 def readable(label: str) -> str:
@@ -37,35 +40,48 @@ def readable(label: str) -> str:
     return clipped(shown, _MOST_LETTERS)
 
 
-def width_of(text: str, size: float) -> float:
-    """The width of a text in inches."""
-    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)
-    return float(width) / 72
-
-
 def ticks(
-    labels: Sequence[str] | None, tokens: int, pooled: int, inches: float, *, across: bool, size: float = 7
-) -> Ticks:
+    labels: Sequence[str] | None, tokens: int, pooled: int, inches: float, *, across: bool, size: float = 7,
+    room: float | None = None,
+) -> Ticks:  # fmt: skip
     """Choose the labels of an axis of so many tokens, of which ``pooled`` make a cell.
 
-    ``across``: the axis is horizontal. Without labels, numbers stand at round steps.
+    ``across``: the axis is horizontal. ``room``: the inches beside a vertical axis, to which labels are cut. Without
+    labels, numbers stand at round steps. Labels get smaller, then some are skipped, until they fit.
     """
-    line, pitch = size * _LINE / 72, inches / max(tokens, 1)
+    pitch = inches / max(tokens, 1)
     if labels is None:
-        widest = width_of(str(tokens), size) * 1.6 if across else line * 1.6
-        step = _round_step(widest / pitch)
+        last = str(max(tokens - 1, 0))
+        line = size * _LINE / 72
+        step = _round_step((width_of(last, size) * 1.6 if across else line * 1.6) / pitch)
         at, texts, rotated = list(range(0, tokens, step)), [str(n) for n in range(0, tokens, step)], False
-    else:
-        shown = [readable(label) for label in labels[:tokens]]
-        shown += [""] * (tokens - len(shown))  # keys that the module adds
-        longest = max((width_of(text, size) for text in sorted(shown, key=len)[-8:]), default=0.0)
+        return Ticks(_places(at, pooled), texts, rotated, size, (line if across else widest(texts, size)) + 0.06)
+    shown = [readable(label) for label in labels[:tokens]]
+    shown += [""] * (tokens - len(shown))  # keys that the module adds
+    while True:
+        texts = shown if room is None else [fitted(text, size, room) for text in shown]
+        line, longest = size * _LINE / 72, widest(texts, size)
         rotated = across and longest + 0.04 > pitch
-        step = max(1, ceil((line if rotated or not across else longest + 0.04) / pitch))
-        at = list(range(0, tokens, step))
-        texts = [shown[n] for n in at]
-    widths = max((width_of(text, size) for text in sorted(texts, key=len)[-8:]), default=0.0)
-    depth = line if across and not rotated else widths
-    return Ticks([(n + 0.5) / pooled - 0.5 for n in at], texts, rotated, size, depth + 0.06)
+        step = max(1, ceil((line if rotated or not across else longest + 0.04) / pitch - 1e-6))
+        if step == 1 or size <= _SMALLEST:
+            break
+        size = max(size - 0.5, _SMALLEST)
+    at = list(range(0, tokens, step))
+    texts = [texts[n] for n in at]
+    depth = line if across and not rotated else widest(texts, size)
+    return Ticks(_places(at, pooled), texts, rotated, size, depth + 0.06, step)
+
+
+def _places(tokens: Sequence[int], pooled: int) -> list[float]:
+    """The middles of tokens, in cells."""
+    return [(n + 0.5) / pooled - 0.5 for n in tokens]
+
+
+def skipping_note(rows: Ticks, columns: Ticks, names: tuple[str, str] = ("query", "key")) -> list[str]:
+    """The sentence that states which labels are left out; none if there are none."""
+    sides = [(each.skipped, name) for each, name in zip((rows, columns), names, strict=True)]
+    told = list(dict.fromkeys(f"1 of {step} {plural(name)}" for step, name in sides if step > 1))
+    return [f"labelled: {' and '.join(told)}"] if told else []
 
 
 def _round_step(least: float) -> int:

@@ -5,60 +5,72 @@ from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
+from matplotlib.collections import PathCollection
 from matplotlib.colors import Normalize, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.path import Path
 
-from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.schemas.picture_options import PictureOptions, Scale
 from attention_pictures import token_labels
 from attention_pictures.colour_ranges import colour_range, palette
-from attention_pictures.figure_style import Sheet
+from attention_pictures.figure_style import EDGE_IN, Sheet
 from attention_pictures.pooled_cells import Numbers, pool, pooling_note
 
 _MOST_TOKENS: Final = 64
 """Places a side; more tokens are pooled."""
 _MOST_LINES: Final = 1024
 _ROW_IN: Final = 0.16
-_FAINTEST: Final = 0.03
+_FAINTEST: Final = 0.08
+_LEAST_SHARE: Final = 0.05
+"""The size of the smallest line, as a share of the largest."""
+_BEND: Final = 0.375
+"""The reach of a curve's handles, as a share of the width."""
 _AXIS_IN: Final = 0.2
+_LABEL_SHARE: Final = 0.32
+"""The share of the width that the labels of a side have at most."""
 
 
 def token_lines(
     weights: Numbers, heading: str, options: PictureOptions, *,
     keys: Sequence[str] | None = None, queries: Sequence[str] | None = None, signed: bool = False,
-    pooled: int = 1,
+    pooled: int = 1, scale: Scale | None = None, ranged: Numbers | None = None,
+    axes_names: tuple[str, str] = ("query", "key"),
 ) -> Figure:  # fmt: skip
-    """Draw ``weights [Lq, Lk]``: a line for each weight, the more opaque the larger; queries left, keys right.
+    """Draw ``weights [Lq, Lk]``: a curve for each weight above the mean, the more opaque the larger; queries left.
 
-    ``pooled``: the tokens of a row and of a column, if they are pooled before.
+    ``pooled``: the tokens of a row and of a column, if they are pooled before. ``scale``, ``ranged`` and
+    ``axes_names`` are those of ``heat_maps``.
     """
     rows, columns = weights.shape
     cells, factors = pool(weights, (_MOST_TOKENS, _MOST_TOKENS), signed=signed)
     factors = factors[0] * pooled, factors[1] * pooled
-    notes = pooling_note(factors, signed=signed)
-    norm = colour_range(cells, options.scale, signed=signed)
-    strengths = _strengths(cells, norm, signed=signed)
-    order = np.argsort(strengths, axis=None, kind="stable")
-    order = order[strengths.ravel()[order] > 0]
-    if len(order) > _MOST_LINES:
-        notes.append(f"the {_MOST_LINES} largest of {len(order)} lines are drawn")
-        order = order[-_MOST_LINES:]
+    notes = pooling_note(factors, axes_names, signed=signed)
+    norm = colour_range(cells if ranged is None else ranged, scale or options.scale, signed=signed)
+    sizes = np.abs(np.where(np.isfinite(cells), cells, 0.0))
+    least = max(float(sizes.mean()), _LEAST_SHARE * float(sizes.max(initial=0.0))) * (1 - 1e-6)
+    found = np.flatnonzero((sizes >= least) & (sizes > 0))
+    order = found[np.argsort(sizes.ravel()[found], kind="stable")][-_MOST_LINES:]
+    if len(order) < (count := np.count_nonzero(sizes)):
+        least = float(sizes.ravel()[order].min())
+        size = "magnitude" if signed else "weight"
+        notes.append(f"{len(order)} of {count} lines are drawn: those of at least {least:.2g} in {size}")
     most = max(cells.shape)
     height = most * min(max(_ROW_IN, 0.4 * options.width / options.dpi / most), 2 * _ROW_IN) + 0.1
-    query_ticks = token_labels.ticks(queries, rows * pooled, factors[0], height, across=False)
-    key_ticks = token_labels.ticks(keys, columns * pooled, factors[1], height, across=False)
-    sheet = Sheet(options, heading, notes, height + _AXIS_IN + 0.1)
-    left, right = query_ticks.depth + _AXIS_IN + 0.1, key_ticks.depth + _AXIS_IN + 0.1
-    axes = sheet.axes(left, _AXIS_IN, max(sheet.width - left - right, 0.5), height)
-    axes.add_collection(_lines(cells, strengths, order, options, signed=signed))
+    room = (options.width / options.dpi - 2 * (_AXIS_IN + EDGE_IN)) * _LABEL_SHARE
+    query_ticks = token_labels.ticks(queries, rows * pooled, factors[0], height, across=False, room=room)
+    key_ticks = token_labels.ticks(keys, columns * pooled, factors[1], height, across=False, room=room)
+    notes += token_labels.skipping_note(query_ticks, key_ticks, axes_names)
+    sheet = Sheet(options, heading, notes, height + 2 * _AXIS_IN)
+    left, right = (each.depth + _AXIS_IN + EDGE_IN for each in (query_ticks, key_ticks))
+    axes = sheet.axes(left, _AXIS_IN, sheet.width - left - right, height)
+    axes.add_collection(_lines(cells, _strengths(cells, norm, signed=signed), order, options, signed=signed))
     axes.set_xlim(0, 1)
     axes.set_ylim(cells.shape[0] - 0.5, -0.5)
     token_labels.put(axes, query_ticks, None)
-    axes.set_ylabel("query")
     axes.spines[:].set_visible(False)
-    other = _other_side(axes, cells.shape[1])
-    token_labels.put(other, key_ticks, None)
-    other.set_ylabel("key")
+    token_labels.put(_other_side(axes, cells.shape[1]), key_ticks, None)
+    for name, place in zip(axes_names, (EDGE_IN, sheet.width - EDGE_IN - 0.14), strict=True):
+        sheet.write(name, place, _AXIS_IN + height / 2, rotation=90, va="center")
     return sheet.figure
 
 
@@ -79,12 +91,10 @@ def _strengths(cells: Numbers, norm: Normalize, *, signed: bool) -> Numbers:
 
 def _lines(
     cells: Numbers, strengths: Numbers, order: np.ndarray, options: PictureOptions, *, signed: bool
-) -> LineCollection:
+) -> PathCollection:
     """The lines in this order, the strongest last. A key's place is scaled to the queries' axis."""
     rows, columns = np.unravel_index(order, cells.shape)
     scaled = (columns + 0.5) * cells.shape[0] / cells.shape[1] - 0.5
-    starts = np.stack([np.zeros(len(order)), rows.astype(float)], -1)
-    ends = np.stack([np.ones(len(order)), scaled], -1)
     opacity = strengths.ravel()[order]
     colours = palette(options, signed=signed)
     middle = 0.45 if options.theme == "light" else 0.7
@@ -92,4 +102,8 @@ def _lines(
     if signed:
         colour = np.where((cells.ravel()[order] > 0)[:, None], to_rgba(colours(0.92)), to_rgba(colours(0.08)))
     colour[:, 3] = opacity
-    return LineCollection(list(np.stack([starts, ends], 1)), colors=colour, linewidths=0.4 + 1.6 * opacity)
+    paths = [
+        Path([(0, row), (_BEND, row), (1 - _BEND, key), (1, key)], [Path.MOVETO, *[Path.CURVE4] * 3])
+        for row, key in zip(rows.astype(float), scaled, strict=True)
+    ]
+    return PathCollection(paths, edgecolors=colour, facecolors="none", linewidths=0.4 + 1.6 * opacity)

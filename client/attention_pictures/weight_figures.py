@@ -12,6 +12,7 @@ from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionRe
 from attention_contract.schemas.models import LayerWeights
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
+from attention_pictures.colour_ranges import scale_of
 from attention_pictures.figure_style import spaced
 from attention_pictures.heat_maps import heat_maps
 from attention_pictures.pooled_cells import Numbers
@@ -67,6 +68,7 @@ def _maps(values: Numbers, about: str, options: PictureOptions, names: Names, *,
     maps = np.asarray(values[None] if one else values, np.float32)
     heads = list(range(len(maps))) if names.heads is None or one else list(names.heads)
     look: dict[str, Any] = {"keys": names.keys, "queries": names.queries, "signed": signed, "pooled": names.pool}
+    look |= {"scale": scale_of(options.scale, maps.shape[-1] * names.pool), "ranged": maps}
     rows, columns = names.sizes or (maps.shape[-2] * names.pool, maps.shape[-1] * names.pool)
     sizes = f"{rows} queries × {columns} keys"
     if options.view in {"head", "lines"} or len(maps) == 1:

@@ -19,6 +19,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover, Picture
 from attention_contract.schemas.complexity import ComplexityReply, Sweep
 from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.wire import SAFETENSORS
 from attention_pictures import figures as drawing
 from attention_pictures.figures import Names
@@ -27,6 +28,7 @@ from attention_pictures.picture_files import MOST_PIXELS
 from attention_service.api.bodies import pictures
 from tests.api.talk import problem
 from tests.conftest import live_server
+from tests.pictures.test_layout import faults
 
 RAW = {"shape": {"queries": 4096}, "num_heads": 8, "head_dim": 64, "memory_bytes": 2**26}  # few: limits are found soon
 WINDOW = {
@@ -116,6 +118,14 @@ def test_legends_stay_within_the_picture_and_lines_can_be_told_apart(drawn_of):
     assert all(after - before > 9 for before, after in pairwise(rows))
     lines = [path.get("style") for path in legend.iter("{http://www.w3.org/2000/svg}path") if path.get("style")]
     assert len({style for style in lines if "fill: none" in style}) == 18
+
+
+@pytest.mark.parametrize("width", [750, 1004, 2008])
+def test_costs_fit_the_columns_of_a_paper(http, width):
+    told = http.post("/v1/attention/complexity", json=RAW | {"sweep": {"values": VALUES}, "compare": [WINDOW]}).json()
+    reply, names = ComplexityReply.model_validate(told), Names(sweep=Sweep(values=VALUES))
+    options = PictureOptions(width=width, dpi=300, title="The time and the memory of one head beside a window's")
+    assert faults(drawing.make_figure(reply, options, names)) == []
 
 
 def test_a_png_is_one(http):
@@ -253,7 +263,10 @@ def test_what_edits_change_is_drawn_about_zero(http, module):
         ("palette=jet", "palette"),
         ("palette=rdbu", "palette"),
         ("width=20000", "width"),
-        ("width=200&dpi=300", "width"),
+        ("width=160", "width"),
+        ("width=480&dpi=300", "width"),
+        ("background=red", "background"),
+        ("title=", "title"),
         ("dpi=x", "dpi"),
         ("scale=square", "scale"),
         ("colour=red", "colour"),
@@ -266,6 +279,28 @@ def test_an_option_that_cannot_be_is_named(http, module, query, param):
     document = problem(http.post(f"{module}?{query}", json={"query": QUERY}, headers={"Accept": SVG}))
     assert (document["status"], document["param"]) == (422, param)
     assert param in document["detail"]
+
+
+def test_the_least_width_is_said_where_a_picture_is_too_small(http, module):
+    for query, least in (("width=160", 240), ("width=480&dpi=300", 750), ("width=239", 240)):
+        document = problem(http.post(f"{module}?{query}", json={"query": QUERY}, headers={"Accept": PNG}))
+        assert f"at least {least}" in document["detail"]
+    for path in ("width=240", "width=750&dpi=300", "width=240&view=head", "width=240&view=lines"):
+        drawn(http, PNG, f"{module}?{path}", query=QUERY, labels=WORDS)
+
+
+def test_a_title_is_given_or_left_out(http, module):
+    told = words(drawn(http, SVG, f"{module}?title=Figure 1", query=QUERY))
+    assert "Figure 1" in told
+    assert not any("pictured" in text for text in told)
+    assert not any("pictured" in text for text in words(drawn(http, SVG, f"{module}?title=none", query=QUERY)))
+
+
+def test_a_picture_of_one_head_computes_the_others_for_their_range_if_they_are_small(monkeypatch):
+    request, options = RawWeightsRequest(query=np.ones((4, 6, 8))), PictureOptions(view="head", head=2)
+    assert pictures.with_needs(request, options, None).select is None
+    monkeypatch.setattr(pictures, "_SHARED_RANGE", 4 * 6 * 6 - 1)
+    assert pictures.with_needs(request, options, None).select.heads == [2]
 
 
 def test_labels_are_one_for_each_token(http, module):

@@ -10,10 +10,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
 from PIL import Image
+from tests.pictures.replies import RAN, circuit, softmax
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attention import ForwardReply, Ran, RawForwardRequest, Taps
+from attention_contract.schemas.attention import ForwardReply, RawForwardRequest, Taps
 from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.effects import Effects, EffectsReply
@@ -31,18 +33,9 @@ from attention_pictures.reply_figures import figure_of
 from attention_pictures.token_labels import ticks
 from attention_pictures.token_lines import token_lines
 
-RAN = Ran(
-    kernel="fused", device="cpu", dtype="float32", flops=1, predicted_ms=1, predicted_low_ms=1, predicted_high_ms=1,
-    compute_ms=1, cpu_ms=1, queue_ms=0, batch=1, peak_bytes=1,
-)  # fmt: skip
 SMALL = PictureOptions(width=320)
 WORDS = ["[CLS]", "a", "cat", "$5", "\x00\n", "[SEP]"]
 SVG_TEXT = "{http://www.w3.org/2000/svg}text"
-
-
-def softmax(*shape, rng, spread=1.0):
-    powers = np.exp(rng.normal(size=shape) * spread)
-    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
 
 
 def reply_of(weights, differences=None):
@@ -55,7 +48,14 @@ def reply_of(weights, differences=None):
 
 
 def drawn_arrays(figure):
-    return [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
+    """The numbers of each map, without colour bars."""
+    return [np.asarray(cells.get_array()) for axes in figure.axes if (cells := cells_of(axes)) is not None]
+
+
+def cells_of(axes):
+    """What the cells of a map are drawn as: rectangles, or an image."""
+    maps = [each for each in axes.collections if isinstance(each, QuadMesh)] + axes.images
+    return maps[0] if maps and not hasattr(axes, "_colorbar") else None
 
 
 def figure(reply, names=None, **options):
@@ -82,7 +82,7 @@ def test_differences_are_drawn_about_zero(rng):
     weights, changed = softmax(3, 6, 6, rng=rng), rng.normal(size=(3, 6, 6)).astype(np.float32)
     made = figure(reply_of(weights, changed))
     np.testing.assert_array_equal(drawn_arrays(made), changed)
-    norm = made.axes[0].images[0].norm
+    norm = cells_of(made.axes[0]).norm
     assert float(norm(0.0)) == pytest.approx(0.5)
     assert float(norm(np.abs(changed).max())) == pytest.approx(1)
     assert "differences" in made.texts[0].get_text()
@@ -109,7 +109,7 @@ def test_512_tokens_are_not_blank(rng):
     weights[:, :, 0] += 0.9
     for scale in ("auto", "linear"):
         with styled("light"):
-            made = heat_maps(weights, [""], "", PictureOptions(width=200, scale=scale))
+            made = heat_maps(weights, [""], "", PictureOptions(width=280, scale=scale))
             canvas = FigureCanvasAgg(made)
             canvas.draw()
         grey = np.asarray(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("L"), float)
@@ -158,7 +158,8 @@ def test_labels_that_fit_stand_and_others_are_rotated_or_skipped():
     assert (narrow.texts, narrow.rotated) == (labels, True)
     few = ticks([f"token{n}" for n in range(500)], 500, 2, 4.0, across=True)
     assert few.rotated
-    assert 20 < len(few.texts) < 40
+    assert 40 < len(few.texts) < 50
+    assert (few.size, few.skipped) == (5, 11)
     step = int(few.texts[1].removeprefix("token"))
     assert few.places[1] == (step + 0.5) / 2 - 0.5
     numbers = ticks(None, 500, 1, 4.0, across=False)
@@ -171,9 +172,13 @@ def test_lines_go_from_each_query_to_the_keys_it_looks_at(rng):
     with styled("light"):
         made = token_lines(weights, "", SMALL, keys=WORDS, queries=WORDS)
     (lines,) = made.axes[0].collections
-    ends = [(round(path.vertices[0][1]), round(path.vertices[1][1])) for path in lines.get_paths()]
-    assert set(ends) == set(zip(*np.nonzero(weights), strict=True))
-    opacity = lines.get_colors()[:, 3]
+    ends = [(round(path.vertices[0][1]), round(path.vertices[-1][1])) for path in lines.get_paths()]
+    least = weights.mean()
+    assert set(ends) == set(zip(*np.nonzero(weights >= least), strict=True))
+    told = " ".join(text.get_text() for text in made.texts)
+    shown = weights[weights >= least]
+    assert f"{len(shown)} of 21 lines are drawn: those of at least {shown.min():.2g} in weight" in told
+    opacity = lines.get_edgecolors()[:, 3]
     assert np.all(np.diff(opacity) >= 0)
     assert ends[-1] == np.unravel_index(weights.argmax(), weights.shape)
     with styled("light"):
@@ -181,7 +186,7 @@ def test_lines_go_from_each_query_to_the_keys_it_looks_at(rng):
     assert len(many.axes[0].collections[0].get_paths()) == 1024
     notes = " ".join(text.get_text() for text in many.texts)
     assert "pooled by maximum: a cell is 4 queries × 5 keys" in notes
-    assert "the 1024 largest of" in notes
+    assert "1024 of 3000 lines are drawn" in notes
 
 
 def test_statistics_have_their_numbers_in_the_cells(rng):
@@ -261,12 +266,7 @@ def test_attributions_are_drawn_by_their_method(rng, method):
     expected = values[1] if values.ndim == 4 else values[1:]
     np.testing.assert_array_equal(drawn_arrays(made), expected)
     assert method.replace("_", " ") in made.texts[0].get_text()
-    assert (made.axes[0].images[0].norm.vmin < 0) == (method == "gradient_attention")
-
-
-def circuit(values):
-    sizes = values.sum(-1)
-    return {"singular_values": values, "norm": sizes, "effective_rank": sizes, "stable_rank": sizes}
+    assert (cells_of(made.axes[0]).norm.vmin < 0) == (method == "gradient_attention")
 
 
 def test_circuits_are_drawn_as_lines_a_table_and_maps(rng):
@@ -315,7 +315,7 @@ def test_outputs_and_their_differences_diverge_from_0(rng):
     by_head = figure(moved, names_of(raw))
     for drawn, expected in zip(drawn_arrays(by_head), output / 2, strict=False):
         np.testing.assert_array_equal(drawn, expected)
-    norm = by_head.axes[0].images[0].norm
+    norm = cells_of(by_head.axes[0]).norm
     assert norm.vmax == -norm.vmin == np.abs(output / 2).max()
     assert "differences from the unedited output" in by_head.texts[0].get_text()
     with pytest.raises(InvalidRequest, match="list output"):
@@ -337,7 +337,7 @@ def test_a_rollout_is_drawn_with_the_labels_of_the_recording(rng):
         of_both = [[label.get_text() for label in getattr(each.axes[0], axis)()] for each in (made, sent)]
         assert of_both[0] == of_both[1]
     lines = figure(RecordingRollout(**facts), names, view="lines").axes[0].collections[0]
-    assert len(lines.get_paths()) == 6
+    assert len(lines.get_paths()) == np.count_nonzero(values >= values.mean())
 
 
 def test_many_layers_and_heads_of_a_recording_are_left_out_with_a_note():
@@ -350,7 +350,7 @@ def test_many_layers_and_heads_of_a_recording_are_left_out_with_a_note():
         for name, heads in named
     ]
     figure = figure_of(RecordingStatistics(id="0" * 32, attentions=attentions), SMALL, Names())
-    assert max(image.get_array().size for axes in figure.axes for image in axes.get_images()) == 256 * 256
+    assert max(cells.size for cells in drawn_arrays(figure)) == 256 * 256
     told = [text.get_text() for text in figure.texts]
     assert any("44 layers are left out" in text for text in told)
     assert any("2744 heads are left out" in text for text in told)
@@ -393,15 +393,15 @@ def words_of(picture):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_one_layer_of_a_model_is_drawn_with_its_tokens(several):
-    words = words_of(of_a_model(["cross.1"], several=several).plot(title="net"))
-    assert "net · layer cross.1 · weights · 2 heads · 3 queries × 3 keys" in words
+    words = words_of(of_a_model(["cross.1"], several=several).plot())
+    assert "layer cross.1 · weights · 2 heads · 3 queries × 3 keys" in words
     assert {"<s>", "the", "'\\n'", "head 1"} <= set(words)
 
 
 @pytest.mark.parametrize("layers", [[0, 1, 2], [0]])
 def test_statistics_of_a_model_are_layers_and_heads(layers):
-    words = words_of(of_a_model(layers, weights=False).plot(title="net"))
-    assert f"net · statistics · {len(layers)} layers" in words
+    words = words_of(of_a_model(layers, weights=False).plot())
+    assert f"statistics · {len(layers)} layers" in words
     assert {"entropy", *map(str, layers)} <= set(words)
 
 

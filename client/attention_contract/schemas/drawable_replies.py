@@ -43,18 +43,16 @@ class DrawableReply(WireModel):
         query_labels: Sequence[str] | None = None,
         heads: Sequence[int] | None = None,
         sweep: "Sweep | None" = None,
-        title: str = "",
         **fields: Unpack[PictureFields],
     ) -> Picture:
         """Draw this reply here, as the server draws it. Needs matplotlib: the extra ``plot``.
 
-        ``labels`` of the keys and ``query_labels`` of the queries, ``heads`` the indices of those selected, the
-        ``sweep`` that costs are along, and the ``title`` are by default those of the request that this is the reply to.
+        ``labels`` of the keys and ``query_labels`` of the queries, ``heads`` the indices of those selected, and the
+        ``sweep`` that costs are along are by default those of the request that this is the reply to.
         The fields are those of ``PictureOptions``; an unknown one raises InvalidRequest.
         """
         options = validate(PictureOptions, dict(fields))
-        given: dict[str, Any] = {"title": title or None, "keys": labels, "queries": query_labels}
-        given |= {"heads": heads, "sweep": sweep}
+        given: dict[str, Any] = {"keys": labels, "queries": query_labels, "heads": heads, "sweep": sweep}
         names = replace(self.names, **{name: value for name, value in given.items() if value is not None})
         drawing = _pictures("figures")
         picture: Picture = drawing.draw(

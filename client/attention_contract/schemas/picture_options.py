@@ -1,5 +1,6 @@
 """Pictures of replies: the views, and the options that a request states in its query string."""
 
+from math import ceil
 from typing import Any, ClassVar, Final, Literal, TypedDict, get_args
 
 from pydantic import Field, model_validator
@@ -27,7 +28,10 @@ SEQUENTIAL: Final = get_args(Sequential)
 DIVERGING: Final = get_args(Diverging)
 WEIGHT_VIEWS: Final[tuple[View, ...]] = ("heads", "head", "lines", "statistics")
 PictureFormat = Literal["svg", "png", "pdf"]
-_LEAST_INCHES: Final = 1.5
+Background = Literal["theme", "none"]
+NO_TITLE: Final = "none"
+_LEAST_INCHES: Final = 2.5
+"""The width in which every view has room for its labels and its colour bar."""
 
 
 class PictureOptions(WireModel):
@@ -42,11 +46,15 @@ class PictureOptions(WireModel):
     sequence: int = Field(default=0, ge=0, lt=2**31)
     """The sequence of the batch to show."""
     width: int = Field(default=960, ge=160, le=4096)
-    """Pixels; the height follows. In print the picture is width / dpi inches wide."""
+    """Pixels, at least 2.5 inches of them; the height follows. In print the picture is width / dpi inches wide."""
     dpi: int = Field(default=96, ge=36, le=600)
     """Pixels an inch, which sets the size of text."""
     theme: Theme = "light"
-    """The background."""
+    """The colours of text and background: black on white, or light on dark."""
+    background: Background = "theme"
+    """``theme``: the theme's colour, white by default. ``none``: transparent."""
+    title: str | None = Field(default=None, min_length=1, max_length=200)
+    """The heading; ``none`` for no heading. Default: the module and what is shown of it."""
     palette: Sequential | Diverging | None = None
     """The colours: viridis, cividis, magma, inferno or plasma; of differences rdbu, puor, brbg, berlin or vanimo.
     Default: viridis; of differences rdbu, or berlin in the dark theme."""
@@ -56,7 +64,8 @@ class PictureOptions(WireModel):
     @model_validator(mode="after")
     def _wide_enough(self) -> "PictureOptions":
         if self.width < _LEAST_INCHES * self.dpi:
-            reason = f"{self.width} pixels at {self.dpi} dpi are under {_LEAST_INCHES} inches; widen it or lower dpi"
+            least = ceil(_LEAST_INCHES * self.dpi)
+            reason = f"expected at least {least} at {self.dpi} dpi, which are {_LEAST_INCHES} inches, got {self.width}"
             raise at_fault("width", reason)
         return self
 
@@ -74,5 +83,7 @@ class PictureFields(TypedDict, total=False):
     width: int
     dpi: int
     theme: Theme
+    background: Background
+    title: str
     palette: Sequential | Diverging
     scale: Scale

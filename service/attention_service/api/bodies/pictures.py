@@ -1,6 +1,7 @@
 """Replies as pictures. Drawing needs the extra ``plot``."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +31,8 @@ ResultT = TypeVar("ResultT")
 _HALVINGS = 6
 _CELLS = 1024
 """Cells a side, at least, of weights that are pooled before they are drawn."""
+_SHARED_RANGE = 2**22
+"""Numbers of all selected heads up to which a picture of one head has the colour range of all of them."""
 _one_at_a_time: RunVar[CapacityLimiter] = RunVar("drawing")
 """Matplotlib draws in one thread at a time; the others' threads stay free while they wait."""
 
@@ -82,7 +85,9 @@ def with_needs(request: Any, options: PictureOptions, heads: int | None, past: i
     else:
         return request
     if options.view in {"head", "lines"} and not getattr(request, "average_heads", False):
-        update["select"] = _one_head(request, options.head, heads)
+        one, count = _one_head(request, options.head, heads)
+        if count * math.prod(token_counts(request, past)) > _SHARED_RANGE:
+            update["select"] = one
     return request.model_copy(update=update)
 
 
@@ -101,8 +106,8 @@ def _check_palette(options: PictureOptions, *, signed: bool) -> None:
         )
 
 
-def _one_head(request: WeightsRequest | AttributionRequest, head: int | None, heads: int | None) -> Select:
-    """The selection with the one head to draw."""
+def _one_head(request: WeightsRequest | AttributionRequest, head: int | None, heads: int | None) -> tuple[Select, int]:
+    """The selection with the one head to draw, and the number of those selected."""
     if heads is None:
         shape = np.shape(request.query)
         heads = getattr(request, "num_heads", None) or (shape[-3] if len(shape) > 2 else 1)
@@ -111,7 +116,8 @@ def _one_head(request: WeightsRequest | AttributionRequest, head: int | None, he
     if head is not None and (head >= heads or (selected and head not in selected)):
         expected = f"one of select.heads, {selected[:16]}" if selected else f"a head below {heads}"
         raise InvalidRequest.at("head", f"expected {expected}, got {head}")
-    return Select(heads=[shown], queries=None if request.select is None else request.select.queries)
+    one = Select(heads=[shown], queries=None if request.select is None else request.select.queries)
+    return one, len(selected) if selected else heads
 
 
 def _with_sweep(request: ComplexityRequest) -> ComplexityRequest:

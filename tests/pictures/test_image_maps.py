@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from tests.pictures.test_layout import faults
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names
@@ -123,3 +124,12 @@ def test_what_shows_no_image_is_refused():
     with pytest.raises(InvalidRequest) as fault:
         figure(np.full((1, 3, 3), 0.3), labels(*HALVES), Names("net"))
     assert fault.value.param == "view"
+
+
+@pytest.mark.parametrize("width", [750, 1004, 2008])
+@pytest.mark.parametrize("heads", [1, 24])
+def test_heads_over_an_image_fit_the_columns_of_a_paper(heads, width):
+    layer = LayerWeights(layer=0, statistics=HeadStatistics(), queries=np.array(3), weights=np.full((heads, 3, 3), 0.1))
+    reply = ModelWeightsReply(labels=labels(*HALVES), ran=RAN, layers=[layer])
+    options = PictureOptions(view="image", width=width, dpi=300)
+    assert faults(make_figure(reply, options, Names("a-model-with-a-name", images=[content()]))) == []

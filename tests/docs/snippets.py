@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from markdown_it import MarkdownIt
 
 from attention_client import Client
@@ -103,6 +104,8 @@ class Session:
     url: str
     models_dir: Path
     folder: Path
+    printing: dict[str, Any] = field(default_factory=lambda: dict(np.get_printoptions()))
+    """How numpy prints, which a block may change and the next document must not see."""
     main: ModuleType = field(default_factory=lambda: ModuleType("__main__"))
     """The module ``__main__`` of the Python blocks, where a compiler of functions looks their names up."""
 
@@ -158,6 +161,7 @@ class Session:
 
     def close(self) -> None:
         """Close clients that the Python blocks left open."""
+        np.set_printoptions(**self.printing)
         for value in self.names.values():
             if isinstance(value, Client):
                 value.close()

@@ -611,3 +611,52 @@ def test_nothing_is_wider_than_a_phone(visit):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
     visit.open("#/head?layer=1&head=3")
     visit.picture("head-phone", page.locator(".readout"))
+
+
+def test_a_view_whose_script_was_not_loaded_comes_once_the_server_is_back(visit):
+    page = visit.open("#/overview")
+    page.route("**/web/head.js", lambda route: route.abort())
+    page.get_by_role("link", name="Head", exact=True).click()
+    page.get_by_text("This view could not be loaded").wait_for()
+    page.unroute("**/web/head.js")
+    page.locator(".stage canvas").wait_for()
+    assert page.get_by_role("alert").count() == 0
+    assert all("ERR_FAILED" in line for line in visit.faults)
+    visit.faults.clear()
+
+
+def test_undo_takes_back_a_slider_and_redo_ends(visit):
+    page = visit.open("#/head?layer=1&head=3&show=lines")
+    undo, redo = (page.get_by_role("button", name=name) for name in ("Undo", "Redo"))
+    assert redo.is_disabled()
+    page.get_by_role("combobox", name="Head").select_option("4")
+    slider = page.get_by_role("slider")
+    for least in ("0.1", "0.2", "0.3"):
+        slider.fill(least)
+    page.get_by_role("combobox", name="Head").select_option("5")
+    undo.click()
+    page.wait_for_url(re.compile(r"head=4.*least=0\.3"))
+    undo.click()
+    page.wait_for_url(lambda url: "head=4" in url and "least" not in url)
+    page.reload()
+    assert redo.is_enabled()
+    redo.click()
+    page.wait_for_url(re.compile(r"head=4.*least=0\.3"))
+    redo.click()
+    page.wait_for_url("**head=5**")
+    page.wait_for_function("[...document.querySelectorAll('button')].find((e) => e.textContent === 'Redo').disabled")
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ("#/nonsense", "#/overview?"),
+        ("#/head?layer=99&head=99", "#/head?head=11&layer=5&"),
+        ("#/query?layer=1&query=99", "#/query?layer=1&query=12&"),
+        ("#/compare?b_layer=9", "#/compare?b_layer=5&"),
+    ],
+)
+def test_the_address_says_what_is_shown(visit, asked, shown):
+    page = visit.open(asked)
+    page.wait_for_url(f"**/{shown}source=builtin%3Acat")
+    assert page.get_by_role("button", name="Undo").is_disabled()

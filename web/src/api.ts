@@ -22,6 +22,22 @@ export class Problem extends Error {
   }
 }
 
+/** The code of the page's own problem of a server that did not answer: what asked tries again. */
+export const NO_ANSWER = "no_answer";
+
+/** The problem of a server that did not answer; the page asks it again. */
+const noAnswer = () => new Problem({ title: "The server does not answer", detail: `Nothing answered at ${ROOT.host}. The page tries again by itself.`, code: NO_ANSWER });
+
+/** Load a script of the page. Throws Problem where it cannot be loaded now. */
+export async function loadScript<T>(load: () => Promise<T>): Promise<T> {
+  try {
+    return await load();
+  } catch (fault) {
+    const said = fault instanceof Error ? fault.message : String(fault);
+    throw new Problem({ title: "This view could not be loaded", detail: `${said}. The page tries again by itself.`, code: NO_ANSWER });
+  }
+}
+
 /** A fault as a problem document. */
 export const problemOf = (fault: unknown): ProblemDocument =>
   fault instanceof Problem
@@ -48,7 +64,7 @@ async function send({ method, path, body }: Asked, accept: string, signal?: Abor
     response = await fetch(new URL(path, ROOT), request);
   } catch {
     if (signal?.aborted) throw new Problem({ title: "Cancelled", detail: "Nothing is waited for any more." });
-    throw new Problem({ title: "The server does not answer", detail: `Nothing answered at ${ROOT.host}.` });
+    throw noAnswer();
   }
   if (response.ok) return response;
   const text = await response.text();

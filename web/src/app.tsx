@@ -2,11 +2,11 @@
 
 import type { FunctionComponent } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, problemOf } from "./api";
+import { call, loadScript, problemOf } from "./api";
 import type { Theme } from "./colour";
 import { PageContext, useLoaded } from "./context";
-import type { Page } from "./context";
-import { changed, format, integer, parse } from "./state";
+import type { Change, Page } from "./context";
+import { FIRST, changed, format, integer, parse } from "./state";
 import type { Patch } from "./state";
 import { DEFAULT_RECORDING } from "./subject";
 import type { ModelInfo, ModuleInfo } from "./types";
@@ -60,8 +60,27 @@ function useTheme(chosen: string | undefined): Theme {
   return theme;
 }
 
-/** The number of steps of this page that undo can take back; with 0 the browser would leave the page. */
-const depthOf = () => (history.state as { depth?: number } | null)?.depth ?? 0;
+/** The steps of this page in the browser's history: `depth` can be undone, and up to `furthest` can be redone. */
+interface Steps {
+  depth: number;
+  furthest: number;
+}
+const FURTHEST = "furthest step"; // kept by the browser for this tab: a reload keeps what can be redone
+
+const depthOf = () => (history.state as { depth?: number } | null)?.depth;
+
+/** Where the page stands in its steps. An entry that the browser made, for a link or a typed address, is a new step. */
+function stepsOf(before: Steps | null): Steps {
+  const known = depthOf();
+  const depth = known ?? (before ? before.depth + 1 : 0);
+  if (known === undefined) history.replaceState({ depth }, "");
+  const furthest = known === undefined ? depth : Math.max(depth, before?.furthest ?? Number(sessionStorage.getItem(FURTHEST)));
+  sessionStorage.setItem(FURTHEST, String(furthest));
+  return { depth, furthest };
+}
+
+/** Milliseconds within which changes of the same parameters, as a slider makes them, are one step. */
+const ONE_STEP = 1000;
 
 /** What is shown first: the model that ships with the server; without transformers, a recording. */
 function firstSource(models: ModelInfo[] | null): string {
@@ -75,16 +94,20 @@ export function App() {
   const [models, setModels] = useState<ModelInfo[] | null>(null);
   const [health, setHealth] = useState("connecting…");
   const [said, announce] = useState("");
-  const [depth, setDepth] = useState(depthOf);
+  const [{ depth, furthest }, setSteps] = useState(() => stepsOf(null));
   const newest = useRef(state);
   newest.current = state;
   const writing = useRef<ReturnType<typeof setTimeout>>(undefined);
+  const slid = useRef({ names: "", at: 0 });
   const theme = useTheme(state.params.theme);
 
   useEffect(() => {
     const read = () => {
-      setState(parse(location.hash));
-      setDepth(depthOf());
+      clearTimeout(writing.current);
+      slid.current.names = "";
+      newest.current = parse(location.hash);
+      setState(newest.current);
+      setSteps(stepsOf);
     };
     addEventListener("popstate", read);
     addEventListener("hashchange", read);
@@ -94,18 +117,29 @@ export function App() {
     };
   }, []);
 
-  const go = useCallback((patch: Patch, replace = false) => {
+  const go = useCallback((patch: Patch, how: Change = "step") => {
     const next = changed(newest.current, patch);
     if (format(next) === format(newest.current)) return;
+    const names = how === "slide" ? Object.keys(patch).join() : "";
+    const same = names !== "" && names === slid.current.names && Date.now() - slid.current.at < ONE_STEP;
+    const before = format(newest.current);
     newest.current = next;
     clearTimeout(writing.current);
-    const write = () => history.replaceState(history.state, "", format(newest.current));
+    const write = () => {
+      history.replaceState(history.state, "", format(newest.current));
+      writing.current = undefined;
+    };
     // Browsers refuse many changes of the URL in a short time.
-    if (replace) writing.current = setTimeout(write, 200);
+    if (how === "replace" || same) writing.current = setTimeout(write, 200);
     else {
-      history.pushState({ depth: depthOf() + 1 }, "", format(next));
-      setDepth(depthOf());
+      if (writing.current) history.replaceState(history.state, "", before); // what still waited to be written
+      const depth = (depthOf() ?? 0) + 1;
+      history.pushState({ depth }, "", format(next));
+      sessionStorage.setItem(FURTHEST, String(depth));
+      setSteps({ depth, furthest: depth });
+      writing.current = undefined;
     }
+    if (how !== "replace") slid.current = { names, at: Date.now() };
     setState(next);
   }, []);
 
@@ -146,7 +180,7 @@ export function App() {
       if ((event.ctrlKey || event.metaKey) && event.key === "z") {
         event.preventDefault();
         if (event.shiftKey) history.forward();
-        else if (depthOf() > 0) history.back();
+        else if (depthOf()) history.back();
       }
       if (event.ctrlKey || event.metaKey || event.altKey || newest.current.params.shortcuts === "off") return;
       const view = VIEWS.find(({ key }) => key === event.key);
@@ -163,7 +197,11 @@ export function App() {
     () => ({ view: state.view, params: { ...state.params, source: state.params.source ?? firstSource(models) }, theme, go, announce, modules, refresh, models, refreshModels }),
     [state, theme, go, modules, refresh, models, refreshModels],
   );
-  const view = VIEWS.find(({ id }) => id === state.view) ?? VIEWS.find(({ id }) => id === "overview");
+  const known = VIEWS.find(({ id }) => id === state.view);
+  useEffect(() => {
+    if (!known) go({ view: FIRST.view }, "replace");
+  }, [known, go]);
+  const view = known ?? VIEWS.find(({ id }) => id === FIRST.view);
   if (!view) return null;
   return (
     <PageContext.Provider value={page}>
@@ -176,7 +214,7 @@ export function App() {
         <div class="tools">
           <p class="health" data-state={health} role="status">{health}</p>
           <Button class="quiet" title="Ctrl+Z" disabled={depth === 0} onClick={() => history.back()}>Undo</Button>
-          <Button class="quiet" title="Ctrl+Shift+Z" onClick={() => history.forward()}>Redo</Button>
+          <Button class="quiet" title="Ctrl+Shift+Z" disabled={depth >= furthest} onClick={() => history.forward()}>Redo</Button>
           <Button class="quiet" onClick={() => go({ theme: theme === "dark" ? "light" : "dark" })}>{theme === "dark" ? "Light" : "Dark"}</Button>
           <a href="docs">API docs</a>
           <a href="openapi.json">OpenAPI</a>
@@ -206,6 +244,6 @@ export function App() {
 }
 
 function Loaded({ load }: { load: () => Promise<Plain> }) {
-  const { value, problem } = useLoaded("", async () => ({ Component: await load() }));
+  const { value, problem } = useLoaded("", async () => ({ Component: await loadScript(load) }));
   return value ? <value.Component /> : <ProblemBox problem={problem} />;
 }

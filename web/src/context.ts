@@ -3,18 +3,20 @@
 import { createContext } from "preact";
 import { useContext, useEffect, useRef, useState } from "preact/hooks";
 import type { Theme } from "./colour";
-import { problemOf } from "./api";
+import { NO_ANSWER, problemOf } from "./api";
 import type { ProblemDocument } from "./api";
 import type { Patch } from "./state";
 import type { Params, Subject } from "./subject";
 import type { ModelInfo, ModuleInfo } from "./types";
 
+/** What a change leaves for undo: a step; one step for all that a slider passes; or none, since it replaces. */
+export type Change = "step" | "slide" | "replace";
+
 export interface Page {
   view: string;
   params: Params;
   theme: Theme;
-  /** Change the state; a change that replaces leaves no step for undo. */
-  go: (patch: Patch, replace?: boolean) => void;
+  go: (patch: Patch, how?: Change) => void;
   /** Announce a text to screen readers. */
   announce: (text: string) => void;
   /** Whole models; null until they are known. */
@@ -41,22 +43,33 @@ export interface Loaded<T> {
   busy: boolean;
 }
 
-/** Run asynchronous work again whenever the key changes. The last value stays until the next one is there. */
+const AGAIN = 2000; // milliseconds after which a server that did not answer is asked again
+
+/**
+ * Run asynchronous work again whenever the key changes, and where the server did not answer until it does. The last
+ * value stays until the next one is there.
+ */
 export function useLoaded<T>(key: string, work: () => Promise<T>): Loaded<T> {
   const [loaded, setLoaded] = useState<Loaded<T>>({ value: null, problem: null, busy: true });
+  const [trial, setTrial] = useState(0);
   const newest = useRef(work);
   newest.current = work;
   useEffect(() => {
     let current = true;
+    let again: ReturnType<typeof setTimeout> | undefined;
+    const failed = (fault: unknown) => {
+      if (!current) return;
+      const problem = problemOf(fault);
+      setLoaded({ value: null, problem, busy: false });
+      if (problem.code === NO_ANSWER) again = setTimeout(() => setTrial(trial + 1), AGAIN);
+    };
     setLoaded((old) => ({ ...old, busy: true }));
-    newest.current().then(
-      (value) => current && setLoaded({ value, problem: null, busy: false }),
-      (fault: unknown) => current && setLoaded({ value: null, problem: problemOf(fault), busy: false }),
-    );
+    newest.current().then((value) => current && setLoaded({ value, problem: null, busy: false }), failed);
     return () => {
       current = false;
+      clearTimeout(again);
     };
-  }, [key]);
+  }, [key, trial]);
   return loaded;
 }
 
@@ -79,4 +92,14 @@ export interface SubjectProps {
   subject: Subject;
   layer: number;
   head: number;
+}
+
+/** Correct parameters of the address that ask for what is not there, such as a layer 99, to what is shown. */
+export function useCorrected(shown: Record<string, number>): void {
+  const { params, go } = usePage();
+  const wrong = Object.entries(shown).filter(([name, value]) => params[name] !== undefined && params[name] !== String(value));
+  const patch = JSON.stringify(Object.fromEntries(wrong));
+  useEffect(() => {
+    if (patch !== "{}") go(JSON.parse(patch) as Patch, "replace");
+  }, [patch, go]);
 }

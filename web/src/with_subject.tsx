@@ -1,7 +1,8 @@
 /** A view of the subject at hand: opens it, and offers its source, layer, head and sequence. */
 
 import type { FunctionComponent } from "preact";
-import { PageContext, usePage, useLoaded } from "./context";
+import { loadScript } from "./api";
+import { PageContext, usePage, useCorrected, useLoaded } from "./context";
 import type { SubjectProps } from "./context";
 import { openModel } from "./model_subject";
 import { Opening, Sentence, modelLabel } from "./sentence";
@@ -67,7 +68,7 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
   const key = subjectKey(params);
   const [kind, id] = (params.source ?? "").split(/:(.*)/s);
   const { value, problem } = useLoaded(key, async () => {
-    const [subject, Component] = await Promise.all([subjectOf(params), load()]);
+    const [subject, Component] = await Promise.all([subjectOf(params), loadScript(load)]);
     if (kind === "model" && models?.find((each) => each.id === id)?.state !== "resident") void refreshModels();
     return { subject, Component, key, params };
   });
@@ -82,17 +83,28 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
         {kind === "model" && <Sentence id={id} tokens={here ? (value.subject.whole?.tokens ?? null) : null} />}
       </div>
       <ProblemBox problem={problem} />
-      {here && <Chosen subject={value.subject} Component={value.Component} />}
+      {here && <><Corrected subject={value.subject} /><Chosen subject={value.subject} Component={value.Component} /></>}
       {before && <PageContext.Provider value={{ ...page, params: value.params }}><div aria-busy="true"><Chosen subject={value.subject} Component={value.Component} /></div></PageContext.Provider>}
       {!here && !before && !problem && (kind === "model" ? <Opening id={id} cancel={cancelOpening} /> : <p class="empty">Opening…</p>)}
     </>
   );
 }
 
-function Chosen({ subject, Component }: { subject: Subject; Component: OfSubject }) {
+/** The layer and the head of the parameters that the subject has. */
+function placeOf(params: Params, { layers }: Subject): { layer: number; head: number } {
+  const layer = integer(params.layer, 0, 0, layers.length - 1);
+  return { layer, head: integer(params.head, 0, 0, layers[layer].heads.length - 1) };
+}
+
+/** The address names the layer, head and sequence that are shown. */
+function Corrected({ subject }: { subject: Subject }) {
   const { params } = usePage();
-  const layer = integer(params.layer, 0, 0, subject.layers.length - 1);
-  const head = integer(params.head, 0, 0, subject.layers[layer].heads.length - 1);
+  useCorrected({ ...placeOf(params, subject), sequence: integer(params.sequence, 0, 0, subject.sequences - 1) });
+  return null;
+}
+
+function Chosen({ subject, Component }: { subject: Subject; Component: OfSubject }) {
+  const { layer, head } = placeOf(usePage().params, subject);
   return <Component subject={subject} layer={layer} head={head} />;
 }
 

@@ -1,6 +1,6 @@
 /** Two heads side by side, of one subject or of two, and their difference. */
 
-import { useLoaded, usePage } from "../context";
+import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { endsOf, heatScene } from "../drawings";
 import { clip, precise, real } from "../format";
@@ -23,6 +23,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
   const otherLayer = integer(params.b_layer, layer, 0, other ? other.layers.length - 1 : layer);
   const heads = other?.layers[otherLayer].heads ?? [];
   const otherHead = integer(params.b_head, source ? head : head + 1 < heads.length ? head + 1 : 0, 0, Math.max(0, heads.length - 1));
+  useCorrected(other ? { b_layer: otherLayer, b_head: otherHead } : {});
   const { queries, keys, name } = subject.layers[layer];
   const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${subjectKey(beside)}/${otherLayer}/${otherHead}/${other ? 1 : 0}`, async () => {
     if (!other) return null;

@@ -113,7 +113,7 @@ export function Cost() {
   const drawn = value ? charts(value.reply, theme) : [];
   const power = (name: string, otherwise: number, most: number) => {
     const now = integer(params[name], otherwise, 1);
-    return { type: "range" as const, min: 0, max: most, step: 1, value: Math.round(Math.log2(now)), hint: String(now), live: true, set: (each: string) => go({ [name]: 2 ** Number(each) }, true) };
+    return { type: "range" as const, min: 0, max: most, step: 1, value: Math.round(Math.log2(now)), hint: String(now), live: true, set: (each: string) => go({ [name]: 2 ** Number(each) }, "slide") };
   };
   const lengths = (params.lengths ?? LENGTHS).split(/[\s,]+/).filter(Boolean);
   const longest = Math.round(Math.log2(Number(lengths.at(-1)) || 8192));
@@ -129,7 +129,7 @@ export function Cost() {
           {!target && <Field label="Heads h" param="num_heads" {...power("num_heads", 8, 7)} />}
           {!target && <Field label="Head width d" param="head_dim" {...power("head_dim", 64, 9)} />}
           <Field label="Batch" param="shape.batch" {...power("batch", 1, 10)} />
-          <Field label="Longest n" type="range" min={8} max={20} step={1} value={longest} hint={whole(2 ** longest)} live set={(each) => go({ lengths: Array.from({ length: 8 }, (_, i) => 2 ** Math.max(0, Number(each) - 7 + i)).join(" ") }, true)} />
+          <Field label="Longest n" type="range" min={8} max={20} step={1} value={longest} hint={whole(2 ** longest)} live set={(each) => go({ lengths: Array.from({ length: 8 }, (_, i) => 2 ** Math.max(0, Number(each) - 7 + i)).join(" ") }, "slide")} />
           <Field wide label="Lengths" value={params.lengths ?? LENGTHS} param="sweep.values" set={(each) => go({ lengths: each })} />
         </div>
       </form>

@@ -61,7 +61,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       {heads.length > 1 && <fieldset class="chips"><legend>Heads</legend>{heads.map((each, i) => chip(each, noHead(i), `Knock out ${each}`))}</fieldset>}
       <fieldset class="chips"><legend>Tokens</legend>{keys.slice(0, 64).map((each, i) => chip(each, noToken(i), `Hide token ${i} ${each}`))}</fieldset>
       <div class="fields">
-        <Field label="Temperature" hint={temperature.toFixed(2)} type="range" min={-2} max={2} step={0.05} value={Math.log2(temperature)} live set={(each) => go({ temperature: Math.abs(Number(each)) < 0.02 ? "" : (2 ** Number(each)).toFixed(3) }, true)} />
+        <Field label="Temperature" hint={temperature.toFixed(2)} type="range" min={-2} max={2} step={0.05} value={Math.log2(temperature)} live set={(each) => go({ temperature: Math.abs(Number(each)) < 0.02 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />
         <Check label="Hide later keys (causal mask)" value={causal} set={(each) => go({ masked: each ? "1" : "" })} />
         <Button disabled={none} onClick={() => go({ edits: "", temperature: "", masked: "" })}>Clear all</Button>
       </div>

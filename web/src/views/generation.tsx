@@ -119,7 +119,7 @@ export function Generation({ model }: { model: ModelInfo }) {
           {stop ? <Button class="primary" onClick={() => stop.abort()}>Stop</Button> : <button type="submit" class="primary" disabled={!draft.trim()}>Generate</button>}
         </form>
         <div class="fields">
-          <Field label="Temperature" hint={temperature ? temperature.toFixed(2) : "0: the likeliest token"} param="temperature" type="range" min={0} max={2} step={0.05} value={temperature} live set={(each) => go({ heat: Number(each) ? each : "" }, true)} />
+          <Field label="Temperature" hint={temperature ? temperature.toFixed(2) : "0: the likeliest token"} param="temperature" type="range" min={0} max={2} step={0.05} value={temperature} live set={(each) => go({ heat: Number(each) ? each : "" }, "slide")} />
           <Field label="Tokens" type="number" param="max_tokens" min={1} max={MOST_TOKENS} value={tokens} set={(each) => go({ length: each })} />
           {temperature > 0 && <Field label="Seed" type="number" min={0} value={integer(params.seed, 0)} set={(seed) => go({ seed })} />}
         </div>
@@ -207,7 +207,7 @@ function Came({ run, layerRef, layer, head, at, choose, busy }: CameProps) {
             { head: "layer", header: true, cell: (each) => String(each.layer) },
             ...chosen.of.layers.reduce<number[]>((longest, { top_keys: { keys } }) => (keys.length > longest.length ? keys.map((_, i) => i) : longest), []).map((i) => ({
               head: `H${i}`,
-              cell: ({ layer: each, top_keys: { keys, weights: shares } }: GeneratedToken["layers"][number], row: number) => i < keys.length && <Button class="quiet" aria-label={`${headName(String(each), i)}: ${all[keys[i][0]]} ${shares[i][0].toFixed(2)}`} aria-pressed={row === layer && i === head} onClick={() => go({ layer: row, head: i }, true)}>{all[keys[i][0]]} {shares[i][0].toFixed(2)}</Button>,
+              cell: ({ layer: each, top_keys: { keys, weights: shares } }: GeneratedToken["layers"][number], row: number) => i < keys.length && <Button class="quiet" aria-label={`${headName(String(each), i)}: ${all[keys[i][0]]} ${shares[i][0].toFixed(2)}`} aria-pressed={row === layer && i === head} onClick={() => go({ layer: row, head: i }, "replace")}>{all[keys[i][0]]} {shares[i][0].toFixed(2)}</Button>,
             })),
           ]} />
           <Table caption={`The likeliest tokens in the place of ${shownToken(chosen.of.token)}, at temperature 1`} rows={chosen.likeliest} columns={[{ head: "token", header: true, cell: ([token]) => shownToken(token) }, { head: "probability", number: true, cell: ([, logprob]) => precise(Math.exp(logprob), 3) }]} />

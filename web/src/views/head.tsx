@@ -61,14 +61,14 @@ export function Head({ subject, layer, head }: SubjectProps) {
         {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
         {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
         {!lines && <Legend most={largest(coarsest.data)} range={range === "shared" ? "own" : range} shared={0} />}
-        {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, true)} hint={least.toFixed(2)} />}
+        {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, "slide")} hint={least.toFixed(2)} />}
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
       </div>
       <Export of={{ name: `weights-${name}-${head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />
       {lines ? <Drawing scene={drawing()} /> : (
         <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={cellOf(params.query, params.key)}
-          move={(cell) => go({ query: cell.query, key: cell.key }, true)} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
-          zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, true)} />
+          move={(cell) => go({ query: cell.query, key: cell.key }, "replace")} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
+          zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, "replace")} />
       )}
       {!lines && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
       <h3>Statistics</h3>

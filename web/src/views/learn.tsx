@@ -56,7 +56,7 @@ export function Learn({ subject, layer, head }: SubjectProps) {
     <>
       <div class="fields">
         <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i) => [String(i), `${i} ${each}`])} />
-        <Field label="Temperature τ" hint={temperature.toFixed(2)} type="range" min={-3} max={3} step={0.1} value={Math.log2(temperature)} live set={(each) => go({ tau: Math.abs(Number(each)) < 0.05 ? "" : (2 ** Number(each)).toFixed(3) }, true)} />
+        <Field label="Temperature τ" hint={temperature.toFixed(2)} type="range" min={-3} max={3} step={0.1} value={Math.log2(temperature)} live set={(each) => go({ tau: Math.abs(Number(each)) < 0.05 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />
       </div>
       <ol class="steps">
         <li>Each query is compared with each key. <Formula label="s of j is q dot k of j over the square root of d"><Sub of="s" at="j" /><mo>=</mo><mfrac><mrow><mi>q</mi><mo>·</mo><Sub of="k" at="j" /></mrow><msqrt><mi>d</mi></msqrt></mfrac></Formula>{width > 0 && <> with d = {width}, so √d = {real(Math.sqrt(width), 3)}.</>}{scores && <> The scores of {queries[query]} lie between {precise(Math.min(...scores.filter(Number.isFinite)))} and {precise(Math.max(...scores))}.</>}</li>

@@ -75,7 +75,7 @@ export function Overview({ subject }: SubjectProps) {
   const chosen = sorted.find(({ layer, head }) => layer === integer(params.layer, -1, -1) && head === integer(params.head, 0)) ?? sorted[0];
   const large = hovered && sorted.includes(hovered) ? hovered : chosen;
   const choose = ({ layer, head }: Head) => {
-    go({ layer, head }, true);
+    go({ layer, head }, "replace");
     if (matchMedia("(max-width: 60rem)").matches) panel.current?.scrollIntoView({ block: "nearest" }); // it is below the heads
   };
   const linked = (each: Head) => format({ view: "head", params: { ...params, layer: String(each.layer), head: String(each.head) } });

@@ -1,6 +1,6 @@
 /** One query step by step: its scores, the mask, the weights, and the weighted sum of the values. */
 
-import { useLoaded, usePage } from "../context";
+import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { barScene } from "../drawings";
 import { precise, real } from "../format";
@@ -28,6 +28,7 @@ export function Query({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const { name, heads, queries, keys } = subject.layers[layer];
   const query = integer(params.query, 0, 0, queries.length - 1);
+  useCorrected({ query });
   const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${query}`, async () => {
     const strips = subject.strips(layer, head);
     const ofQuery = strips ? await strips(1, query, query + 1) : await subject.weights(layer, head);

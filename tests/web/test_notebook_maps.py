@@ -36,6 +36,7 @@ def test_maps_draw_and_tell_what_is_below_the_pointer(browser, tmp_path):
     page.keyboard.press("ArrowDown")
     assert one.get_by_role("status").inner_text() == "cat → <b>: 0"
     one.locator("summary").click()
+    one.locator("details td").first.wait_for()  # the table is filled once the browser tells that it is open
     assert one.locator("details td").all_inner_texts() == ["0.25", "0.1234567", "1", "0"]
     assert two.locator("canvas").get_attribute("aria-label") == "head 0: 3 × 3, from 0 to 1"
     pixels = "(c) => [...c.getContext('2d').getImageData(30, 0, 1, 48).data]"

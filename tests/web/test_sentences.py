@@ -294,7 +294,7 @@ def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):
     canvas.click(position={"x": box["width"] * 75 / 120, "y": box["height"] * 22 / 60})
     told.filter(has_text="[1,2] looks at [1,2]: ").wait_for()
     assert visit.violations() == []
-    visit.picture("image")
+    visit.picture("image", compared=False)  # of a model whose weights nobody fixed
     page.get_by_role("link", name="Rollout").click()
     page.locator(".patches canvas").wait_for()
     page.reload()

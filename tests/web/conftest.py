@@ -111,6 +111,15 @@ class Visit:
         self.page.locator("main .empty", has_text="…").wait_for(state="detached")
         return self.page
 
+    def refused(self, requests: int) -> None:
+        """Forget the browser's lines about so many requests that were refused; they may come after the answers."""
+        for _ in range(100):
+            if len(self.faults) >= requests:
+                break
+            self.page.wait_for_timeout(20)
+        assert all("status of 4" in line for line in self.faults)
+        self.faults.clear()
+
     def picture(self, name: str, at: Any = None, *, compared: bool = True) -> None:
         """Compare the page with its picture in the documents, or write it if a folder for pictures is set.
 

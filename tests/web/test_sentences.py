@@ -132,7 +132,7 @@ def test_a_chosen_model_is_loaded_with_its_progress_and_can_be_cancelled(visit):
 def test_a_model_that_is_not_there_is_named_and_another_can_be_chosen(visit):
     page = visit.open("#/overview?source=model:nobody")
     assert "nobody" in page.get_by_role("alert").inner_text()
-    visit.faults.clear()  # the browser's line about the 404
+    visit.refused(1)
     page.get_by_label("Attention of").select_option("model:tiny")
     page.wait_for_selector(".multiples li")
 
@@ -144,7 +144,7 @@ def test_a_text_that_is_too_long_is_said_to_be_before_it_is_sent(visit):
     page.locator(".over", has_text=re.compile(r"about \d{4} of at most 512 tokens")).wait_for()
     page.get_by_label("Type a sentence").press("Enter")
     page.get_by_role("alert").filter(has_text="the model has positions for 512").wait_for()
-    visit.faults.clear()  # the browser's line about the 422
+    visit.refused(1)
     type_sentence(page, "the cat")
     page.get_by_text("3 of at most 512 tokens").wait_for()
 
@@ -199,7 +199,7 @@ def test_models_are_loaded_and_ended_from_the_list(visit):
     page.get_by_label("Fetch from the hub").fill("org/none")
     page.get_by_role("button", name="Fetch").click()
     page.get_by_role("alert").filter(has_text="ATTENTION_HUB").wait_for()
-    visit.faults.clear()  # the browser's line about the 403
+    visit.refused(1)
     assert visit.violations() == []
 
 
@@ -257,17 +257,17 @@ def test_a_text_is_continued_token_by_token_with_what_each_head_looked_at(visit)
 
 
 def test_a_generation_can_be_stopped_and_a_text_that_is_too_long_is_refused(visit):
-    page = visit.open("#/decode?source=model:tiny&length=256&heat=1.5")
+    page = visit.open("#/decode?source=model:tiny&length=480&heat=2&seed=1")  # goes on for a second and more
     page.get_by_text("14 tokens; at most 512 with those that come").wait_for()
     page.get_by_role("button", name="Generate").click()
-    page.locator(".generated button").nth(2).wait_for()
+    page.locator(".generated button").first.wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Generate").wait_for()
-    assert 3 <= page.locator(".generated button").count() < 256
+    assert 1 <= page.locator(".generated button").count() < 480
     page.get_by_role("textbox", name="Text").fill("the cat " * 700)
     page.get_by_role("button", name="Generate").click()
     page.get_by_role("alert").filter(has_text="512").first.wait_for()
-    visit.faults.clear()  # the browser's lines about the 422 and the 400
+    visit.refused(2)
 
 
 def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):

@@ -87,6 +87,15 @@ def release_of(picture: Path) -> str:
         return opened.info["Software"].removeprefix(DRAWN_BY)
 
 
+def numbers(page: Any, at: int = 0) -> np.ndarray:
+    """The numbers of the table below a heat map, the first of the page by default."""
+    table = page.locator("details", has_text="As a table").nth(at)
+    table.locator("summary").click()
+    table.locator("tbody tr").first.wait_for()
+    rows = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
+    return np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
+
+
 @dataclass
 class Visit:
     """One page of the browser at the server, and what went wrong in it."""

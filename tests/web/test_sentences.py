@@ -10,7 +10,7 @@ from PIL import Image
 
 from attention_client import Client
 from tests.conftest import eventually, live_server
-from tests.web.conftest import Visit
+from tests.web.conftest import Visit, numbers
 
 tiny_models = pytest.importorskip("tests.client.tiny_models")
 TEXT = "Kate met Tamiro in the park. Then Tam"
@@ -39,14 +39,6 @@ def weights(visit: Visit, text: str, model: str = "tiny") -> list[np.ndarray]:
     return [np.array(layer["weights"]) for layer in answered["layers"]]
 
 
-def table(page, at: int = 0) -> np.ndarray:
-    shown = page.locator("details", has_text="As a table").nth(at)
-    shown.locator("summary").click()
-    shown.locator("tbody tr").first.wait_for()
-    rows = [row.locator("td").all_inner_texts() for row in shown.locator("tbody tr").all()]
-    return np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
-
-
 def type_sentence(page, text: str) -> None:
     page.get_by_label("Type a sentence").fill(text)
     page.get_by_label("Type a sentence").press("Enter")
@@ -60,7 +52,7 @@ def test_the_page_opens_with_the_attention_of_a_sentence(visit):
     assert page.locator(".multiples li").count() == 16
     assert "looks at" in page.locator("header").inner_text()
     assert page.get_by_label("Type a sentence").input_value() == TEXT
-    np.testing.assert_allclose(table(page), weights(visit, TEXT)[0][0], atol=6e-4)
+    np.testing.assert_allclose(numbers(page), weights(visit, TEXT)[0][0], atol=6e-4)
     began = time.perf_counter()
     type_sentence(page, "the cat sat on the mat")
     page.locator(".linked svg > text", has_text="·mat").first.wait_for()
@@ -126,7 +118,7 @@ def test_a_chosen_model_is_loaded_with_its_progress_and_can_be_cancelled(visit):
     page.get_by_label("Attention of").select_option("model:small")
     type_sentence(page, "the cat sat")
     page.locator(".linked svg > text", has_text="sat").first.wait_for(timeout=120_000)
-    np.testing.assert_allclose(table(page), weights(visit, "the cat sat", "small")[0][0], atol=6e-4)
+    np.testing.assert_allclose(numbers(page), weights(visit, "the cat sat", "small")[0][0], atol=6e-4)
 
 
 def test_a_model_that_is_not_there_is_named_and_another_can_be_chosen(visit):

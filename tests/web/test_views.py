@@ -11,7 +11,7 @@ import pytest
 import attention_service
 from attention_client import Client
 from attention_client.recording import Recording
-from tests.web.conftest import PICTURES, release_of
+from tests.web.conftest import PICTURES, numbers, release_of
 
 DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
 PHONE = pytest.mark.parametrize(
@@ -34,15 +34,6 @@ def live(recorded: Recording, layer: int) -> dict[str, object]:
     """The queries, keys and values that the page sends of a recorded layer."""
     fields = {"query": "q", "key": "k", "value": "v"}
     return {name: recorded.read(layer, tap).astype(float).tolist() for name, tap in fields.items()}
-
-
-def numbers(page, at: int = 0) -> np.ndarray:
-    """The numbers of the table below a heat map, the first of the page by default."""
-    table = page.locator("details", has_text="As a table").nth(at)
-    table.locator("summary").click()
-    table.locator("tbody tr").first.wait_for()
-    rows = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
-    return np.array([[float(cell.replace("−", "-")) for cell in row] for row in rows])
 
 
 def facts(page) -> dict[str, str]:

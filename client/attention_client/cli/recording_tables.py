@@ -35,13 +35,13 @@ def facts(recording: Recording) -> None:
 def overview(recording: Recording) -> None:
     """Print the map of the head that attends most firmly, and a row for each layer with the entropy of its heads."""
     every = [*_heads(recording, None, None)]
-    entropies = {attention.name: recording.entropy(attention.name) for attention, *_ in every}
+    entropies = {name: recording.entropy(name) for name in dict.fromkeys(attention.name for attention, *_ in every)}
     firmest = min(every, key=lambda head: np.nan_to_num(entropies[head[0].name][head[1]], nan=np.inf))
     _print_map(recording, *firmest)
     print_out("entropy of each head, in nats", "bold")
     table(
-        {"layer": attention.name} | {str(head): f"{nats:.2f}" for head, nats in enumerate(entropies[attention.name])}
-        for attention in {attention.name: attention for attention, *_ in every}.values()
+        {"layer": name} | {str(head): f"{nats:.2f}" for head, nats in enumerate(of_heads)}
+        for name, of_heads in entropies.items()
     )
 
 

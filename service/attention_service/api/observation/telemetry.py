@@ -106,15 +106,8 @@ class Observe:
             seconds, method = time.perf_counter() - started, scope.get("method", "WS")
             # The messages of an accepted handshake are counted. A request without a response lost its caller.
             if scope["type"] == "http" or status is not None:
-                answered = (
-                    time.time(),
-                    method,
-                    scope["path"][:_SHOWN],
-                    operation,
-                    status or Cancelled.status,
-                    seconds,
-                    identity,
-                )
+                outcome = status or Cancelled.status
+                answered = time.time(), method, scope["path"][:_SHOWN], operation, outcome, seconds, identity
                 self._requests.add(Answered(*answered, caller.get().name, noted))
 
 

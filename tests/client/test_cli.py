@@ -316,6 +316,24 @@ def test_weights_are_fetched_only_where_they_are_kept(run, played):
     assert np.load("w.npy").shape == (2, 3, 3)
 
 
+def test_labels_name_the_keys_of_the_largest_weights(run, played):
+    labelled = ("weights", "demo", "--query", "q.npy", "--labels", "the cat sat down")
+    run(*labelled)
+    assert (played.asked.labels, played.asked.top_k) == (["the", "cat", "sat", "down"], 3)
+    run(*labelled, "--top-k", "1")
+    assert played.asked.top_k == 1
+    run(*labelled, "-o", "w.npy")
+    assert played.asked.top_k == 0
+
+
+def test_names_of_a_files_tensors_stand_in_the_order_of_their_layers(run):
+    np.savez("w.npz", **{f"layers.{at}.weights": X for at in (10, 9, 0)})
+    refused = " ".join(run("similarity", "w.npz", code=2).stderr.replace("│", " ").split())
+    assert "no 'a'; it holds 'layers.0.weights', 'layers.9.weights', 'layers.10.weights'; choose one" in refused
+    assert "as in w.npz:layers.0.weights" in refused
+    run("similarity", "w.npz:layers.9.weights")
+
+
 def test_attributions_take_methods_a_readout_and_a_comparison(run, played):
     np.savez("readout.npz", weight=X, targets=np.array([0, -1, 2]))
     printed = run(

@@ -1,6 +1,7 @@
 """``attention explain`` against a live server: its numbers against PyTorch's, for any spec."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,7 @@ def test_any_spec_is_explained_on_built_in_inputs(explained, spec):
     else:
         assert {"scores", "masked_scores", "weights"} <= {*names}
     assert all(step["formula"] for step in found["forward"] + found["backward"])
+    assert all(re.fullmatch(r"[A-Z].+\.", step["sentence"]) for step in found["forward"] + found["backward"])
 
 
 def test_a_module_is_explained_on_its_own_inputs(explained, module, server):
@@ -168,3 +170,16 @@ def test_bad_requests_name_the_option(explained, module):
     np.save("up.npy", np.ones(3))
     assert "expected the output's shape [1, 2, 4, 4], got [3]" in explained("--upstream", "up.npy", code=1).stderr
     assert ".svg" in explained("--figure", "steps.txt", code=2).stderr
+
+
+def test_sentences_name_the_keys_of_the_largest_numbers(explained):
+    query, keys, values = [[1.0, 0.0]], [[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]], [[0.0], [1.0], [0.0]]
+    Path("in.json").write_text(json.dumps({"query": query, "key": keys, "value": values}))
+    spec = {"score": {"name": "dot"}, "masks": [{"name": "sliding_window", "left": None, "right": 1}]}
+    found = json.loads(explained("--inputs", "in.json", "--spec", json.dumps(spec), "--json").stdout)
+    told = {step["symbol"]: step["sentence"] for step in found["forward"] + found["backward"]}
+    assert "key 1 (3) and the next of key 2 (2)" in told["s"]
+    assert "1 of 3 keys are hidden" in told["m"]
+    assert "key 1 (0.8808) and the next of key 0 (0.1192)" in told["w"]
+    assert "key 1 raises the loss most (1)" in told["∂L/∂w"]
+    assert "key 1 raises the loss most (0.105), key 0 lowers it most (-0.105)" in told["∂L/∂m"]

@@ -38,6 +38,14 @@ _OF_TEXTS: Final = {
 """Forms of the input of a whole model."""
 
 
+def _labelled(_: str | None, fields: Fields, ending: Ending) -> None:
+    """Leave the weights themselves to programs; name the keys of the largest weights where there are labels."""
+    fields.setdefault("return_weights", ending.whole)
+    labels = fields.get("labels")
+    if labels and not ending.whole and ending.plot is None:
+        fields.setdefault("top_k", min(3, len(labels)))
+
+
 def _looking(_: str | None, fields: Fields, ending: Ending) -> None:
     fields.setdefault("top_k", 3)
     one_by_one = bool((fields.get("select") or {}).get("heads"))
@@ -91,8 +99,9 @@ COMMANDS: Final = {
     "forward": RequestCommand("forward", operations.forward, operations.raw_forward, chief="output"),
     "weights": RequestCommand(
         "weights", operations.weights, operations.raw_weights, chief="weights",
-        prepare=_for_programs("return_weights"),
-        help="The weights of each head: statistics, the most attended keys, and with -o or --json the weights.",
+        prepare=_labelled,
+        help="The weights of each head: statistics, and with -o or --json the weights.\n\n"
+        "With --labels or --top-k, the most attended keys of each query.",
     ),
     "attribution": RequestCommand("attribution", operations.attribution, operations.raw_attribution, chief=""),
     "gradients": RequestCommand("gradients", operations.gradients, operations.raw_gradients, chief=""),

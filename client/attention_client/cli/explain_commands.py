@@ -46,7 +46,7 @@ def explain_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk one query's attention step by step, forward and backward, with the numbers of each step.
+    """Walk one query's attention step by step, forward and backward: what each step means, and its numbers.
 
     Without inputs, a few random tokens of the right shape are taken.
     """
@@ -102,6 +102,7 @@ def _show(found: Explanation, count: int, figure: Path | None) -> None:
         print_out(f"\n{title}", "bold")
         for at, step in enumerate(steps, 1):
             print_out(f"{at:>2}  {step.symbol}   {step.formula}".rstrip())
+            print_out(f"    {step.sentence}", "italic")
             _show_values(step, shown)
     for identity, error in found.checks.items():
         verdict = "holds" if error <= found.tolerance else "FAILS"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_client.cli import explanation_sentences as sentences
 from attention_client.cli.invocation import send
 from attention_client.client import Client
 from attention_contract.errors import InvalidRequest
@@ -32,7 +33,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its formula, and its numbers for one query of one head."""
+    """One step: its formula, its numbers for one query of one head, and what they mean."""
 
     symbol: str
     """The numbers in the field's notation, such as ``w`` or ``∂L/∂w``."""
@@ -40,6 +41,8 @@ class Step:
     formula: str
     values: Array
     """``[Lk]``, ``[Lk, D]`` or ``[D]``."""
+    sentence: str
+    """The meaning of the step, with its largest numbers."""
 
     @property
     def per_key(self) -> bool:
@@ -96,16 +99,25 @@ def explain(
 
     formulas = _Formulas(client, spec)
     told = formulas.forward()
-    forward = [Step(_SYMBOLS[tap], tap, told[tap], found[tap] if tap in {"k", "v"} else found[tap][0]) for tap in taps]
+    rows = {tap: found[tap] if tap in {"k", "v"} else found[tap][0] for tap in taps}
+    forward = [
+        Step(_SYMBOLS[tap], tap, told[tap], values, sentences.forward(tap, values, query))
+        for tap, values in rows.items()
+    ]
     if exact and spec.score.name == "scaled_dot":
-        forward.insert(2, _raw_scores(client, found))
-    forward.append(Step("o", "output", formulas.output(name, flat), output[at]))
+        forward.insert(2, _raw_scores(client, found, query))
+    meant = sentences.output(module=name is not None, flat=flat)
+    forward.append(Step("o", "output", formulas.output(name, flat), output[at], meant))
     heads, kv_heads = len(gradients["q"]), len(gradients["k"])
-    backward = [Step("∂L/∂o", "output", "given; 0 for the other queries", upstream[at])]
+    given_row = upstream[at]
+    backward = [
+        Step("∂L/∂o", "output", "given; 0 for the other queries", given_row, sentences.backward("output", given_row))
+    ]
     told = formulas.backward()
     for tap in (tap for tap in _BACKWARD if tap in taps):
         values = gradients[tap][head // (heads // kv_heads)] if tap in {"k", "v"} else gradients[tap][head, query]
-        backward.append(Step(f"∂L/∂{_SYMBOLS[tap]}", tap, told[tap], values))
+        meant = sentences.backward(tap, values)
+        backward.append(Step(f"∂L/∂{_SYMBOLS[tap]}", tap, told[tap], values, meant))
     edited = {edit["tap"] if isinstance(edit, Mapping) else edit.tap for edit in inputs.get("edits") or ()}
     checks = _checks({step.symbol: step.values.astype(np.float64) for step in forward + backward}, edited, exact)
     width = min(DTYPES[reply.ran.dtype].itemsize, output.dtype.itemsize)  # of the module, and of its replies
@@ -144,11 +156,13 @@ def _one_row(output: Array, given: Any, at: tuple[int, ...]) -> Array:
     return upstream
 
 
-def _raw_scores(client: Client, found: Mapping[str, Array]) -> Step:
+def _raw_scores(client: Client, found: Mapping[str, Array], query: int) -> Step:
     """Ask for q·k without the scale: raw attention over the tapped queries and keys."""
     q, k = found["q"][None], found["k"][None]  # [1, 1, D], [1, Lk, D]
     reply = client.attention.forward(q, k, k, spec={"score": {"name": "dot"}}, return_=["scores"])
-    return Step("q·k", "raw scores", "q·k_j, before the scale", _four(reply.scores)[0, 0, 0])
+    values = _four(reply.scores)[0, 0, 0]
+    meant = sentences.forward("raw scores", values, query)
+    return Step("q·k", "raw scores", "q·k_j, before the scale", values, meant)
 
 
 def _checks(at: Mapping[str, Array], edited: set[str], exact: bool) -> dict[str, float]:

@@ -5,6 +5,7 @@ A file with several tensors names them by the request field that they stand for;
 safetensors; ``-.npy``, ``-.npz`` and ``-.json`` choose another format.
 """
 
+import re
 import sys
 import zlib
 from collections.abc import Callable, Mapping
@@ -38,7 +39,11 @@ def read(source: str, field: str) -> Any:
         if member is None:
             member = field if field in content or len(content) > 1 else next(iter(content), field)
         if member not in content:
-            raise _bad(field, f"{source} holds {', '.join(map(repr, content)) or 'nothing'}, but no {member!r}")
+            names = _in_order(content)
+            held = (
+                f"holds {', '.join(map(repr, names))}; choose one, as in {source}:{names[0]}" if names else "is empty"
+            )
+            raise _bad(field, f"{source} has no {member!r}; it {held}")
         content = content[member]
     if content is None:
         raise _bad(field, f"{source} holds null where a tensor is expected")
@@ -77,6 +82,13 @@ def _member(source: str) -> tuple[str, str | None]:
     return (path, member) if colon and Path(path).suffix in SUFFIXES else (source, None)
 
 
+def _in_order(content: Mapping[str, Any]) -> list[str]:
+    """Return the names of a file's tensors, a number in them in its place: layer 10 comes after layer 9."""
+    return sorted(
+        content, key=lambda name: [part.zfill(9) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    )
+
+
 def _has_members(content: Any) -> bool:
     """Return True if the content maps names to tensors; an object with a dtype and a shape is a tensor itself."""
     return isinstance(content, Mapping) and not {"dtype", "shape"} <= set(content)
@@ -94,9 +106,8 @@ def read_inputs(source: str, field: str) -> dict[str, Any]:
         return dict(content)
     chief = "output" if "output" in content else next(iter(content)) if len(content) == 1 else None
     if chief is None:
-        raise _bad(
-            field, f"{source} holds {', '.join(map(repr, content)) or 'nothing'}, but no 'query' and no 'output'"
-        )
+        held = ", ".join(map(repr, _in_order(content)))
+        raise _bad(field, f"{source} holds {held or 'nothing'}, but no 'query' and no 'output'")
     return {"query": content[chief]}
 
 

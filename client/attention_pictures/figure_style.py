@@ -28,7 +28,6 @@ _STYLE: Any = {
     "ytick.major.pad": 2,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
-    "pdf.fonttype": 42,
     "text.parse_math": False,  # a label is no formula
     "svg.hashsalt": "attention",  # the same picture is the same bytes
 }

@@ -1,11 +1,14 @@
 """Figures as files: SVG, PNG and PDF, with the facts of their making as metadata."""
 
 import io
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
+from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names
@@ -14,6 +17,7 @@ from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.wire import PICTURES
 from attention_pictures.figure_style import styled
 from attention_pictures.reply_figures import figure_of
+from attention_pictures.text_sizes import font_type_of_pdf, missing_characters
 
 SOFTWARE = "attention-service"
 MOST_PIXELS: Final = 2**24
@@ -39,9 +43,16 @@ def make_figure(reply: Any, options: PictureOptions, names: Names) -> Figure:
 
 
 def save(figure: Figure, options: PictureOptions, media_type: str, facts: Mapping[str, Any]) -> Picture:
-    """Write a figure into a file of a media type of ``PICTURES``, with the facts as JSON in its metadata."""
+    """Write a figure into a file of a media type of ``PICTURES``, with the facts as JSON in its metadata.
+
+    Warns of characters that no font of this machine has: a PNG or PDF shows boxes for them.
+    """
     ending, file = PICTURES[media_type], io.BytesIO()
-    with styled(options.theme):
+    texts = [each.get_text().replace("\n", "") for each in figure.findobj(Text)]
+    if ending != "svg" and (missing := missing_characters(texts)):
+        told = f"no font here has {missing[:20]!r}; the picture has boxes instead. Install one, such as Noto Sans CJK"
+        warnings.warn(told, stacklevel=2)
+    with styled(options.theme), rc_context({"pdf.fonttype": font_type_of_pdf(texts)}):
         clear = options.background == "none"
         figure.savefig(file, format=ending, dpi="figure", metadata=_metadata(ending, facts), transparent=clear)
     return Picture(media_type=media_type, data=file.getvalue())

@@ -1,11 +1,12 @@
 """The sizes of texts before they are drawn, and texts cut or wrapped to a width."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Final
 
-from matplotlib.font_manager import FontProperties, fontManager
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.textpath import text_to_path
 
 _CJK: Final = (
@@ -22,6 +23,42 @@ def families() -> list[str]:
     """The families of all text: matplotlib's own, then those of this machine that have the glyphs it lacks."""
     installed = set(fontManager.get_font_names())
     return ["DejaVu Sans", *(name for name in _CJK if name in installed)]
+
+
+@cache
+def _glyphs() -> dict[str, frozenset[int]]:
+    """The characters of each font file of ``families``."""
+    files = dict.fromkeys(findfont(FontProperties(family=[name])) for name in families())
+    return {str(file): frozenset(get_font(file).get_charmap()) for file in files}
+
+
+def missing_characters(texts: Iterable[str]) -> str:
+    """The characters of the texts that no font of this machine has, of those in ``families``."""
+    return "".join(sorted(one for one in set().union(*texts) if not any(ord(one) in has for has in _glyphs().values())))
+
+
+def font_type_of_pdf(texts: Iterable[str]) -> int:
+    """The type of the fonts in a PDF with these texts: 42 keeps a TrueType font, 3 keeps the outlines of its glyphs.
+
+    Matplotlib writes fonts with PostScript outlines, as Noto Sans CJK, wrongly as type 42: readers then show nothing.
+    """
+    for one in set().union(*texts):
+        file = next((file for file, has in _glyphs().items() if ord(one) in has), None)
+        if file is not None and _has_postscript_outlines(file):
+            return 3
+    return 42
+
+
+@cache
+def _has_postscript_outlines(file: str) -> bool:
+    """True for an OpenType font, or the first of a collection, whose outlines are CFF (OpenType, "Font Tables")."""
+    with Path(file).open("rb") as font:
+        if font.read(4) == b"ttcf":
+            font.seek(12)
+            font.seek(int.from_bytes(font.read(4), "big"))
+        else:
+            font.seek(0)
+        return font.read(4) == b"OTTO"
 
 
 @lru_cache(4096)

@@ -8,6 +8,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.t2CharStringPen import T2CharStringPen
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.transforms import Bbox
 from PIL import Image
@@ -244,6 +247,68 @@ def test_a_font_with_chinese_glyphs_is_taken_where_it_is_installed(monkeypatch):
     text_sizes.families.cache_clear()
     assert text_sizes.families() == ["DejaVu Sans", "Noto Sans CJK SC", "IPAexGothic"]
     text_sizes.families.cache_clear()
+
+
+@pytest.fixture
+def a_font(monkeypatch, tmp_path):
+    """Return a function that installs a font with one wide character, with TrueType or PostScript outlines."""
+
+    def install(*, postscript):
+        builder = FontBuilder(1000, isTTF=not postscript)
+        builder.setupGlyphOrder([".notdef", "attend"])
+        builder.setupCharacterMap({ord("注"): "attend"})
+        pen = T2CharStringPen(1000, None) if postscript else TTGlyphPen(None)
+        pen.moveTo((0, 0))
+        for corner in ((0, 900), (900, 900), (900, 0)):
+            pen.lineTo(corner)
+        pen.closePath()
+        if postscript:
+            glyph = pen.getCharString()
+            builder.setupCFF("Unifont", {"FullName": "Unifont"}, {".notdef": glyph, "attend": glyph}, {})
+        else:
+            glyph = pen.glyph()
+            builder.setupGlyf({".notdef": glyph, "attend": glyph})
+        builder.setupHorizontalMetrics(dict.fromkeys((".notdef", "attend"), (1000, 0)))
+        builder.setupHorizontalHeader(ascent=900, descent=-100)
+        builder.setupNameTable({"familyName": "Unifont", "styleName": "Regular", "psName": "Unifont"})
+        builder.setupOS2(sTypoAscender=900, usWinAscent=900, usWinDescent=100)
+        builder.setupPost()
+        file = tmp_path / "font.otf"
+        builder.save(file)
+        monkeypatch.setattr(text_sizes.fontManager, "ttflist", [*text_sizes.fontManager.ttflist])
+        text_sizes.fontManager.addfont(file)
+        _forget_fonts()
+
+    _forget_fonts()
+    yield install
+    monkeypatch.undo()
+    _forget_fonts()
+
+
+def _forget_fonts():
+    text_sizes.fontManager._findfont_cached.cache_clear()
+    for remembered in (text_sizes.families, text_sizes._glyphs, text_sizes.width_of):
+        remembered.cache_clear()
+
+
+@pytest.mark.parametrize(("postscript", "kept"), [(False, b"/Subtype /CIDFontType2"), (True, b"/Subtype /Type3")])
+def test_a_pdf_keeps_the_glyphs_of_any_kind_of_font(a_font, postscript, kept):
+    a_font(postscript=postscript)
+    options = PictureOptions(title="注")
+    picture = save(make_figure(weights(1, 5), options, Names()), options, "application/pdf", {})
+    assert b"Unifont" in picture.data
+    assert kept in picture.data
+
+
+@pytest.mark.parametrize("media_type", ["image/png", "application/pdf"])
+def test_characters_that_no_font_has_are_told(a_font, monkeypatch, media_type):
+    monkeypatch.setattr(text_sizes, "_CJK", ())
+    _forget_fonts()
+    options = PictureOptions(title="注意 weights")
+    figure = make_figure(weights(1, 5), options, Names())
+    with pytest.warns(UserWarning, match=r"no font here has '意注'; the picture has boxes"):
+        save(figure, options, media_type, {})
+    save(figure, options, "image/svg+xml", {})
 
 
 @pytest.mark.parametrize("size", [5.0, 8.0])

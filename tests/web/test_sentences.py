@@ -213,6 +213,18 @@ def test_a_head_is_knocked_out_up_to_the_logits(visit):
     assert visit.violations() == []
 
 
+def test_the_first_gradient_is_that_of_the_next_token_s_probability(visit):
+    page = visit.open("#/gradient?source=model:tiny&layer=1&head=2")
+    asked = {"text": TEXT, "layers": [1], "wrt": ["weights"]}
+    reply = visit.http.post("/v1/models/tiny/gradients", json=asked).json()
+    slopes = np.array(reply["layers"][0]["gradients"]["weights"][2])
+    np.testing.assert_allclose(numbers(page), slopes, rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(numbers(page, 1), slopes * weights(visit, TEXT)[1][2], rtol=1e-3, atol=1e-7)
+    rows = page.locator("table", has_text="Importance of the heads").locator("td:nth-child(2)").all_inner_texts()
+    np.testing.assert_allclose(list(map(float, rows)), np.abs(reply["layers"][0]["heads"]), rtol=1e-3)
+    page.get_by_text(f"likeliest after the text: −{abs(reply['value']):.4g}".rstrip("0")).wait_for()
+
+
 def test_a_text_is_continued_token_by_token_with_what_each_head_looked_at(visit):
     page = visit.open("#/decode?source=model:tiny&heat=0.8&seed=3&length=6")
     page.get_by_role("button", name="Knock out L0H0").click()
@@ -287,6 +299,7 @@ def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):
     told.filter(has_text="[1,2] looks at [1,2]: ").wait_for()
     assert visit.violations() == []
     visit.picture("image", compared=False)  # of a model whose weights nobody fixed
+    page.get_by_role("link", name="Explain").click()
     page.get_by_role("link", name="Rollout").click()
     page.locator(".patches canvas").wait_for()
     page.reload()

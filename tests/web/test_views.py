@@ -11,6 +11,7 @@ import pytest
 import attention_service
 from attention_client import Client
 from attention_client.recording import Recording
+from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from tests.web.conftest import PICTURES, numbers, release_of
 
 DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
@@ -152,7 +153,7 @@ def test_modules_are_made_looked_at_and_deleted(visit):
     page.get_by_role("button", name="Look at page-made").click()
     page.wait_for_selector(".multiples li")
     assert page.locator(".multiples li").count() == 4
-    page.get_by_role("link", name="Model").click()
+    page.get_by_role("link", name="Server").click()
     page.get_by_role("button", name="Delete page-made").click()
     page.get_by_role("button", name="Really delete page-made?").click()
     page.wait_for_selector("text=Deleted page-made")
@@ -300,16 +301,16 @@ def test_scores_that_are_no_product_have_no_circuit_of_queries_and_keys(visit):
 def test_a_head_is_knocked_out_and_brought_back(visit, recorded):
     page = visit.open("#/edit?layer=1&head=3")
     change = page.locator("dd").first
-    change.filter(has_text=re.compile("^0$")).wait_for()
+    change.filter(has_text=re.compile("^no effect$")).wait_for()
     page.get_by_role("button", name="Knock out L1H3").click()
-    change.filter(has_not_text=re.compile("^0$")).wait_for()
+    change.filter(has_not_text=re.compile("^no effect$")).wait_for()
     context = recorded.weights(1).astype(np.float64) @ recorded.read(1, "v").astype(np.float64)
     expected = np.linalg.norm(context[3]) / np.linalg.norm(context)
     assert float(change.inner_text()) == pytest.approx(expected, rel=2e-3)
     page.get_by_role("button", name="Undo").click()
-    change.filter(has_text=re.compile("^0$")).wait_for()
+    change.filter(has_text=re.compile("^no effect$")).wait_for()
     page.get_by_role("button", name="Hide token 2 cat").click()
-    change.filter(has_not_text=re.compile("^0$")).wait_for()
+    change.filter(has_not_text=re.compile("^no effect$")).wait_for()
     page.get_by_text("The change of the model's logits is not known here").wait_for()  # no checkpoint of MiniLM
     visit.picture("edit")
 
@@ -418,7 +419,7 @@ def test_circuits_are_those_of_the_api(visit):
 
 
 def test_gradients_are_those_of_the_api(visit):
-    page = visit.open("#/gradient?source=raw:")
+    page = visit.open("#/gradient?source=raw:&loss=sum")
     body = {"query": [[1, 0], [0, 1]], "key": [[1, 0], [0, 1], [1, 1]], "value": [[1, 2], [3, 4], [5, 6]]}
     reply = visit.http.post("/v1/attention/gradients", json=body | {"wrt": ["weights"], "return": ["weights"]})
     answered = reply.json()
@@ -434,13 +435,25 @@ def test_gradients_are_those_of_the_api(visit):
 def test_attributions_are_those_of_the_api(visit, recorded, method):
     asked = {"methods": ["head_importance", method.removesuffix("_of_sum")]}
     answered = visit.http.post("/v1/attention/attribution", json=live(recorded, 1) | asked).json()
-    page = visit.open(f"#/gradient?layer=1&head=3&attribution={method}")
+    page = visit.open(f"#/gradient?layer=1&head=3&loss=sum&attribution={method}")
     expected = np.array(answered[method])
     np.testing.assert_allclose(numbers(page, 1), expected[3] if expected.ndim == 3 else expected, rtol=2e-3, atol=1e-5)
     table = page.locator("table", has_text="Importance of the heads").locator("td:nth-child(2)")
     importance = [float(text) for text in table.all_inner_texts()]
     assert importance == pytest.approx(answered["head_importance"], rel=1e-3)
     assert facts(page)["most important head"] == f"L1H{np.argmax(importance)}"
+
+
+def test_rows_of_the_first_gradient_differ(visit, recorded):
+    """L is one token's output at first: the sum of all of it would give every query the same row."""
+    page = visit.open("#/gradient?layer=1&head=3")
+    output = np.zeros((12, 13, 32))
+    output[:, 12] = 1
+    body = live(recorded, 1) | {"upstream": output.tolist(), "wrt": ["weights"]}
+    reply = visit.http.post("/v1/attention/gradients", json=body).json()
+    shown = numbers(page)
+    np.testing.assert_allclose(shown, reply["gradients"]["weights"][3], rtol=1e-3, atol=1e-6)
+    assert np.ptp(shown, axis=0).max() > 0
 
 
 def test_a_readout_s_attributions_add_up(visit):
@@ -578,6 +591,68 @@ def test_what_is_shown_can_be_saved(visit, tmp_path):
     assert np.abs(weights.sum(-1) - 1).max() < 2e-3
     assert b"<script" not in saved["HTML"]
     assert saved["HTML"].count(b"<tr>") == 14
+
+
+def test_a_view_has_one_row_to_save_what_it_shows(visit):
+    page = visit.open("#/gradient?layer=1&head=3")
+    row = page.get_by_role("group", name="Save")
+    assert row.count() == 1
+    for chosen, name in (("∂L/∂weights", "gradient"), ("gradient × attention", "gradient_attention")):
+        option = row.locator("option", has_text=chosen).get_attribute("value")
+        row.get_by_label("What is saved").select_option(option)
+        with page.expect_download() as download:
+            row.get_by_role("button", name="CSV").click()
+        assert download.value.suggested_filename == f"{name}.csv"
+        assert download.value.path().read_text("utf-8").count("\n") == 14
+
+
+def test_a_view_says_what_it_waits_for(visit):
+    page = visit.open("#/overview?layer=1")
+    page.route("**/v1/attention/gradients", lambda route: None)
+    page.get_by_role("link", name="Explain").click()
+    page.get_by_text("Asking the server for the gradients of layers.1, L1H0…").wait_for()
+
+
+def test_views_are_five_groups_for_pointer_and_keys(visit):
+    page = visit.open("#/overview")
+    views = page.get_by_role("navigation", name="Views")
+    groups = views.get_by_role("list").first.get_by_role("link")
+    assert groups.all_inner_texts() == ["Look", "Change", "Explain", "Cost", "Server"]
+    groups.nth(1).click()
+    page.wait_for_url("**#/edit?**")
+    views.get_by_role("link", name="Effects").click()
+    page.wait_for_url("**#/effects?**")
+    assert views.get_by_role("list", name="Change").get_by_role("link").all_inner_texts() == [
+        "Edit",
+        "Effects",
+        "Decode",
+    ]
+    groups.first.click()
+    groups.nth(1).click()
+    page.wait_for_url("**#/effects?**")  # a group opens where it was left
+    groups.nth(1).focus()
+    for key in ("ArrowRight", "Enter", "ArrowDown", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_url("**#/rollout?**")
+    assert views.locator("[aria-current]").all_inner_texts() == ["Explain", "Rollout"]
+    assert "at most 1\u202f024 tokens" in page.locator(".intro").inner_text()
+
+
+def test_a_long_text_is_not_printed_in_full(visit):
+    text = "word " * 4096
+    weights = np.eye(2, dtype=np.float32)[None]
+    recording = RecordingFile.model_validate(EXAMPLE | {
+        "text": text, "tokens": {"layers": ["a", "b"]}, "attentions": [{"name": "layers.0", "heads": ["0"]}],
+        "layers": {"0.weights": weights},
+    })  # fmt: skip
+    with Client(visit.url) as client:
+        stored = client.recordings.create(recording)
+    page = visit.open(f"#/overview?source=stored:{stored.id}")
+    assert len(facts(page)["text"]) < 300
+    page.get_by_role("button", name=re.compile("Show all 20.480 characters")).click()
+    assert len(facts(page)["text"]) > len(text)
+    with Client(visit.url) as client:
+        client.recordings.delete(stored.id)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -1,24 +1,30 @@
 /** The page: header, views, the state in the URL, undo, keys and theme. */
 
-import type { FunctionComponent } from "preact";
+import type { FunctionComponent, TargetedKeyboardEvent } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, loadScript, problemOf } from "./api";
 import type { Theme } from "./colour";
 import { PageContext, useLoaded } from "./context";
 import type { Change, Page } from "./context";
+import { whole } from "./format";
+import { mostTokens } from "./limits";
 import { FIRST, changed, format, integer, parse } from "./state";
-import type { Patch } from "./state";
+import type { Patch, State } from "./state";
 import { DEFAULT_RECORDING } from "./subject";
 import type { ModelInfo, ModuleInfo } from "./types";
-import { Button, ProblemBox } from "./ui";
+import { Button, ProblemBox, Saving, Waiting } from "./ui";
 import { Overview } from "./views/overview";
 import { WithSubject } from "./with_subject";
 import type { OfSubject } from "./with_subject";
 
 type Plain = FunctionComponent;
 
+/** The views by what one wants of them. */
+export const GROUPS = ["Look", "Change", "Explain", "Cost", "Server"] as const;
+
 interface View {
   id: string;
+  group: (typeof GROUPS)[number];
   title: string;
   about: string;
   key: string;
@@ -28,20 +34,20 @@ interface View {
 }
 
 export const VIEWS: View[] = [
-  { id: "model", title: "Model", key: "m", about: "The server, its checkpoints, modules and sessions.", plain: async () => (await import("./views/model")).Model },
-  { id: "text", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/text")).Text },
-  { id: "overview", title: "Overview", key: "o", about: "Every head of every layer. Sort by a statistic to find the heads worth a look.", subject: () => Promise.resolve(Overview) },
-  { id: "head", title: "Head", key: "h", about: "The weights of one head. A row is a query and a column is a key.", subject: async () => (await import("./views/head")).Head },
-  { id: "query", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/query")).Query },
-  { id: "compare", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/compare")).Compare },
-  { id: "edit", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", subject: async () => (await import("./views/edit")).Edit },
-  { id: "effects", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the output.", subject: async () => (await import("./views/effects")).Effects },
-  { id: "gradient", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/gradient")).Gradient },
-  { id: "rollout", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/rollout")).Rollout },
-  { id: "circuits", title: "Circuits", key: "s", about: "What the projections of each head compute together, whatever the tokens are.", plain: async () => (await import("./views/circuits")).Circuits },
-  { id: "decode", title: "Decode", key: "d", about: "The next token of a text, the tokens as they come, and what each head looked at for each of them.", plain: async () => (await import("./views/decode")).Decode },
-  { id: "cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost")).Cost },
-  { id: "learn", title: "Learn", key: "l", about: "The formulas of the attention at hand, with its numbers.", subject: async () => (await import("./views/learn")).Learn },
+  { id: "overview", group: "Look", title: "Overview", key: "o", about: "Every head of every layer. Sort by a statistic to find the heads worth a look.", subject: () => Promise.resolve(Overview) },
+  { id: "head", group: "Look", title: "Head", key: "h", about: "The weights of one head. A row is a query and a column is a key.", subject: async () => (await import("./views/head")).Head },
+  { id: "query", group: "Look", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/query")).Query },
+  { id: "compare", group: "Look", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/compare")).Compare },
+  { id: "text", group: "Look", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/text")).Text },
+  { id: "edit", group: "Change", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", subject: async () => (await import("./views/edit")).Edit },
+  { id: "effects", group: "Change", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the output.", subject: async () => (await import("./views/effects")).Effects },
+  { id: "decode", group: "Change", title: "Decode", key: "d", about: "The next token of a text, the tokens as they come, and what each head looked at for each of them.", plain: async () => (await import("./views/decode")).Decode },
+  { id: "gradient", group: "Explain", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/gradient")).Gradient },
+  { id: "rollout", group: "Explain", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/rollout")).Rollout },
+  { id: "circuits", group: "Explain", title: "Circuits", key: "s", about: "What the projections of each head compute together, whatever the tokens are.", plain: async () => (await import("./views/circuits")).Circuits },
+  { id: "learn", group: "Explain", title: "Learn", key: "l", about: "The formulas of the attention at hand, with its numbers.", subject: async () => (await import("./views/learn")).Learn },
+  { id: "cost", group: "Cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost")).Cost },
+  { id: "model", group: "Server", title: "Model", key: "m", about: "The server, its checkpoints, modules and sessions.", plain: async () => (await import("./views/model")).Model },
 ];
 
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
@@ -203,6 +209,7 @@ export function App() {
   }, [known, go]);
   const view = known ?? VIEWS.find(({ id }) => id === FIRST.view);
   if (!view) return null;
+  const most = mostTokens(view.id);
   return (
     <PageContext.Provider value={page}>
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to the view</a>
@@ -220,16 +227,12 @@ export function App() {
           <a href="openapi.json">OpenAPI</a>
           <a href="metrics">Metrics</a>
         </div>
-        <nav aria-label="Views">
-          {VIEWS.map(({ id, title, key }) => (
-            <a key={id} href={format({ view: id, params: state.params })} title={`Key ${key}`} aria-current={id === view.id ? "page" : undefined}
-              onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go({ view: id }); } }}>{title}</a>
-          ))}
-        </nav>
+        <Views view={view} state={state} go={go} />
       </header>
       <main id="main" tabIndex={-1}>
-        <div class="intro"><h2>{view.title}</h2><p>{view.about}</p></div>
-        {view.subject && !page.params.source ? <p class="empty">Opening…</p> : view.subject ? <WithSubject key={view.id} load={view.subject} /> : view.plain && <Loaded key={view.id} load={view.plain} />}
+        <Saving key={view.id} intro={<><h2>{view.title}</h2><p>{view.about}{most ? ` Texts of at most ${whole(most)} tokens.` : ""}</p></>}>
+          {view.subject && !page.params.source ? <Waiting what="Asking the server for its models" /> : view.subject ? <WithSubject load={view.subject} /> : view.plain && <Loaded load={view.plain} />}
+        </Saving>
       </main>
       <footer>
         <details>
@@ -243,7 +246,44 @@ export function App() {
   );
 }
 
+/** The way of an arrow key through the rows of links. */
+const ARROWS: Partial<Record<string, [number, number]>> = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+interface ViewsProps {
+  view: View;
+  state: State;
+  go: Page["go"];
+}
+
+/** Two rows of links: the groups, each to the view of it that was open last, and the views of the group at hand. */
+function Views({ view, state, go }: ViewsProps) {
+  const rows = useRef<HTMLElement>(null);
+  const last = useRef<Partial<Record<string, string>>>({});
+  last.current[view.group] = view.id;
+  const move = (event: TargetedKeyboardEvent<HTMLElement>) => {
+    const way = ARROWS[event.key];
+    if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
+    const links = Array.from(rows.current?.querySelectorAll("ul") ?? [], (each) => Array.from(each.querySelectorAll("a")));
+    const row = links.findIndex((each) => each.some((link) => link === document.activeElement));
+    const next = way[0] ? links[row + way[0]]?.find((link) => link.ariaCurrent) : links[row]?.at((links[row].findIndex((link) => link === document.activeElement) + way[1]) % links[row].length);
+    event.preventDefault();
+    next?.focus();
+  };
+  const link = (to: View, text: string, current: "page" | "true" | undefined, title: string) => (
+    <li key={text}><a href={format({ view: to.id, params: state.params })} title={title} aria-current={current}
+      onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go({ view: to.id }); } }}>{text}</a></li>
+  );
+  const told = ({ about, key, id }: View) => `${about}${mostTokens(id) ? ` Texts of at most ${whole(mostTokens(id) ?? 0)} tokens.` : ""} Key ${key}`;
+  const of = (group: string) => VIEWS.filter((each) => each.group === group);
+  return (
+    <nav ref={rows} aria-label="Views" onKeyDown={move}>
+      <ul class="groups">{GROUPS.map((group) => link(of(group).find(({ id }) => id === last.current[group]) ?? of(group)[0], group, group === view.group ? "true" : undefined, of(group).map(({ title }) => title).join(", ")))}</ul>
+      <ul aria-label={view.group}>{of(view.group).map((each) => link(each, each.title, each === view ? "page" : undefined, told(each)))}</ul>
+    </nav>
+  );
+}
+
 function Loaded({ load }: { load: () => Promise<Plain> }) {
   const { value, problem } = useLoaded("", async () => ({ Component: await loadScript(load) }));
-  return value ? <value.Component /> : <ProblemBox problem={problem} />;
+  return value ? <value.Component /> : problem ? <ProblemBox problem={problem} /> : <Waiting what="Loading this view" />;
 }

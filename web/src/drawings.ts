@@ -182,10 +182,12 @@ export interface BarOptions {
   labels: string[];
   values: number[];
   signed?: boolean;
+  /** A number in words. */
+  told?: (value: number) => string;
 }
 
 /** Horizontal bars, one for each label, with its number. */
-export function barScene({ theme, title, labels, values, signed = false }: BarOptions): Scene {
+export function barScene({ theme, title, labels, values, signed = false, told = precise }: BarOptions): Scene {
   const inks = INKS[theme];
   const [left, wide, high] = [120, 250, 20];
   const most = largest(values) || 1;
@@ -196,7 +198,7 @@ export function barScene({ theme, title, labels, values, signed = false }: BarOp
     const [from, to] = [Math.min(x(0), x(value)), Math.max(x(0), x(value))];
     shapes.push({ kind: "text", x: left - 8, y: y + 13, text: clip(labels[i] ?? String(i), 16), size: 12, anchor: "end", fill: inks.ink });
     shapes.push({ kind: "rect", x: from, y: y + 2, w: Math.max(0.5, to - from), h: high - 6, fill: value < 0 ? inks.second : inks.accent });
-    shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: precise(value), fill: inks.soft });
+    shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: told(value), fill: inks.soft });
   });
   return { width: left + wide + 90, height: 34 + values.length * high, title, shapes };
 }

@@ -45,13 +45,26 @@ export function precise(value: number, digits = 4): string {
   return text.replaceAll("-", "−");
 }
 
-/** Format milliseconds with three significant digits. */
-export function milliseconds(value: number | null | undefined): string {
+/** Format a duration in milliseconds with three significant digits, in the unit that suits it: 0.12 ms, 10 s, 5 min. */
+export function duration(value: number | null | undefined): string {
   if (!isNumber(value)) return "—";
   if (value === 0) return "0 ms";
   if (value < 0.001) return "< 0.001 ms";
-  return `${value >= 100 ? value.toFixed(0) : value.toPrecision(3)} ms`;
+  const [unit, size] = value < 1000 ? ["ms", 1] : value < 120_000 ? ["s", 1000] : value < 7_200_000 ? ["min", 60_000] : ["h", 3_600_000];
+  const rest = value / size;
+  return `${Number.isInteger(rest) || rest >= 100 ? rest.toFixed(0) : rest.toPrecision(3)} ${unit}`;
 }
+
+/** A relative change below this is the rounding of float32: sums of some thousand terms differ by as much. */
+export const NO_EFFECT = 1e-6;
+
+/** A change, or 0 where it is no more than rounding. `relative`: its size beside what is changed. */
+export const settled = (change: number, relative = change) => (Math.abs(relative) < NO_EFFECT ? 0 : change);
+
+/** Format a settled change. */
+export const effect = (change: number) => (change === 0 ? "no effect" : precise(change));
+
+export const ABOUT_ROUNDING = "Less than a millionth of the output is rounding, and said to have no effect.";
 
 /** Return the first characters of a version. */
 export const short = (version: string | null | undefined) => (version ? version.slice(0, 10) : "—");

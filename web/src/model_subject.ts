@@ -2,6 +2,7 @@
 
 import { Problem, call, callTensors } from "./api";
 import type { Asked } from "./api";
+import { duration } from "./format";
 import { matrix } from "./matrix";
 import { integer } from "./state";
 import { MOST_CELLS, cached, countingOf, isCausal, isScaledDot, namesOf } from "./subject";
@@ -134,8 +135,8 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   return {
     title: `${id}: ${text}`,
     counting,
-    whole: { model: id, id, text, tokens: labels.tokens.length, input },
-    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", String(labels.tokens.length)], ["computed in", `${reply.ran.compute_ms.toFixed(1)} ms, ${reply.ran.dtype} on ${reply.ran.device}`]],
+    whole: { model: id, id, generates: model.generates, text, tokens: labels.tokens.length, input },
+    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", String(labels.tokens.length)], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`]],
     layers,
     sequences: reply.image_labels?.length ?? 1,
     ...(params.image && input.images ? { picture: params.image } : {}),

@@ -5,6 +5,7 @@ import { call, problemOf } from "./api";
 import type { ProblemDocument } from "./api";
 import { usePage } from "./context";
 import { bytes } from "./format";
+import { mostTokens } from "./limits";
 import { FIRST_TEXT, pictures, readPicture } from "./model_subject";
 import type { ModelInfo } from "./types";
 import { Button, Field, ProblemBox } from "./ui";
@@ -14,7 +15,7 @@ const CHANGED = { query: "", key: "", zoom: "", sequence: "", edits: "" };
 
 /** The sentence and the image of a model, to be changed. `tokens`: those of the sentence, once they are known. */
 export function Sentence({ id, tokens }: { id: string; tokens: number | null }) {
-  const { params, go, models } = usePage();
+  const { view, params, go, models } = usePage();
   const model = models?.find((each) => each.id === id);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const text = params.text ?? FIRST_TEXT;
@@ -35,10 +36,12 @@ export function Sentence({ id, tokens }: { id: string; tokens: number | null }) 
       (fault: unknown) => setProblem(problemOf(fault)),
     );
   };
-  const limit = model?.max_length ?? null;
+  const ofView = mostTokens(view) ?? Infinity;
+  const ofModel = model?.max_length ?? Infinity;
+  const limit = Number.isFinite(Math.min(ofView, ofModel)) ? Math.min(ofView, ofModel) : null;
   // Until the model has read it, as many characters a token as the sentence before had.
   const about = draft === text && tokens !== null ? tokens : Math.ceil((draft.length * (tokens ?? 1)) / (tokens === null ? 4 : Math.max(1, text.length)));
-  const counted = `${draft === text && tokens !== null ? "" : "about "}${about}${limit ? ` of at most ${limit}` : ""} tokens`;
+  const counted = `${draft === text && tokens !== null ? "" : "about "}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
   return (
     <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images")) take(event.dataTransfer?.files[0]); }}
       onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), target: target.trim() }); }}>

@@ -2,12 +2,12 @@
 
 import type { ButtonHTMLAttributes, ComponentChildren, TargetedEvent, TargetedPointerEvent } from "preact";
 import { createContext } from "preact";
-import { useContext, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useContext, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { curl, python } from "./api";
 import type { Asked, ProblemDocument } from "./api";
 import { INKS } from "./colour";
 import { usePage } from "./context";
-import { bytes, count, milliseconds, real, short, whole } from "./format";
+import { bytes, clip, count, duration, real, short, whole } from "./format";
 import { attributes, toCanvas, toSvg } from "./scene";
 import type { Scene } from "./scene";
 import type { Ran } from "./types";
@@ -160,19 +160,30 @@ export function Table<T>({ caption, columns, rows, quiet }: { caption: string; c
 
 export const FactList = ({ facts }: { facts: readonly (readonly [string, ComponentChildren])[] }) => (
   <dl class="facts">
-    {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}
+    {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{typeof value === "string" && value.length > LONG_FACT ? <LongText text={value} /> : value}</dd></div>)}
   </dl>
 );
+
+const LONG_FACT = 200; // characters
+
+/** The beginning of a text, and all of it once that is asked for. */
+function LongText({ text: all }: { text: string }) {
+  const [open, setOpen] = useState(false);
+  return <>{open ? all : clip(all, LONG_FACT)} <Button class="quiet" aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "Show less" : `Show all ${whole(all.length)} characters`}</Button></>;
+}
+
+/** What is being fetched, in the place where it will be. */
+export const Waiting = ({ what }: { what: string }) => <p class="empty" role="status">{what}…</p>;
 
 export const FACTS_OF_RAN: [string, (ran: Ran) => ComponentChildren][] = [
   ["kernel", (ran) => ran.kernel],
   ["computed in", (ran) => `${ran.dtype} on ${ran.device}`],
   ["version", (ran) => short(ran.version)],
-  ["predicted", (ran) => milliseconds(ran.predicted_ms)],
-  ["90 % interval", (ran) => `${milliseconds(ran.predicted_low_ms)} to ${milliseconds(ran.predicted_high_ms)}`],
-  ["took", (ran) => milliseconds(ran.compute_ms)],
-  ["on a processor", (ran) => milliseconds(ran.cpu_ms)],
-  ["waited", (ran) => milliseconds(ran.queue_ms)],
+  ["predicted", (ran) => duration(ran.predicted_ms)],
+  ["90 % interval", (ran) => `${duration(ran.predicted_low_ms)} to ${duration(ran.predicted_high_ms)}`],
+  ["took", (ran) => duration(ran.compute_ms)],
+  ["on a processor", (ran) => duration(ran.cpu_ms)],
+  ["waited", (ran) => duration(ran.queue_ms)],
   ["batched with", (ran) => (ran.batch > 1 ? `${ran.batch - 1} more` : "none")],
   ["FLOPs", (ran) => <span title={whole(ran.flops)}>{count(ran.flops)}</span>],
   ["peak memory", (ran) => bytes(ran.peak_bytes)],
@@ -285,6 +296,8 @@ function save(name: string, blob: Blob): void {
 export interface Exported {
   /** The files' name, without its ending. */
   name: string;
+  /** What it is called where a view has several. */
+  label?: string;
   scene?: () => Scene;
   /** Rows of a table, the first of them its heads. */
   rows?: () => (string | number)[][];
@@ -304,20 +317,57 @@ export function standalone(svg: string, title: string, rows: (string | number)[]
 <body><h1>${safe(title)}</h1>\n${svg}\n<details><summary>Numbers</summary><table>${table}</table></details></body></html>\n`;
 }
 
-/** Buttons that save what a view shows. */
+/** What the view at hand offers to save, as it is now. */
+interface Offer {
+  name: string;
+  now: { current: Exported };
+}
+
+const Offering = createContext<(offer: Offer) => () => void>(() => () => undefined);
+
+/** Offer to save what a view shows: the page's one row of buttons has it, or chooses among several. */
 export function Export({ of }: { of: Exported }) {
+  const now = useRef(of);
+  now.current = of;
+  const offer = useContext(Offering);
+  useLayoutEffect(() => offer({ name: of.name, now }), [offer, of.name, !of.scene, !of.rows, !of.json]);
+  return null;
+}
+
+/** A view and its intro, beside which stand the buttons that save what the view shows. */
+export function Saving({ intro, children }: { intro: ComponentChildren; children: ComponentChildren }) {
+  const [offers, setOffers] = useState<Offer[]>([]);
+  const offer = useCallback((made: Offer) => {
+    setOffers((old) => [...old, made]);
+    return () => setOffers((old) => old.filter((each) => each !== made));
+  }, []);
+  return (
+    <Offering.Provider value={offer}>
+      <div class="intro"><div>{intro}</div><div class="saving">{offers.length > 0 && <SaveRow offers={offers} />}</div></div>
+      {children}
+    </Offering.Provider>
+  );
+}
+
+function SaveRow({ offers }: { offers: Offer[] }) {
   const { theme } = usePage();
-  const facts = { page: location.href, ...of.facts };
-  const { scene, rows, json, name } = of;
-  const svg = (drawn: Scene) => toSvg(drawn, INKS[theme].paper, facts);
+  const [chosen, choose] = useState("");
+  const { name, now } = offers.find((each) => each.name === chosen) ?? offers[0];
+  const has = now.current;
+  // The view may have been drawn again since: what it offers is read when a button is pressed.
+  const [drawn, rows] = [() => now.current.scene?.() ?? { width: 0, height: 0, title: name, shapes: [] }, () => now.current.rows?.() ?? []];
+  const facts = () => ({ page: location.href, ...now.current.facts });
+  const svg = () => toSvg(drawn(), INKS[theme].paper, facts());
+  const csv = () => rows().map((cells) => `${cells.map(quoted).join(",")}\n`).join("");
   return (
     <div class="export" role="group" aria-label="Save">
       <span class="hint">Save</span>
-      {scene && <Button class="quiet" onClick={() => save(`${name}.svg`, text(svg(scene()), "image/svg+xml"))}>SVG</Button>}
-      {scene && <Button class="quiet" onClick={() => toCanvas(scene(), INKS[theme].paper).toBlob((blob) => blob && save(`${name}.png`, blob))}>PNG</Button>}
-      {rows && <Button class="quiet" onClick={() => save(`${name}.csv`, text(rows().map((cells) => cells.map(quoted).join(",")).join("\n") + "\n", "text/csv"))}>CSV</Button>}
-      {json && <Button class="quiet" onClick={() => save(`${name}.json`, text(JSON.stringify({ ...facts, ...(json() as object) }, null, 1), "application/json"))}>JSON</Button>}
-      {scene && <Button class="quiet" onClick={() => save(`${name}.html`, text(standalone(svg(scene()), scene().title, rows?.() ?? []), "text/html"))}>HTML</Button>}
+      {offers.length > 1 && <select aria-label="What is saved" value={name} onChange={(event) => choose(event.currentTarget.value)}>{offers.map((each) => <option key={each.name} value={each.name} selected={each.name === name}>{each.now.current.label ?? each.name}</option>)}</select>}
+      {has.scene && <Button class="quiet" onClick={() => save(`${name}.svg`, text(svg(), "image/svg+xml"))}>SVG</Button>}
+      {has.scene && <Button class="quiet" onClick={() => toCanvas(drawn(), INKS[theme].paper).toBlob((blob) => blob && save(`${name}.png`, blob))}>PNG</Button>}
+      {has.rows && <Button class="quiet" onClick={() => save(`${name}.csv`, text(csv(), "text/csv"))}>CSV</Button>}
+      {has.json && <Button class="quiet" onClick={() => save(`${name}.json`, text(JSON.stringify({ ...facts(), ...(now.current.json?.() as object) }, null, 1), "application/json"))}>JSON</Button>}
+      {has.scene && <Button class="quiet" onClick={() => save(`${name}.html`, text(standalone(svg(), drawn().title, rows()), "text/html"))}>HTML</Button>}
       <CopyButton label="Copy link" text={() => location.href} />
     </div>
   );

@@ -1,6 +1,7 @@
 /** A view of the subject at hand: opens it, and offers its source, layer, head and sequence. */
 
 import type { FunctionComponent } from "preact";
+import { useState } from "preact/hooks";
 import { loadScript } from "./api";
 import { PageContext, usePage, useCorrected, useLoaded } from "./context";
 import type { SubjectProps } from "./context";
@@ -10,7 +11,7 @@ import { integer } from "./state";
 import { BUILT_IN, countingOf, openSubject, subjectKey } from "./subject";
 import type { Params, Subject } from "./subject";
 import { clip } from "./format";
-import { Choice, Field, ProblemBox } from "./ui";
+import { Choice, Field, ProblemBox, Waiting } from "./ui";
 
 export type OfSubject = FunctionComponent<SubjectProps>;
 
@@ -67,8 +68,11 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
   const { params, models, refreshModels } = page;
   const key = subjectKey(params);
   const [kind, id] = (params.source ?? "").split(/:(.*)/s);
+  const [opening, setOpening] = useState("");
+  const sources = useSources();
   const { value, problem } = useLoaded(key, async () => {
-    const [subject, Component] = await Promise.all([subjectOf(params), loadScript(load)]);
+    setOpening(`Opening ${clip(sources.find(([each]) => each === params.source)?.[1] ?? "", 60)}`);
+    const [subject, Component] = await Promise.all([subjectOf(params).then((made) => { setOpening("Loading this view"); return made; }), loadScript(load)]);
     if (kind === "model" && models?.find((each) => each.id === id)?.state !== "resident") void refreshModels();
     return { subject, Component, key, params };
   });
@@ -85,7 +89,7 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
       <ProblemBox problem={problem} />
       {here && <><Corrected subject={value.subject} /><Chosen subject={value.subject} Component={value.Component} /></>}
       {before && <PageContext.Provider value={{ ...page, params: value.params }}><div aria-busy="true"><Chosen subject={value.subject} Component={value.Component} /></div></PageContext.Provider>}
-      {!here && !before && !problem && (kind === "model" ? <Opening id={id} cancel={cancelOpening} /> : <p class="empty">Opening…</p>)}
+      {!here && !before && !problem && (kind === "model" ? <Opening id={id} cancel={cancelOpening} /> : <Waiting what={opening} />)}
     </>
   );
 }

@@ -3,7 +3,7 @@ import { Tiles } from "../src/cells";
 import { rgb } from "../src/colour";
 import { wholeEdits } from "../src/edits";
 import type { Edit } from "../src/edits";
-import { bytes, count, describe as spec, precise, real } from "../src/format";
+import { bytes, count, describe as spec, duration, effect, precise, real, settled } from "../src/format";
 import { difference, divergence, matrix, pooled, pyramid, statistics } from "../src/matrix";
 import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
@@ -72,6 +72,19 @@ describe("induction", () => {
     expect(told.induction).toBeCloseTo(0.75 / 3, 6);
     expect(told.duplicate_token).toBeCloseTo(0, 6);
     expect(statistics(of([[1, 0], [1, 0]]), { queries: ["a", "b"], keys: ["a", "b"] }).induction).toBe(0);
+  });
+});
+
+describe("durations", () => {
+  it("come in the unit that suits them", () => {
+    expect([0, 0.0001, 0.1234, 12.34, 999, 1000, 10_000, 61_234, 125_000, 9_000_000].map(duration)).toEqual(["0 ms", "< 0.001 ms", "0.123 ms", "12.3 ms", "999 ms", "1 s", "10 s", "61.2 s", "2.08 min", "2.50 h"]);
+  });
+});
+
+describe("changes", () => {
+  it("that rounding makes are no effect", () => {
+    expect([1e-7, -3e-7, 2e-6, 0.5].map((each) => effect(settled(each)))).toEqual(["no effect", "no effect", "2.000e−6", "0.5000"]);
+    expect(effect(settled(40, 1e-7))).toBe("no effect");
   });
 });
 

@@ -8,7 +8,7 @@ import { HeatMap } from "../heatmap";
 import { matrix } from "../matrix";
 import type { Body, Tensor } from "../tensors";
 import type { CircuitsReply } from "../types";
-import { Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table } from "../ui";
+import { Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
 /** Scores that are a product of a query and a key; the others have no W_QK. */
@@ -30,7 +30,7 @@ function Picture({ name, title, tensor, axes }: PictureOf) {
     <figure>
       <figcaption>{title}</figcaption>
       <HeatMap of={shown} queries={rows} keys={columns} title={title} axes={axes} />
-      <Export of={{ name, scene: () => heatScene(shown, { theme, title, queries: rows, keys: columns }), rows: () => [[axes[0], ...columns], ...matrixRows(shown, rows, columns).slice(1)], json: () => ({ title, axes, values: rows.map((_, i) => Array.from(shown.data.subarray(i * shown.columns, (i + 1) * shown.columns))) }) }} />
+      <Export of={{ name, label: title, scene: () => heatScene(shown, { theme, title, queries: rows, keys: columns }), rows: () => [[axes[0], ...columns], ...matrixRows(shown, rows, columns).slice(1)], json: () => ({ title, axes, values: rows.map((_, i) => Array.from(shown.data.subarray(i * shown.columns, (i + 1) * shown.columns))) }) }} />
     </figure>
   );
 }
@@ -77,6 +77,7 @@ export function Circuits() {
       </div>
       <ProblemBox problem={problem} />
       {!module && <p>No module {name} is resident.</p>}
+      {module && !value && busy && <Waiting what={`Asking the server for the circuits of ${name}`} />}
       {module && value && (
         <div aria-busy={busy}>
           <FactList facts={[
@@ -86,7 +87,7 @@ export function Circuits() {
           <p class="small">The score of tokens x and y is xᵀ W_QK y, and a head writes W_OV y of a token that it attends to (Elhage et al. 2021). A copying score near 1 belongs to a head that writes what it reads.</p>
           <div class="side">
             {pictures.map((each) => <Picture key={each.name} {...each} />)}
-            {copying && <figure><Drawing fit scene={copies()} /><Export of={{ name: "copying", scene: copies, rows: () => [["head", "copying"], ...heads.map((head, i) => [head, copying.data[i]])] }} /></figure>}
+            {copying && <figure><Drawing fit scene={copies()} /><Export of={{ name: "copying", label: "copying score", scene: copies, rows: () => [["head", "copying"], ...heads.map((head, i) => [head, copying.data[i]])] }} /></figure>}
           </div>
           <Table caption="Circuits by head" rows={heads} columns={[
             { head: "head", header: true, cell: (each) => each },

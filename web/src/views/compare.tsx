@@ -49,7 +49,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
       {value && (
         <>
           <FactList facts={[["Jensen-Shannon divergence, nats", real(value.apart.mean, 4)], ["largest difference", precise(largest(value.less.data))]]} />
-          <Export of={{ name: "difference", scene: () => heatScene(value.less, { theme, title: `${label} less ${otherLabel}`, queries, keys, signed: true }), rows: () => matrixRows(value.less, queries, keys), json: () => ({ one: label, other: otherLabel, queries, keys, divergence: Array.from(value.apart.rows), difference: Array.from(value.less.data) }) }} />
+          <Export of={{ name: "difference", label: "the difference", scene: () => heatScene(value.less, { theme, title: `${label} less ${otherLabel}`, queries, keys, signed: true }), rows: () => matrixRows(value.less, queries, keys), json: () => ({ one: label, other: otherLabel, queries, keys, divergence: Array.from(value.apart.rows), difference: Array.from(value.less.data) }) }} />
           <div class="side">
             <figure><figcaption>{label}</figcaption><HeatMap of={value.one} queries={queries} keys={keys} title={label} /></figure>
             <figure><figcaption>{otherLabel}</figcaption><HeatMap of={value.two} queries={queries} keys={keys} title={otherLabel} /></figure>

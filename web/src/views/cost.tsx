@@ -5,13 +5,13 @@ import { Problem } from "../api";
 import { useLoaded, usePage } from "../context";
 import { chartScene } from "../drawings";
 import type { Line } from "../drawings";
-import { bytes, count, milliseconds, real, whole } from "../format";
+import { bytes, count, duration, real, whole } from "../format";
 import type { Scene } from "../scene";
 import { integer } from "../state";
 import type { Params } from "../subject";
 import type { Body } from "../tensors";
 import type { ComplexityReply, Cost as Costs, Crossover } from "../types";
-import { Check, Choice, Commands, Drawing, Export, Faulty, Field, ProblemBox, Table } from "../ui";
+import { Check, Choice, Commands, Drawing, Export, Faulty, Field, ProblemBox, Table, Waiting } from "../ui";
 
 const LENGTHS = "64 128 256 512 1024 2048 4096 8192";
 const VARIANTS: [string, string, Body | null][] = [
@@ -60,13 +60,13 @@ function charts(reply: ComplexityReply, theme: "light" | "dark"): Scene[] {
     return [
       chartScene(each((cost) => cost.executed_flops), { ...common, title: "FLOPs of a forward pass", unit: count, marks: marks("flops") }),
       chartScene(each((cost) => cost.peak_bytes.request), { ...common, title: "Peak memory", unit: bytes, binary: true, marks: marks("peak_bytes") }),
-      chartScene(compared.map(({ label, costs: list }, i) => timed(label, list, i > 0)), { ...common, title: "Predicted time, nine of ten runs", unit: milliseconds, marks: marks("time") }),
+      chartScene(compared.map(({ label, costs: list }, i) => timed(label, list, i > 0)), { ...common, title: "Predicted time, nine of ten runs", unit: duration, marks: marks("time") }),
     ];
   }
   return [
     chartScene([line("all pairs", costs, (cost) => cost.forward.dense.total), line("allowed pairs", costs, (cost) => cost.forward.masked.total, true)], { ...common, title: "FLOPs of a forward pass", unit: count }),
     chartScene([line("materialized", costs, (cost) => cost.peak_bytes.materialized), ...(costs[0].peak_bytes.fused ? [line("fused", costs, (cost) => cost.peak_bytes.fused, true)] : [])], { ...common, title: "Peak memory", unit: bytes, binary: true }),
-    chartScene([timed("median; the band holds nine of ten runs", costs)], { ...common, title: "Predicted time of a forward pass", unit: milliseconds }),
+    chartScene([timed("median; the band holds nine of ten runs", costs)], { ...common, title: "Predicted time of a forward pass", unit: duration }),
   ];
 }
 
@@ -79,8 +79,8 @@ const COLUMNS = [
   { head: "materialized", number: true, title: "peak bytes with the whole of scores and weights", cell: (cost: Costs) => bytes(cost.peak_bytes.materialized) },
   { head: "kv cache", number: true, cell: (cost: Costs) => bytes(cost.kv_cache_bytes) },
   { head: "kernel", cell: (cost: Costs) => cost.kernel },
-  { head: "predicted", number: true, cell: (cost: Costs) => milliseconds(cost.predicted_ms) },
-  { head: "nine of ten", number: true, title: "between which times nine of ten runs should lie", cell: ({ predicted: { forward } }: Costs) => `${milliseconds(forward.low_ms)} – ${milliseconds(forward.high_ms)}` },
+  { head: "predicted", number: true, cell: (cost: Costs) => duration(cost.predicted_ms) },
+  { head: "nine of ten", number: true, title: "between which times nine of ten runs should lie", cell: ({ predicted: { forward } }: Costs) => `${duration(forward.low_ms)} – ${duration(forward.high_ms)}` },
 ];
 
 function Limits({ limits: { free_bytes: free, forward, gradients } }: ComplexityReply) {
@@ -134,6 +134,7 @@ export function Cost() {
         </div>
       </form>
       <ProblemBox problem={problem} />
+      {!value && busy && <Waiting what="Asking the server for the costs" />}
       {value && (
         <div class="answer" aria-busy={busy}>
           <Growth {...value.reply} />
@@ -150,7 +151,7 @@ export function Cost() {
             {drawn.map((scene, i) => (
               <div key={scene.title}>
                 <Drawing scene={scene} fit />
-                <Export of={{ name: `cost-${i}`, scene: () => scene, rows: () => [["length", "flops", "peak bytes", "median ms", "low ms", "high ms"], ...value.reply.costs.map((cost) => [cost.shape.queries, cost.forward.masked.total, cost.peak_bytes.request, cost.predicted.forward.median_ms, cost.predicted.forward.low_ms, cost.predicted.forward.high_ms])], json: () => value.reply }} />
+                <Export of={{ name: `cost-${i}`, label: scene.title, scene: () => scene, rows: () => [["length", "flops", "peak bytes", "median ms", "low ms", "high ms"], ...value.reply.costs.map((cost) => [cost.shape.queries, cost.forward.masked.total, cost.peak_bytes.request, cost.predicted.forward.median_ms, cost.predicted.forward.low_ms, cost.predicted.forward.high_ms])], json: () => value.reply }} />
               </div>
             ))}
           </div>

@@ -5,18 +5,21 @@ import type { SubjectProps } from "../context";
 import { barScene, endsOf, heatScene } from "../drawings";
 import { describeEdit, editedFields, has, noCell, noHead, noToken, readChanges, toggled, wholeEdits, writeEdits } from "../edits";
 import type { Edit as Change } from "../edits";
-import { precise } from "../format";
+import { ABOUT_ROUNDING, effect, settled } from "../format";
+import { MOST_TOKENS } from "../limits";
 import { HeatMap } from "../heatmap";
 import { forwardOf, headOf } from "../live";
 import type { Rows } from "../live";
 import { difference } from "../matrix";
 import { integer } from "../state";
 import { subjectKey } from "../subject";
-import { Button, Check, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Table } from "../ui";
+import { Button, Check, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 import { Logits, layerKey } from "./logits";
 
-const MOST_TOKENS = 1024;
+
+/** The change of a length relative to it, of the squares of both. */
+const relative = (moved: number, size: number) => settled(Math.sqrt(moved / (size || 1)));
 
 /** For each token, the length of its output's change, and of its output. Outputs of several heads lie one after the other. */
 function changes(before: Rows, after: Rows, tokens: number): { token: number[]; whole: number } {
@@ -28,9 +31,9 @@ function changes(before: Rows, after: Rows, tokens: number): { token: number[]; 
       size[i % tokens] += value ** 2;
     });
   });
-  const token = Array.from(moved, (each, i) => Math.sqrt(each / (size[i] || 1)));
+  const token = Array.from(moved, (each, i) => relative(each, size[i]));
   const sum = (of: Float64Array) => of.reduce((a, b) => a + b, 0);
-  return { token, whole: Math.sqrt(sum(moved) / (sum(size) || 1)) };
+  return { token, whole: relative(sum(moved), sum(size)) };
 }
 
 export function Edit({ subject, layer, head }: SubjectProps) {
@@ -38,7 +41,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
   const { name, heads, queries, keys } = subject.layers[layer];
   const { edits, temperature, causal } = readChanges(params);
   const toggle = (edit: Change) => go({ edits: writeEdits(toggled(edits, edit)) });
-  const fits = Math.max(queries.length, keys.length) <= MOST_TOKENS;
+  const fits = Math.max(queries.length, keys.length) <= MOST_TOKENS.edit;
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${params.edits ?? ""}/${temperature}/${causal}`, async () => {
     const live = fits ? await subject.live(layer) : null;
     if (!live) return null;
@@ -67,18 +70,19 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       </div>
       {edits.length > 0 && <ul class="small">{edits.map((each, i) => <li key={i}><code>{describeEdit(each, { heads, queries, keys })}</code> <Button class="quiet" aria-label={`Remove ${describeEdit(each, { heads, queries, keys })}`} onClick={() => toggle(each)}>Remove</Button></li>)}</ul>}
       <ProblemBox problem={problem} />
-      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? (subject.whole?.id ? "its weights are not softmax(q·k/√d) of one text." : "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or its weights are not softmax(q·k/√d).") : `it has more than ${MOST_TOKENS} tokens.`}</p>}
+      {!value && busy && <Waiting what={`Asking the server for the attention of ${name}`} />}
+      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? (subject.whole?.id ? "its weights are not softmax(q·k/√d) of one text." : "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or its weights are not softmax(q·k/√d).") : `it has more than ${MOST_TOKENS.edit} tokens.`}</p>}
       {value && (
         <div aria-busy={busy}>
-          <FactList facts={[["change of the whole output", precise(value.output.whole)], ["largest change of a token's output", precise(Math.max(...value.output.token))]]} />
+          <FactList facts={[["change of the whole output", effect(value.output.whole)], ["largest change of a token's output", effect(Math.max(...value.output.token))]]} />
           <Export of={{ name: "edit", scene: () => heatScene(value.less, { theme, title: `${label}: edited less unedited`, queries, keys, signed: true }), rows: () => matrixRows(value.after, queries, keys), json: () => ({ edits, temperature, causal, output: value.output, weights: Array.from(value.after.data) }) }} />
-          <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the other keys share its weight.</p>
+          <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the other keys share its weight. {ABOUT_ROUNDING}</p>
           <div class="side">
             <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(head, query, key))} /></figure>
             <figure><figcaption>edited less unedited: {endsOf(value.less)}</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
-            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: queries.slice(0, 40), values: value.output.token.slice(0, 40) })} />
+            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: queries.slice(0, 40), values: value.output.token.slice(0, 40), told: effect })} />
           </div>
-          <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => precise(Number(each)) }]} />
+          <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(Number(each)) }]} />
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
           <Commands calls={[value.edited.asked, value.plain.asked]} />
           {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}

@@ -5,16 +5,16 @@ import type { SubjectProps } from "../context";
 import { barScene, heatScene } from "../drawings";
 import { describeEdit, editedFields, readChanges, writeEdits } from "../edits";
 import type { Edit as Change } from "../edits";
-import { precise } from "../format";
+import { ABOUT_ROUNDING, effect, settled } from "../format";
+import { MOST_TOKENS } from "../limits";
 import { HeatMap } from "../heatmap";
 import { effectsOf } from "../live";
 import { matrix } from "../matrix";
 import { integer } from "../state";
 import { subjectKey } from "../subject";
-import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table } from "../ui";
+import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
-const MOST_TOKENS = 512;
 
 interface Sweep {
   label: string;
@@ -41,7 +41,7 @@ export function Effects({ subject, layer }: SubjectProps) {
   const [measure, formula] = MEASURES.find(([each]) => each === params.measure) ?? MEASURES[0];
   const held = chosen === "layers" ? null : readChanges(params);
   const places = chosen === "layers" ? subject.layers.map((_, i) => i) : [layer];
-  const fits = places.every((i) => Math.max(subject.layers[i].queries.length, subject.layers[i].keys.length) <= MOST_TOKENS);
+  const fits = places.every((i) => Math.max(subject.layers[i].queries.length, subject.layers[i].keys.length) <= MOST_TOKENS.effects);
   const rows = chosen === "layers" ? subject.layers.map((each) => each.name) : heads;
   const most = Math.max(...subject.layers.map((each) => each.heads.length));
   const columns = { heads: [measure], layers: Array.from({ length: most }, (_, i) => String(i)), queries, keys }[chosen] ?? [];
@@ -57,7 +57,7 @@ export function Effects({ subject, layer }: SubjectProps) {
   });
   const made = value?.chosen === chosen && value.all.length === places.length ? value.all : null;
   const of = matrix(rows.length, columns.length);
-  made?.forEach((each, i) => of.data.set(each.tensors[`effects.${measure}`].data.subarray(0, of.data.length - i * columns.length), i * columns.length));
+  made?.forEach(({ tensors }, i) => of.data.set(tensors[`effects.${measure}`].data.subarray(0, of.data.length - i * columns.length).map((each, at) => settled(each, tensors["effects.relative"].data[at])), i * columns.length));
   const best = of.data.indexOf(Math.max(...of.data));
   const [row, column] = [Math.floor(best / columns.length), best % columns.length];
   const nameOf = (i: number, j: number) => (chosen === "layers" ? subject.layers[i].heads[j] : [rows[i], ...(over[1] ? [columns[j]] : [])].join(" → "));
@@ -67,7 +67,7 @@ export function Effects({ subject, layer }: SubjectProps) {
     go({ view: "edit", edits: writeEdits([...(held?.edits ?? []), one]), ...(chosen === "layers" ? { layer: i, head: j } : { head: i }) });
   };
   const title = `${formula} by ${label}${many && chosen !== "layers" ? `, ${name}` : ""}`;
-  const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns }) : barScene({ theme, title, labels: rows, values: Array.from(of.data) }));
+  const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), told: effect }));
   return (
     <>
       <div class="fields">
@@ -76,10 +76,12 @@ export function Effects({ subject, layer }: SubjectProps) {
       </div>
       {held && held.edits.length > 0 && <p class="small">On top of the edits {held.edits.map((each) => describeEdit(each, { heads, queries, keys })).join("; ")}. <Button class="quiet" onClick={() => go({ edits: "" })}>Clear them</Button></p>}
       <ProblemBox problem={problem} />
-      {!made && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v, or its weights are not softmax(q·k/√d)." : `it has more than ${MOST_TOKENS} tokens.`}</p>}
+      {made && <p class="small">{ABOUT_ROUNDING}</p>}
+      {!made && busy && <Waiting what={`Asking the server for the effects of ${label}`} />}
+      {!made && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v, or its weights are not softmax(q·k/√d)." : `it has more than ${MOST_TOKENS.effects} tokens.`}</p>}
       {made && (
         <div aria-busy={busy}>
-          <FactList facts={[["matters most", nameOf(row, column)], ["its effect", precise(of.data[best])], ["edits", String(of.data.length)]]} />
+          <FactList facts={[["matters most", nameOf(row, column)], ["its effect", effect(of.data[best])], ["edits", String(of.data.length)]]} />
           <Export of={{ name: "effects", scene, rows: () => [[axes[0], ...columns], ...matrixRows(of, rows, columns).slice(1)], json: () => ({ sweep: { ...edit, over }, measure, rows, columns, effects: rows.map((_, i) => Array.from(of.data.subarray(i * columns.length, (i + 1) * columns.length))) }) }} />
           {over[1] || chosen === "layers" ? (
             <>
@@ -91,7 +93,7 @@ export function Effects({ subject, layer }: SubjectProps) {
               <Drawing fit scene={scene()} />
               <Table caption={title} rows={rows} columns={[
                 { head: "head", header: true, cell: (each) => each },
-                { head: measure, number: true, cell: (_, i) => precise(of.data[i]) },
+                { head: measure, number: true, cell: (_, i) => effect(of.data[i]) },
                 { head: <span class="hidden">actions</span>, cell: (each, i) => <Button class="quiet" aria-label={`Edit without ${each}`} onClick={() => open(i, 0)}>Edit</Button> },
               ]} />
             </div>

@@ -6,14 +6,14 @@ import type { Asked, ProblemDocument } from "../api";
 import { useLoaded, usePage } from "../context";
 import { barScene } from "../drawings";
 import type { Edit } from "../edits";
-import { precise } from "../format";
+import { effect, precise, settled } from "../format";
+import { MOST_TOKENS } from "../limits";
 import { shownToken } from "../model_subject";
 import { integer } from "../state";
 import type { Whole } from "../subject";
 import type { ModelInfo, Predictions } from "../types";
 import { Choice, Commands, Drawing, ProblemBox, Table } from "../ui";
 
-const MOST_TOKENS = 512;
 
 /** The model of a recording: its name is the last part of the checkpoint's path. */
 const named = (model: string, all: ModelInfo[]) =>
@@ -33,8 +33,8 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const { value: model } = useLoaded(of.model, async () => ({ id: of.id ?? named(of.model, (await call<{ data: ModelInfo[] }>("GET", "v1/models")).data) }));
   if (!model) return null;
-  if (!model.id || tokens > MOST_TOKENS) {
-    return <p class="small">The change of the model's logits is not known here: {model.id ? `the text has more than ${MOST_TOKENS} tokens.` : `the server has no checkpoint ${of.model} in its model repository, or no transformers.`}</p>;
+  if (!model.id || tokens > MOST_TOKENS.logits) {
+    return <p class="small">The change of the model's logits is not known here: {model.id ? `the text has more than ${MOST_TOKENS.logits} tokens.` : `the server has no checkpoint ${of.model} in its model repository, or no transformers.`}</p>;
   }
   const positions = Array.from({ length: tokens }, (_, at) => at);
   const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", positions };
@@ -74,7 +74,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
               { head: "logit", number: true, cell: (each) => precise(each.unedited_logit) },
               { head: "its change", number: true, cell: (each) => precise(each.logit - each.unedited_logit) },
             ]} />
-            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: shown.labels.tokens.slice(0, 40).map(shownToken), values: shown.predictions.slice(0, 40).map((each) => each.divergence) })} />
+            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: shown.labels.tokens.slice(0, 40).map(shownToken), values: shown.predictions.slice(0, 40).map((each) => settled(each.divergence)), told: effect })} />
           </div>
           <Commands calls={[made.asked]} />
         </>

@@ -5,6 +5,7 @@ import type { Asked } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { barScene, heatScene } from "../drawings";
+import { MOST_TOKENS } from "../limits";
 import { HeatMap } from "../heatmap";
 import { allWeights, attributionOf } from "../live";
 import { matrix, row } from "../matrix";
@@ -15,10 +16,9 @@ import type { Subject } from "../subject";
 import { stacked } from "../tensors";
 import type { Body, Tensor } from "../tensors";
 import type { Ran } from "../types";
-import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable } from "../ui";
+import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
-const MOST_TOKENS = 1024;
 const MOST_FLOWS = 64; // tokens whose flows are all asked for
 
 const METHODS: Record<string, { label: string; about: string }> = {
@@ -49,7 +49,7 @@ export function Rollout({ subject }: SubjectProps) {
   const [stack] = first.name.split(".");
   const usable = subject.layers.map((each, i) => ({ each, i })).filter(({ each }) => each.name.split(".")[0] === stack && !each.name.endsWith(".cross") && each.queries.length === each.keys.length && each.queries.length === first.queries.length && each.heads.length === first.heads.length);
   const upto = integer(params.upto, usable.length, 1, usable.length);
-  const fits = first.queries.length <= MOST_TOKENS && usable.length > 0;
+  const fits = first.queries.length <= MOST_TOKENS.rollout && usable.length > 0;
   const { queries } = first;
   const method = params.method && params.method in METHODS ? params.method : "rollout";
   const query = integer(params.query, 0, 0, queries.length - 1);
@@ -65,7 +65,7 @@ export function Rollout({ subject }: SubjectProps) {
     const { reply, tensors: { values } } = await callTensors<{ ran: Ran }>(asked.path, asked.body ?? {});
     return { of: matrix(values.shape[0], values.shape[1], values.data), ran: reply.ran, asked };
   });
-  if (!fits) return <p>Rollout needs self-attention of at most {MOST_TOKENS} tokens.</p>;
+  if (!fits) return <p>Rollout needs self-attention of at most {MOST_TOKENS.rollout} tokens.</p>;
   const title = `${METHODS[method].label} over ${upto} of ${usable.length} layers`;
   const of = value?.of;
   const rows = of?.rows === 1 ? [queries[query]] : queries;
@@ -85,6 +85,7 @@ export function Rollout({ subject }: SubjectProps) {
       </div>
       <p class="small">{METHODS[method].about}</p>
       <ProblemBox problem={problem} />
+      {!value && busy && <Waiting what={`Asking the server for the ${METHODS[method].label} over ${upto} layers`} />}
       {value && of?.columns === queries.length && (
         <div aria-busy={busy}>
           <FactList facts={[["layers", String(upto)], ["heads", String(first.heads.length)]]} />

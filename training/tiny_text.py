@@ -6,6 +6,7 @@ other of two names (Wang et al. 2022), choose the pronoun of a name, and answer 
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from random import Random
 from typing import Final
 
@@ -184,3 +185,13 @@ def documents(seed: int) -> Iterator[str]:
         parts = [kind(random) for kind in random.choices(kinds, shares, k=random.choice([1, 1, 2, 3]))]
         talk = [part for part in parts if part.startswith(QUESTION)]
         yield talk[0] if talk else " ".join(parts)
+
+
+def corpus() -> str:
+    """Return the texts of ``attention_client/survey/texts.txt``, one a line, which no training sees."""
+    texts = (each for each in documents(2026) if QUESTION not in each and len(each) <= 240)
+    return "".join(f"{each}\n" for each in dict.fromkeys(islice(texts, 300)))
+
+
+if __name__ == "__main__":
+    print(corpus(), end="")

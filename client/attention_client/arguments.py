@@ -85,6 +85,14 @@ class ModelWeightsFields(SelectedFields, total=False):
     compare: Literal["unedited"] | None
 
 
+class SurveyFields(CallOptions, total=False):
+    """The fields of a survey that are None by default; see ``client.models.survey``."""
+
+    layers: Literal["all"] | Sequence[LayerRef] | None
+    edits: Mapping[str, Sequence[EditLike]] | None
+    statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
+
+
 class InputFields(CallOptions, total=False):
     """The inputs of attention beside query, key and value, and the settings of the call; see ``Client.forward``.
 

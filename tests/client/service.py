@@ -120,7 +120,10 @@ CALLS = {
     if isinstance(inspect.getattr_static(kind, name), Method) and name != "open"
 }
 """The methods of the blocking client that make a call, by their dotted names."""
-COMPOSED = {"modules.import_all", "recordings.read", "recordings.download", "models.stream", "models.stream_chat"}
+COMPOSED = {
+    "modules.import_all", "recordings.read", "recordings.download", "models.stream", "models.stream_chat",
+    "models.survey", "models.passages", "models.export_headvis",
+}  # fmt: skip
 """Methods that make several calls, or ask for a part of a reply or for its pieces."""
 METHODS = {
     re.search(r"operations\.(\w+)", inspect.getsource(method))[1]: name

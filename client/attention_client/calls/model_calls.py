@@ -7,6 +7,7 @@ from attention_client.arguments import ModelForwardFields, ModelGradientsFields,
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
+from attention_client.calls.survey_calls import Surveys
 from attention_client.image_files import with_images
 from attention_contract import operations
 from attention_contract.schemas.models import (
@@ -23,7 +24,7 @@ from attention_contract.schemas.models import (
 from attention_contract.tensors import FloatName
 
 
-class Models(Generation[WayT]):
+class Models(Generation[WayT], Surveys[WayT]):
     """Calls about whole models."""
 
     @method

@@ -18,6 +18,7 @@ from attention_client.cli import (
     generation_commands,
     module_commands,
     recording_commands,
+    survey_commands,
 )
 from attention_client.cli.extensions import add_extensions
 from attention_client.cli.invocation import Commands, Invocation
@@ -68,6 +69,7 @@ for name, each in command_table.COMMANDS.items():
         app.command(name)(each.command())
 app.command("compare")(compare_commands.compare_command)
 app.command()(bench_commands.bench)
+app.command()(survey_commands.heads)
 app.command()(generation_commands.generate)
 app.command()(generation_commands.chat)
 app.command("explain")(explain_commands.explain_command)
@@ -81,7 +83,7 @@ app.add_typer(
 add_extensions(app)
 
 PANELS: Final = {
-    "Ask a whole model": ("look", "generate", "chat", "record", "show"),
+    "Ask a whole model": ("look", "heads", "generate", "chat", "record", "show"),
     "Ask a module, or of raw q, k and v": (
         "forward", "weights", "gradients", "complexity", "attribution", "effects", "circuits", "explain", "compare",
     ),

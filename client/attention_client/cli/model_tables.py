@@ -62,6 +62,12 @@ def looked(reply: ModelWeightsReply) -> None:
     model_ran(reply.ran)
 
 
+def largest_weights(reply: ModelWeightsReply, count: int) -> str:
+    """Name the pairs of tokens with the largest weights of the one head that a reply about one text has."""
+    ((layer, *_, top, _),) = _heads(reply, None)
+    return _pairs(top, *_names(reply, layer, 0), count)
+
+
 def predicted(reply: ModelForwardReply) -> None:
     """Print a row for each prediction: the token, and those that follow it or stand in its place."""
     table(
@@ -178,14 +184,16 @@ def _top(top: TopKeys, text: int | None, head: int) -> tuple[NDArray[Any], NDArr
     return keys[head], weights[head].astype(np.float64)
 
 
-def _pairs(top: tuple[NDArray[Any], NDArray[Any]] | None, queries: Sequence[str], tokens: Sequence[str]) -> str:
+def _pairs(
+    top: tuple[NDArray[Any], NDArray[Any]] | None, queries: Sequence[str], tokens: Sequence[str], count: int = _PAIRS
+) -> str:
     """Name the largest weights of queries that had a choice: the first query of a causal model has none."""
     if top is None:
         return ""
     keys, weights = top
     firm = [(weights[query, 0], query, keys[query, 0]) for query in range(len(queries)) if (keys[query] >= 0).sum() > 1]
     return "  ".join(
-        f"{queries[query]} → {tokens[key]} ({weight:.2f})" for weight, query, key in sorted(firm, reverse=True)[:_PAIRS]
+        f"{queries[query]} → {tokens[key]} ({weight:.2f})" for weight, query, key in sorted(firm, reverse=True)[:count]
     )
 
 

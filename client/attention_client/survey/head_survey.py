@@ -1,0 +1,109 @@
+"""``HeadSurvey``: the statistics of every head over many texts. T texts, N heads of all layers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import LayerRef, ModelWeightsReply
+from attention_contract.schemas.weights import StatisticName
+
+SURVEYED: Final = [name for name in get_args(StatisticName) if name != "classes"]
+"""The statistics of a survey, by default all: numbers of a head. ``classes`` are several."""
+
+
+class SurveyedHead(NamedTuple):
+    """One head of a model."""
+
+    layer: LayerRef
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.head}"
+
+
+class Distribution(NamedTuple):
+    """One statistic of one head over texts. Texts for which it is NaN are left out."""
+
+    mean: float
+    deviation: float
+    """The standard deviation."""
+    quantiles: tuple[float, float, float, float, float]
+    """The least, the quartiles and the largest."""
+    edges: list[float]
+    """Bounds of equal bins from the least to the largest value."""
+    counts: list[int]
+    """Texts in each bin; one fewer than ``edges``."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One text, and what a head looks at in it."""
+
+    text: int
+    """Its index in the survey."""
+    value: float
+    """The statistic by which it was chosen."""
+    reply: ModelWeightsReply
+    """The head's weights ``[1, Lq, Lk]`` and top keys; ``reply.plot(view="lines")`` draws them."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSurvey:
+    """Every statistic of every head over many texts: 4 bytes a text, head and statistic, 8 of a model in float64."""
+
+    model: str
+    texts: Sequence[str]
+    heads: Sequence[SurveyedHead]
+    """All heads, in the order of their layers."""
+    values: Mapping[str, NDArray[Any]]
+    """``[T, N]`` by the name of each statistic; their formulas are those of ``HeadStatistics``."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    """Edits and options of the statistics, which the passages are read with too."""
+
+    def index(self, layer: LayerRef, head: int) -> int:
+        """Return the number of a head in ``heads``. Raises InvalidRequest."""
+        wanted = SurveyedHead(layer, head)
+        if wanted not in self.heads:
+            raise InvalidRequest.at(
+                "head", f"the survey has no head {wanted}; it has {self.heads[0]} to {self.heads[-1]}"
+            )
+        return self.heads.index(wanted)
+
+    def of(self, statistic: str) -> NDArray[Any]:
+        """Return the values ``[T, N]`` of a statistic. Raises InvalidRequest."""
+        if statistic not in self.values:
+            raise InvalidRequest.at("by", f"the survey has no {statistic!r}; it has {', '.join(self.values)}")
+        return self.values[statistic]
+
+    def means(self, statistic: str) -> NDArray[np.float64]:
+        """Return the mean ``[N]`` of a statistic over texts; NaN of a head that has none."""
+        values = self.of(statistic).astype(np.float64)
+        known = np.isfinite(values)
+        count = known.sum(0)
+        means: NDArray[np.float64] = np.where(known, values, 0).sum(0) / np.where(count, count, np.nan)
+        return means
+
+    def ranked(self, by: str) -> list[SurveyedHead]:
+        """Return all heads, the one with the largest mean of a statistic first."""
+        return [self.heads[at] for at in np.argsort(-self.means(by), kind="stable")]
+
+    def distribution(self, layer: LayerRef, head: int, statistic: str, *, bins: int = 20) -> Distribution:
+        """Return the distribution of one statistic of one head over the texts."""
+        values = self.of(statistic)[:, self.index(layer, head)].astype(np.float64)
+        values = values[np.isfinite(values)]
+        if not values.size:
+            return Distribution(np.nan, np.nan, (np.nan,) * 5, [0.0] * (bins + 1), [0] * bins)
+        least, *quartiles, largest = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
+        counts, edges = np.histogram(values, np.linspace(least, largest, bins + 1) if least < largest else bins)
+        told = (least, quartiles[0], quartiles[1], quartiles[2], largest)
+        return Distribution(float(values.mean()), float(values.std()), told, edges.tolist(), counts.tolist())
+
+    def strongest(self, layer: LayerRef, head: int, by: str, count: int = 5) -> list[int]:
+        """Return the texts for which a statistic of a head is largest, the largest first; equal ones in their order."""
+        values = self.of(by)[:, self.index(layer, head)]
+        order = np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable")
+        return [int(at) for at in order[:count] if not np.isnan(values[at])]

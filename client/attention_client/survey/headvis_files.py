@@ -1,0 +1,225 @@
+"""A survey as the files that HeadVis reads.
+
+Formats: the docstrings of ``data_pipeline.py`` in https://github.com/anthropics/headvis. Source: Luger et al. 2026,
+https://transformer-circuits.pub/2026/headvis.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from attention_client.calls.base import CallOptions
+from attention_client.calls.method import Flow
+from attention_client.survey.head_survey import HeadSurvey
+from attention_client.survey.survey_flow import OnTexts, asked
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import LayerRef, ModelWeightsReply
+from attention_contract.schemas.weights import HeadStatistics
+
+METRICS: Final = {
+    "own_position": "self_attention_score", "previous_token": "previous_token_score", "entropy": "pattern_entropy",
+    "mean_distance": "qk_distance", "induction": "induction_score",
+}  # fmt: skip
+"""HeadVis's names of statistics; others keep their own."""
+_BINS: Final = 20
+_TOKENS: Final = 50
+"""Tokens that a table names."""
+_DISTANCES: Final = [0, *(2**power for power in range(21))]
+"""Bounds of distances in tokens."""
+
+
+class _Sparse(NamedTuple):
+    """The largest weights of one head in one text."""
+
+    text: int
+    interval: int
+    largest: float
+    places: NDArray[np.int64]
+    """query · L + key, ascending."""
+    weights: NDArray[np.float64]
+
+
+def exported(
+    survey: HeadSurvey,
+    folder: Path,
+    sizes: tuple[int, int, int],
+    threshold: float,
+    on_texts: OnTexts | None,
+    options: CallOptions,
+) -> Flow[Path]:
+    """Write the folder; ``sizes``: intervals, samples of each, and weights of each token."""
+    intervals, samples, top_k = sizes
+    for name, number, least in (("intervals", intervals, 1), ("samples", samples, 1), ("top_k", top_k, 2)):
+        if number < least:
+            raise InvalidRequest.at(name, f"expected {least} or more, got {number}")
+    layers = [*dict.fromkeys(each.layer for each in survey.heads if not str(each.layer).startswith("cross."))]
+    if not layers:
+        raise InvalidRequest.at("survey", "HeadVis shows one sequence, and these layers attend from one to another")
+    heads = [at for at, each in enumerate(survey.heads) if each.layer in layers]
+    largest = np.zeros((len(survey.texts), len(heads)))
+    for text in range(len(survey.texts)):
+        reply = yield asked(survey, text, options, layers=layers, top_k=2, return_weights=False)
+        largest[text] = [_largest(keys, weights) for keys, weights in _by_head(reply)]
+    chosen = [_sampled(largest[:, column], intervals, samples) for column in range(len(heads))]
+    wanted = sorted(set().union(*chosen))
+    tokens: dict[int, list[str]] = {}
+    kept: list[list[_Sparse]] = [[] for _ in heads]
+    for done, text in enumerate(wanted, 1):
+        reply = yield asked(survey, text, options, layers=layers, top_k=top_k, return_weights=False)
+        tokens[text] = reply.tokens_of(layers[0])[0].tokens
+        for column, (keys, weights) in enumerate(_by_head(reply)):
+            if (interval := chosen[column].get(text)) is not None:
+                kept[column].append(
+                    _Sparse(text, interval, float(largest[text, column]), *_coordinates(keys, weights, threshold))
+                )
+        if on_texts is not None:
+            on_texts(done, len(wanted))
+    numbers = {layer: layer if isinstance(layer, int) else at for at, layer in enumerate(layers)}
+    (folder / "heads").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for column, at in enumerate(heads):
+        layer, head = survey.heads[at]
+        content = _head_file(survey, at, kept[column], tokens, largest[:, column])
+        _write(folder / "heads" / f"L{numbers[layer]}H{head}.json", content)
+        means = {METRICS.get(name, name): _finite(survey.means(name)[at]) for name in survey.values}
+        rows.append({"layer": numbers[layer], "head": head, **means})
+    _write(folder / "scatter_data.json", rows)
+    _write(folder / "config.json", _config(survey, rows, numbers, intervals))
+    _write(folder / "server_config.json", {})  # without a server, the page reads these files alone
+    (folder / "attributions").mkdir(exist_ok=True)
+    _write(folder / "attributions" / "manifest.json", {})
+    return folder
+
+
+def _by_head(reply: ModelWeightsReply) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield keys and weights ``[L, k]`` of each head of all layers."""
+    for layer in reply.layers:
+        if layer.top is not None:
+            yield from zip(layer.top.keys, layer.top.weights, strict=True)
+
+
+def _largest(keys: NDArray[Any], weights: NDArray[Any]) -> float:
+    """Return the largest weight, without the first query and the first key, as the page's own maxima are."""
+    return float(np.where(keys > 0, weights, 0)[1:].max(initial=0))
+
+
+def _sampled(largest: NDArray[Any], intervals: int, samples: int) -> dict[int, int]:
+    """Return the interval of each chosen text: the largest of the last interval, and random ones of the others."""
+    random = np.random.default_rng(0)
+    found: dict[int, int] = {}
+    order = np.argsort(largest, kind="stable")
+    for interval, members in enumerate(np.array_split(order, intervals), 1):
+        if len(members) > samples:
+            top = interval == intervals
+            members = members[-samples:] if top else random.choice(members, samples, replace=False)  # noqa: PLW2901
+        found |= dict.fromkeys(members.tolist(), interval)
+    return found
+
+
+def _coordinates(
+    keys: NDArray[Any], weights: NDArray[Any], threshold: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the places query · L + key of the weights from a threshold on, ascending, and these weights."""
+    told = (keys >= 0) & (weights >= threshold)
+    places = (np.arange(len(keys))[:, None] * len(keys) + keys)[told]
+    order = np.argsort(places)
+    return places[order].astype(np.int64), weights[told][order].astype(np.float64).round(4)
+
+
+def _head_file(
+    survey: HeadSurvey, at: int, passages: Sequence[_Sparse], tokens: Mapping[int, list[str]], largest: NDArray[Any]
+) -> dict[str, Any]:
+    """The content of ``heads/L{layer}H{head}.json``."""
+    layer, head = survey.heads[at]
+    mass: dict[str, Counter[str]] = {"query": Counter(), "key": Counter()}
+    distances: NDArray[np.float64] = np.zeros(len(_DISTANCES) - 1)
+    for each in passages:
+        words = tokens[each.text]
+        queries, keys = np.divmod(each.places, len(words))
+        distances += np.histogram(np.abs(queries - keys), _DISTANCES, weights=each.weights)[0]
+        for side, places in (("query", queries), ("key", keys)):
+            for place, weight in zip(places.tolist(), each.weights.tolist(), strict=True):
+                mass[side][words[place]] += weight
+    last = int(np.flatnonzero(distances).max(initial=0)) + 1
+    counts, edges = np.histogram(largest, _BINS, (0, 1))
+    spread = {
+        METRICS.get(name, name): survey.distribution(layer, head, name, bins=_BINS) for name in survey.values
+    }  # fmt: skip
+    content: dict[str, Any] = {
+        "sequences": [
+            {
+                "sequence_id": each.text,
+                "interval": each.interval,
+                "tokens": tokens[each.text],
+                "attention_indices": each.places.tolist(),
+                "attention_values": each.weights.tolist(),
+                "seq_len": len(tokens[each.text]),
+                "max_activation": round(each.largest, 4),
+            }
+            for each in sorted(passages, key=lambda each: (-each.interval, -each.largest))
+        ],
+        "qk_distance_histogram": _histogram(_DISTANCES[: last + 1], distances[:last].round(4).tolist()),
+        "top_query_tokens": _table(mass["query"]),
+        "top_key_tokens": _table(mass["key"]),
+        "histogram": _histogram(edges.tolist(), counts.tolist()),
+        "statistics": {"texts": len(survey.texts), "mean_max_activation": _finite(largest.mean())}
+        | {f"{metric}_deviation": _finite(each.deviation) for metric, each in spread.items()},
+    }
+    return content | {f"distribution_{metric}": _histogram(each.edges, each.counts) for metric, each in spread.items()}
+
+
+def _config(
+    survey: HeadSurvey, rows: Sequence[Mapping[str, Any]], numbers: Mapping[LayerRef, int], intervals: int
+) -> dict[str, Any]:
+    """The content of ``config.json``."""
+    names = {METRICS.get(name, name): name for name in survey.values}
+    described = {
+        metric: " ".join(str(HeadStatistics.model_fields[name].description).split()) for metric, name in names.items()
+    }
+    plots = {"histogram": "Largest weight of a text", "qk_distance_histogram": "Q-K distance"}
+    plots |= {f"distribution_{metric}": f"{metric} of a text" for metric in names}
+    return {
+        "model_name": survey.model,
+        "heads": [[row["layer"], row["head"]] for row in rows],
+        "n_layers": len(numbers),
+        "n_heads": max(row["head"] for row in rows) + 1,
+        "n_intervals": intervals,
+        "metrics": [*names],
+        "metric_descriptions": described,
+        "head_data_pattern": "L{layer}H{head}.json",
+        "has_umap": False,
+        "umap_heads": [],
+        "custom_plots": [{"key": key, "label": label} for key, label in plots.items()],
+        "custom_tables": [
+            {"key": f"top_{side}_tokens", "label": f"Top {side} tokens"} for side in ("query", "key")
+        ],
+        "statistics_display": {
+            "texts": {"label": "Texts", "format": "default"},
+            "mean_max_activation": {"label": "Mean largest weight of a text", "format": "default"},
+        }
+        | {f"{metric}_deviation": {"label": f"Deviation of {metric}", "format": "default"} for metric in names},
+        "layer_names": {str(number): str(layer) for layer, number in numbers.items()},
+    }  # fmt: skip
+
+
+def _histogram(edges: Sequence[float], values: Sequence[float]) -> dict[str, Any]:
+    return {"bin_edges": [round(each, 6) for each in edges], "bin_values": [*values]}
+
+
+def _table(mass: "Counter[str]") -> list[dict[str, Any]]:
+    """The tokens with most weight, and their shares of all of it."""
+    whole = sum(mass.values()) or 1.0
+    return [{"token": token, "weight": round(weight / whole, 4)} for token, weight in mass.most_common(_TOKENS)]
+
+
+def _finite(value: float) -> float | None:
+    return round(float(value), 6) if np.isfinite(value) else None
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_bytes(orjson.dumps(content))

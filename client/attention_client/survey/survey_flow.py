@@ -1,0 +1,86 @@
+"""The requests of a survey: batches of texts of similar lengths, then the strongest passages one by one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_client.calls.base import Call, CallOptions, call
+from attention_client.calls.method import Flow
+from attention_client.survey.head_survey import SURVEYED, HeadSurvey, Passage, SurveyedHead
+from attention_contract import operations
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.models import MAX_TEXTS, LayerRef, ModelWeightsReply
+from attention_contract.schemas.weights import StatisticName
+
+OnTexts = Callable[[int, int], None]
+"""Called with the number of texts that are done, and that of all."""
+
+
+def surveyed(
+    model: str,
+    texts: Sequence[str],
+    names: Sequence[StatisticName] | None,
+    batch: int,
+    on_texts: OnTexts | None,
+    options: Mapping[str, Any],
+) -> Flow[HeadSurvey]:
+    """Ask for the statistics of all texts, a batch a request. Raises InvalidRequest that names the text at fault."""
+    if isinstance(texts, str) or not texts:
+        raise InvalidRequest.at("texts", "expected a list of texts, with one at least")
+    for at, text in enumerate(texts):
+        if not text:
+            raise InvalidRequest.at(f"texts.{at}", "expected a text that is not empty")
+    if not 1 <= batch <= MAX_TEXTS:
+        raise InvalidRequest.at("batch", f"expected 1 to {MAX_TEXTS} texts a request, got {batch}")
+    wanted = SURVEYED if names is None else [*dict.fromkeys(names)]
+    if not wanted or "classes" in wanted:
+        raise InvalidRequest.at("statistics", f"expected some of {', '.join(SURVEYED)}")
+    heads: list[SurveyedHead] = []
+    values: dict[str, NDArray[Any]] = {}
+    order = sorted(range(len(texts)), key=lambda at: len(texts[at]))  # little padding
+    for start in range(0, len(texts), batch):
+        chosen = order[start : start + batch]
+        sent = {"model": model, "text": [texts[at] for at in chosen], "statistics": wanted, "return_weights": False}
+        try:
+            reply: ModelWeightsReply = yield call(operations.model_weights, sent | {"options": options})
+        except InvalidRequest as fault:
+            field, _, number = (fault.param or "").partition(".")
+            if field != "text" or not number.isdecimal():
+                raise
+            told = fault.detail.removeprefix(f"{fault.param}: ")
+            raise InvalidRequest.at(f"texts.{chosen[int(number)]}", told) from None
+        found = {
+            name: np.concatenate([getattr(layer.statistics, name) for layer in reply.layers], axis=1)
+            for name in wanted
+        }  # fmt: skip
+        for name, array in found.items():
+            values.setdefault(name, np.empty((len(texts), array.shape[1]), array.dtype))[chosen] = array
+        if not heads:
+            for layer in reply.layers:
+                count = getattr(layer.statistics, wanted[0]).shape[1]
+                heads += [SurveyedHead(layer.layer, head) for head in range(count)]
+        if on_texts is not None:
+            on_texts(start + len(chosen), len(texts))
+    inputs = {name: options[name] for name in ("edits", "statistic_options") if options.get(name) is not None}
+    return HeadSurvey(model, tuple(texts), heads, values, inputs)
+
+
+def asked(survey: HeadSurvey, text: int, options: CallOptions, **fields: Any) -> Call[ModelWeightsReply]:
+    """Return the request for the weights of one text, as it was surveyed."""
+    edits = {name: each for name, each in survey.inputs.items() if name == "edits"}
+    request = {"model": survey.model, "text": survey.texts[text], "statistics": [], **edits, **fields}
+    return call(operations.model_weights, request | {"options": options})
+
+
+def read_passages(
+    survey: HeadSurvey, head: tuple[LayerRef, int], by: str, count: int, top_k: int, options: CallOptions
+) -> Flow[list[Passage]]:
+    """Ask for the weights of one head in its strongest texts."""
+    layer, number = head
+    values, found = survey.of(by)[:, survey.index(layer, number)], []
+    for text in survey.strongest(layer, number, by, count):
+        reply = yield asked(survey, text, options, layers=[layer], select={"heads": [number]}, top_k=top_k)
+        found.append(Passage(text, float(values[text]), reply))
+    return found

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from attention_client import AttentionError, Client
 from attention_contract import spec as contract
@@ -10,7 +9,6 @@ from attention_service.core.attention import taps_of
 from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Widths
 from attention_service.core.registry import variants
-from attention_service.core.tensors import to_torch
 
 H, HKV, D, V, WIDTH, LENGTH = 4, 2, 4, 3, 16, 6
 OPTIONS = {
@@ -30,8 +28,6 @@ OPTIONS = {
     "linformer": {"rank": 3, "length": 32},
     "nystrom": {"landmarks": 3},
 }
-HALF = {torch.float16: (1e-3, 1e-3), torch.bfloat16: (1.6e-2, 8e-3)}
-"""Relative and absolute tolerances: PyTorch's for its own attention, a rounding of the largest output for bfloat16."""
 FIELDS = {"score": "score", "position": "position", "normalizer": "normalizer", "method": "method"}
 ENTRIES = [entry for entry in variants() if entry.kind != "kernel"]
 BESIDE = {
@@ -76,8 +72,6 @@ def test_a_module_answers_all_four_questions(client, rng, named):
     assert all(np.isfinite(getattr(reply, tap)).all() for tap in taps(spec) if tap != "masked_scores")
     found = client.gradients(made.name, x, wrt=["query", "parameters", "context"])
     assert {info.name for info in client.modules.parameters(made.name).parameters} <= set(found.gradients)
-    (checked,) = client.gradients(made.name, x, wrt=["q_proj.weight"], check=True).check.values()
-    assert checked.passed, checked  # what the spec learns is checked below, without projections
     cost = client.complexity(made.name, LENGTH, memory_bytes=2**12)  # little, so that limits are found soon
     assert cost.parameter_count == made.parameter_count
     assert cost.costs[0].forward.dense.total > 0
@@ -87,7 +81,7 @@ def test_a_module_answers_all_four_questions(client, rng, named):
 
 
 def test_raw_attention_answers_too(client, rng, named):
-    name, spec = named
+    _, spec = named
     q, k = (rng.standard_normal((2, heads, LENGTH, D)) for heads in (H, HKV))
     v = rng.standard_normal((2, HKV, LENGTH, V))
     needed = learned_of(contract.AttentionSpec.model_validate(spec), Widths(H, HKV, D, V))
@@ -98,16 +92,6 @@ def test_raw_attention_answers_too(client, rng, named):
     found = client.attention.gradients(q, k, v, wrt=["query", "key", "value", *learned], check=True, **request)
     assert not {name: check for name, check in found.check.items() if not check.passed}
     weigh(spec, lambda: client.attention.weights(q, k, v, top_k=1, **request))
-    for dtype, tolerances in HALF.items():
-        rounded = [to_torch(x).to(dtype) for x in (q, k, v)]
-        half = client.attention.forward(*rounded, **request)
-        exact = {name: to_torch(x).to(dtype).double() for name, x in learned.items()}
-        expected = client.attention.forward(*(x.double() for x in rounded), spec=spec, parameters=exact)
-        # The sum of an input and its encoding is rounded once more.
-        rtol, atol = (each * (3 if name in {"position.sinusoidal", "position.learned"} else 1) for each in tolerances)
-        np.testing.assert_allclose(half.output.astype(float), expected.output, rtol=rtol, atol=atol)
-    single = client.attention.forward(*(x.astype(np.float32) for x in (q, k, v)), **request)
-    np.testing.assert_allclose(single.output, reply.output, rtol=0, atol=1e-5)
 
 
 def weigh(spec, ask):

@@ -169,10 +169,9 @@ def assert_tight(measured: list[tuple[Pass, int]]) -> None:
     assert not off
 
 
-@pytest.mark.parametrize("length", [512, 1024])
-def test_a_comparison_of_many_chunks_is_planned_as_it_is(length):
+def test_a_comparison_of_many_chunks_is_planned_as_it_is():
     """With a gate for each feature a chunk has few tokens, and the comparison grows with the square of the length."""
-    bound = approximate("gated", fine_gate=True, queries=length, new_keys=length)
+    bound = approximate("gated", fine_gate=True, queries=512, new_keys=512)
     real = filled(bound)
     actual = peaks([lambda: run(forward_of(real, "linear", report_error=True))])[0]
     assert forward_seen(bound, "linear", report_error=True).peak_bytes == pytest.approx(actual, rel=0.02)
@@ -196,7 +195,11 @@ def test_the_peak_is_what_is_allocated(name):
 # ── what the estimates have in common ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", QUICK)
+ORDERED = ["padded", "decode", "entmax15", "nystrom", "linear: state"]
+"""One request of each kind; the passes of the others are held by what PyTorch allocates."""
+
+
+@pytest.mark.parametrize("name", ORDERED)
 def test_more_takes_more_memory(name):
     bound = QUICK[name]
     exact = bound.spec.method.name == "exact"
@@ -251,7 +254,7 @@ def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kern
 def test_sizes_beyond_any_machine_are_counted_all_the_same():
     bound = module(WINDOW, queries=2**31, new_keys=2**31)
     assert forward_seen(bound, "materialized").peak_bytes > 8 * bound.pairs * bound.heads
-    for name in METHODS:
+    for name in FEW_METHODS:
         bound = approximate(name, queries=2**31 - 1, new_keys=2**31 - 1)
         kernel = able(bound)[0]
         assert gradients_seen(bound, kernel).peak_bytes > forward_seen(bound, kernel).peak_bytes > 2**35

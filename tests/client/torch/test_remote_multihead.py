@@ -98,8 +98,9 @@ def paddings(batch, keys=S):
     return [padding, torch.randn(shape, dtype=DOUBLE, requires_grad=True)]
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_first": True, "add_bias_kv": True, "add_zero_attn": True}], ids=str)
-@pytest.mark.parametrize("batch", [0, B])
+@pytest.mark.parametrize(
+    ("options", "batch"), [({}, 0), ({"batch_first": True, "add_bias_kv": True, "add_zero_attn": True}, B)], ids=str
+)
 def test_every_mask_is_torchs(client, options, batch):
     local, remote = pair(client, **options)
     tensors = inputs(local, batch=batch)

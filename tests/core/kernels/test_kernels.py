@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from tests.core.conftest import MASKS
+from tests.core.conftest import MASKS, SPECS
 
 from attention_contract.spec import (
     AnyOf,
@@ -111,6 +111,17 @@ def test_every_dtype(kernel, dtype, tolerance, make_problem, reference):
         context = attend(problem, kernel=kernel).context
         assert context.dtype == dtype
         close(context.double(), reference(problem)["context"], tolerance)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_spec_in_half_types(name, make_problem):
+    """Within PyTorch's tolerances for its own attention; of bfloat16, within a rounding of the largest output."""
+    for dtype, rtol, atol in ((torch.float16, 1e-3, 1e-3), (torch.bfloat16, 1.6e-2, 8e-3)):
+        half = make_problem(dtype=dtype, spec=SPECS[name])
+        learned = {name: x.double() for name, x in half.learned.items()}
+        exact = replace(half, q=half.q.double(), k=half.k.double(), v=half.v.double(), learned=learned)
+        found, expected = (attend(each, kernel="materialized").context for each in (half, exact))
+        torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("kernel", NAMES)

@@ -1,5 +1,6 @@
 """Whole models of transformers over real HTTP: the numbers of their eager selves, refusals, memory and costs."""
 
+import itertools
 import json
 
 import numpy as np
@@ -30,16 +31,26 @@ TEXT_SIZES = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A client of a server with small models."""
+    """A client of a server with small models, one of them with Python files that its config names."""
     root = tmp_path_factory.mktemp("models")
     for family in FAMILIES:
         tiny(family).save_pretrained(root / family)
         tokenizer().save_pretrained(root / family)
+    add_code(root / "llama")
     save_clip(root / "clip")
     save_prompts(root / "gemma3", "gemma3")
     with live_server(root) as url, Client(url, timeout=120) as client:
         client.models.root = root
         yield client.models
+
+
+def add_code(folder):
+    """Add Python files that leave a trace if they run: the classes of the config, and modules that others import."""
+    for name in ("code", "numpy", "sitecustomize"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "code.Own", "AutoConfig": "code.OwnConfig"}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def save_clip(folder):
@@ -58,15 +69,6 @@ def save_prompts(folder, kind):
     own = {"processor_class": type(made).__name__, **prompts.PROMPTS[kind][3]}
     (folder / "processor_config.json").write_text(json.dumps(own))
     (folder / "chat_template.jinja").write_text(made.chat_template)
-
-
-@pytest.fixture(scope="module")
-def named(models):
-    """The name that a model was loaded under, which is not that of its folder, and its process."""
-    before = {child.pid for child in psutil.Process().children()}
-    models.load("gemma3", name="looks")
-    (process,) = (child for child in psutil.Process().children() if child.pid not in before)
-    return "looks", process
 
 
 @pytest.fixture
@@ -176,8 +178,9 @@ def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
     assert caught.value.param == "view"
 
 
-def test_a_word_and_a_generated_token_look_at_an_image(models, named):
-    name, _ = named
+@pytest.mark.slow  # a process of its own; without one, images/test_prompts and test_image_generation have the numbers
+def test_a_word_and_a_generated_token_look_at_an_image(models):
+    name = "gemma3"
     asked = {"images": [png(noise(60, 44))]}
     reply = models.weights(name, "what is on the mat", **asked, layers=[1, "vision.0"])
     expected = prompts.loaded("gemma3").weights(
@@ -240,19 +243,23 @@ def test_a_kept_run_is_a_recording_with_the_models_numbers(models, eager):
     np.testing.assert_allclose(recording.tensors["layers.0.hidden"], expected.hidden_states[1][0], atol=1e-5)
 
 
-def test_no_python_file_of_a_checkpoint_runs(models, tmp_path):
+def test_no_python_file_of_a_checkpoint_runs(models):
     """Checkpoints are data, also one whose config names code of its own."""
+    assert models.forward("llama", tokens=[1, 2]).predictions
+    assert (models.root / "llama/code.py").exists()
+    assert not (models.root / "llama/ran").exists()
+
+
+@pytest.mark.slow  # a process that fails late
+def test_a_type_that_only_its_own_code_knows_is_refused(models):
     folder = models.root / "coded"
     tiny("llama").save_pretrained(folder)
-    ran = tmp_path / "ran"
-    for name in ("code", "numpy", "sitecustomize"):
-        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    add_code(folder)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"auto_map": {"AutoModelForCausalLM": "code.Own", "AutoConfig": "code.OwnConfig"}, "model_type": "own"}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
     with pytest.raises(InvalidCheckpoint, match="coded cannot be loaded"):
         models.forward("coded", tokens=[1, 2])
-    assert not ran.exists()
+    assert not (folder / "ran").exists()
 
 
 def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):
@@ -272,13 +279,17 @@ def test_the_cost_of_a_pass_is_that_of_its_matrix_products(models, eager):
     assert told.total_ms == pytest.approx(told.prefill.predicted_ms + 8 * told.per_token.predicted_ms)
 
 
-def test_a_process_holds_what_was_estimated_and_its_model_has_the_name_that_it_was_given(models, named):
-    name, process = named
+def test_processes_hold_what_was_estimated(models):
     for _ in range(3):
-        assert models.weights(name, [TEXT] * 8).ran.model == name
-    held = process.memory_info().rss
-    assert models.complexity(name, 8).model == name
-    assert held / 1.2 < models.get(name).bytes < 1.2 * held
+        models.weights("llama", [TEXT] * 8)
+    models.load("clip")
+    held = [
+        each.memory_info().rss for each in psutil.Process().children() if "served_model" in " ".join(each.cmdline())
+    ]
+    estimates = [each.bytes for each in models.list().data if each.state == "resident"]
+    assert len(held) == len(estimates)
+    for process, estimate in itertools.product(held, estimates):  # a small model takes little beside its libraries
+        assert process / 1.2 < estimate < 1.2 * process
 
 
 @pytest.mark.slow

@@ -268,9 +268,9 @@ def graphs_of(monkeypatch, device, of, query):
 
 
 @pytest.mark.parametrize("more", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("wrong", [None, np.nan], ids=str)
 @pytest.mark.parametrize("shape", [(3, 5, 32), (16, 32)], ids=str)
-def test_a_padded_pass_gives_the_numbers_of_the_request(monkeypatch, more, wrong, shape):
+def test_a_padded_pass_gives_the_numbers_of_the_request(monkeypatch, more, shape):
+    """Also those of a token that is not a number."""
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     of = module(**more)
     expected = forward.prepare(of, ForwardRequest(query=x), Device.open("cpu"), ANY).run()["output"]
@@ -278,10 +278,8 @@ def test_a_padded_pass_gives_the_numbers_of_the_request(monkeypatch, more, wrong
         job = graphs_of(monkeypatch, device, of, x)
         np.testing.assert_allclose(job.run()["output"], expected, atol=1e-5)
         assert device.graphs.replays == 1
-        if wrong is None:
-            return
         bad = x.copy()
-        bad[..., 3, 0] = wrong
+        bad[..., 3, 0] = np.nan
         expected = forward.prepare(of, ForwardRequest(query=bad), Device.open("cpu"), ANY).run()["output"]
         found = forward.prepare(of, ForwardRequest(query=bad), device, ANY).run()["output"]
         assert device.graphs.replays == 2

@@ -170,7 +170,7 @@ def requests(draw):
     return operation[0], operation[1](**sent)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(requests())
 def test_the_plan_of_a_bucket_bounds_the_exact_one(drawn):
     operation, sent = drawn

@@ -70,7 +70,7 @@ def test_every_variant_has_its_turn() -> None:
         assert {each["name"] for each in options} == {entry.name for entry in variants() if entry.kind == kind}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_typical_trees(tmp_path, small_pages, dtype: str) -> None:
     specs = TYPICAL if dtype == "float64" else TYPICAL[1:2]
 

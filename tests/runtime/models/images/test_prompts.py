@@ -169,7 +169,7 @@ def test_text_alone_is_read_as_by_the_text_model():
     assert reply.labels.patches is None
 
 
-SLOW_TO_CHECK = {"smolvlm", "llava", "llava_onevision", "qwen3_vl", "internvl", "paligemma"}
+SLOW_TO_CHECK = {"smolvlm", "llava", "llava_next", "llava_onevision", "qwen3_vl", "internvl", "paligemma"}
 """Models whose gradients pass what those of others pass too."""
 
 

@@ -38,6 +38,7 @@ export const VIEWS: View[] = [
   { id: "head", group: "Look", title: "Head", key: "h", about: "The weights of one head. A row is a query and a column is a key.", subject: async () => (await import("./views/head")).Head },
   { id: "query", group: "Look", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/query")).Query },
   { id: "compare", group: "Look", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/compare")).Compare },
+  { id: "find", group: "Look", title: "Find heads", key: "n", about: "All heads of a model by what they do in many texts, and the passages in which one is strongest.", plain: async () => (await import("./views/find")).Find },
   { id: "text", group: "Look", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/text")).Text },
   { id: "edit", group: "Change", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", subject: async () => (await import("./views/edit")).Edit },
   { id: "effects", group: "Change", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the output.", subject: async () => (await import("./views/effects")).Effects },

@@ -18,10 +18,12 @@ interface LinkedHeadProps {
   title: string;
   range: Range;
   shared?: number;
+  /** The most tokens that are drawn with lines. */
+  most?: number;
   pick?: (cell: Cell) => void;
 }
 
-const MOST_LINES = 48; // tokens of a drawing with lines
+const MOST_LINES = 48; // tokens of a drawing with lines, which stands above its map
 const LEAST = { all: 0.15, one: 0.01 }; // weights that are drawn as lines
 const TOLD = 4; // keys of a query that are named
 
@@ -32,7 +34,7 @@ interface Pointed {
 }
 const NOTHING: Pointed = { query: null, key: null };
 
-export function LinkedHead({ of, queries, keys, title, range, shared = 0, pick }: LinkedHeadProps) {
+export function LinkedHead({ of, queries, keys, title, range, shared = 0, most = MOST_LINES, pick }: LinkedHeadProps) {
   const { theme } = usePage();
   const [pointed, point] = useState<Pointed>(NOTHING); // in the lines
   const [cell, setCell] = useState<Cell | null>(null); // in the map
@@ -41,7 +43,7 @@ export function LinkedHead({ of, queries, keys, title, range, shared = 0, pick }
     setCell(null);
   }, [queries, keys]);
   const { query, key } = cell ?? pointed;
-  const lines = Math.max(queries.length, keys.length) <= MOST_LINES;
+  const lines = Math.max(queries.length, keys.length) <= most;
   const scene = lines ? lineScene(of, { theme, title: "", queries, keys, least: query === null && key === null ? LEAST.all : LEAST.one, only: query, onlyKey: key !== null && query === null ? key : null }) : null;
   /** The token at a point of the drawing. */
   const at = (x: number, y: number) => {

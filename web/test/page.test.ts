@@ -9,6 +9,7 @@ import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
 import { changed, format, integer, parse } from "../src/state";
 import { isScaledDot } from "../src/subject";
+import { distribution, means, strongest, textsOf } from "../src/survey";
 import { base64, fromNested, nested, ofBlob, openTensors, stacked, toJson } from "../src/tensors";
 
 const of = (rows: number[][]) => matrix(rows.length, rows[0].length, Float32Array.from(rows.flat()));
@@ -224,5 +225,25 @@ describe("a head that a server pools", () => {
     expect(asked.length).toBeGreaterThan(1);
     expect(new Set(asked).size).toBe(asked.length);
     vi.useRealTimers();
+  });
+});
+
+describe("a survey of heads", () => {
+  const values = { entropy: Float32Array.from([1, NaN, 3, NaN, NaN, NaN, 2, NaN]) };
+  const heads = [0, 1].map((head) => ({ layer: 0, ref: 0, head, name: `L0H${head}` }));
+  const found = { model: "net", texts: ["a", "b", "c", "d"], heads, values };
+  it("leaves texts without a number out", () => {
+    expect(means(found, "entropy")).toEqual([2, NaN]);
+    expect(strongest(found, 0, "entropy", 2)).toEqual([{ value: 3, text: 1 }, { value: 2, text: 3 }]);
+    expect(strongest(found, 1, "entropy", 2)).toEqual([]);
+  });
+  it("has quartiles and equal bins", () => {
+    const { mean, quantiles, counts } = distribution(found, 0, "entropy");
+    expect(mean).toBe(2);
+    expect(quantiles).toEqual([1, 1.5, 2, 2.5, 3]);
+    expect([counts[0], counts[10], counts[19]]).toEqual([1, 1, 1]);
+  });
+  it("has a text for each line that is not empty", () => {
+    expect(textsOf(" one \r\n\n two")).toEqual(["one", "two"]);
   });
 });

@@ -47,8 +47,17 @@ _COLLECTED_AFTER: Final = 20_000
 """New objects that start a garbage collection; 700 by default."""
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The ASGI application for these settings. It loads its modules after its start and is not ready until then."""
+def create_app(
+    settings: Settings | None = None, *, wait_until_ready: bool = False, sends_request_id: bool = True
+) -> FastAPI:
+    """The ASGI application, for any server.
+
+    ``settings``: by default those of the environment and ``.env``. The application loads its modules after its start,
+    and answers 503 until then; with ``wait_until_ready`` its start ends when they are loaded, and fails if they cannot
+    be. ``sends_request_id``: False if a server or middleware around the application sets the header X-Request-ID of
+    responses.
+    """
+    settings = settings or Settings()
     keep_freed_memory()
     metrics = Metrics()
     traces = telemetry_config()
@@ -79,9 +88,17 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.limits.entrance = engine.entrance
         keys.share(shares_of(settings, engine.budget.total))
         metrics.watch(engine)
-        loading = asyncio.create_task(_load(engine, settings))
+        if wait_until_ready:
+            try:
+                await engine.start()
+            except BaseException:
+                await engine.stop()
+                raise
+            kept = asyncio.create_task(_go_on(engine, settings))
+        else:
+            kept = asyncio.create_task(_load(engine, settings))
         yield
-        loading.cancel()
+        kept.cancel()
         await engine.stop()
         requests.settle()
         log.info("stopped")
@@ -111,7 +128,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     require_scopes(app.routes)
     app.add_middleware(Access, settings=settings, keys=keys, quotas=quotas)
-    app.add_middleware(Observe, requests=requests)  # outside, so that what Access refuses is logged too
+    # Outside, so that what Access refuses is logged too.
+    app.add_middleware(Observe, requests=requests, settings=settings, sends_request_id=sends_request_id)
     problems.install(app)
     return app
 
@@ -139,6 +157,11 @@ async def _load(engine: Engine, settings: Settings) -> None:
     except Exception:
         log.exception("the store could not be loaded", models_dir=str(settings.models_dir))
         return
+    await _go_on(engine, settings)
+
+
+async def _go_on(engine: Engine, settings: Settings) -> None:
+    """The work beside requests of an engine that is ready."""
     # Exempt all present objects from garbage collection: scanning the imported modules takes long. Requests leave no
     # cycles, and many at once hold more objects than start a collection by default.
     gc.collect()

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled
-from attention_contract.frames import MAX_UNANSWERED, problem_of, request_from_frame
+from attention_contract.frames import MAX_FRAME_BYTES, MAX_UNANSWERED, problem_of, request_from_frame
 from attention_contract.operations import Operation, step_session, step_sessions
 from attention_contract.schemas.sessions import SessionStep, StepsRequest
 from attention_contract.tensors import Encoding
@@ -29,7 +29,7 @@ from attention_service.api.bodies.request_body import UNCOUNTED, parsed
 from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
 from attention_service.api.observation.access_log import Answered
-from attention_service.api.observation.telemetry import VERSION, RequestLog
+from attention_service.api.observation.telemetry import RequestLog
 from attention_service.api.routes import HANDLERS
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import RequestTiming, note, note_bytes, timing
@@ -96,8 +96,7 @@ class Connection:
     async def serve(self, identity: str, protocol: str | None) -> None:
         """Accept the subprotocol, read messages and answer each in a task of its own, until the caller is gone."""
         await self.receive()
-        headers = [(b"x-request-id", identity.encode()), VERSION]
-        await self.send({"type": "websocket.accept", "subprotocol": protocol, "headers": headers})
+        await self.send({"type": "websocket.accept", "subprotocol": protocol, "headers": []})
         try:
             while True:
                 await self.room.acquire()
@@ -218,7 +217,10 @@ def _sessions_of(request: SessionStep | StepsRequest | None) -> Sequence[str]:
 
 async def _read(frame: str | bytes, memory: Body, settings: Settings) -> SessionStep | StepsRequest:
     """Read a message as a body is read. Raises what the contract or ``memory`` raises, and BodyTooLarge."""
-    text = isinstance(frame, str)
+    text, most = isinstance(frame, str), min(MAX_FRAME_BYTES, settings.max_body_bytes)
+    if len(frame) > most:
+        told = f"the message has at least {len(frame)} bytes; a stream takes up to {most}. Send it as a request"
+        raise BodyTooLarge(told, limit_bytes=most, needed_bytes=len(frame))
     if text and len(frame) > settings.max_json_bytes:
         raise BodyTooLarge(
             f"the message has {len(frame)} characters of JSON; this server reads up to {settings.max_json_bytes}. Send "

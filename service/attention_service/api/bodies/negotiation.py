@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from attention_contract.errors import Cancelled, InvalidRequest, NotAcceptable
+from attention_contract.errors import Cancelled, HeadTooLarge, InvalidRequest, NotAcceptable
 from attention_contract.json_writing import json_pieces, to_json
 from attention_contract.operations import Operation
 from attention_contract.tensor_files import to_safetensors
@@ -23,6 +23,7 @@ from attention_contract.wire import JSON, PICTURES, SAFETENSORS
 from attention_service.api.bodies.pictures import check_drawable
 from attention_service.api.disconnection import unless_gone
 from attention_service.runtime.request_timing import note
+from attention_service.settings import Settings
 
 Headers = Mapping[bytes, bytes]
 """Headers by their name in lower case. Of a repeated header that is no list, the first counts."""
@@ -39,10 +40,32 @@ _STREAM_BYTES = 2**22
 """Bytes that a streamed JSON reply holds at most beside its tensors."""
 _JOINED_BYTES = 2**16
 """Up to this size a copy costs less than another message. Uvicorn holds as many bytes of a response that has ended."""
-_PART_BYTES = 2**20
+_PART_BYTES = 2**18
 """Bytes of a message of a large reply."""
 MAX_HEADER_BYTES = 2**14
 """Bytes of one header, and of a query string."""
+
+
+def check_head(headers: Sequence[tuple[bytes, bytes]], target_bytes: int, settings: Settings) -> None:
+    """Raise HeadTooLarge for more headers, or more bytes with the target of the request, than the settings allow."""
+    if len(headers) > settings.max_headers:
+        raise HeadTooLarge(
+            f"the head has {len(headers)} headers; max_headers allows {settings.max_headers}",
+            limit=settings.max_headers,
+            actual=len(headers),
+        )
+    size = target_bytes + sum([len(name) + len(value) + 4 for name, value in headers])
+    if size > settings.max_head_bytes:
+        raise too_large(size, settings)
+
+
+def too_large(size: int, settings: Settings) -> HeadTooLarge:
+    """The error of a head that has at least ``size`` bytes."""
+    return HeadTooLarge(
+        f"the head has at least {size} bytes; max_head_bytes allows {settings.max_head_bytes}",
+        limit_bytes=settings.max_head_bytes,
+        needed_bytes=size,
+    )
 
 
 def headers_of(scope: Scope) -> Headers:
@@ -151,7 +174,7 @@ def tensor_bytes(value: Any) -> int:
 
 
 class Reply(Response):
-    """A response whose body is sent from the memory of its tensors; a small one as one message.
+    """A response whose body is copied part by part from the memory of its tensors; a small one is one message.
 
     A part is sent when the caller has read most of the part before it, so that the response ends when it is read.
     """
@@ -178,8 +201,8 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def _parts(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield the pieces in parts. The last part is a copy: the server may still hold it when the response has ended."""
+def _parts(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes]:
+    """Yield the pieces in parts, each of bytes as ASGI asks. The last part is one that the server may hold."""
     rest, tail = [memoryview(piece) for piece in pieces], b""
     while rest and len(tail) < _JOINED_BYTES:
         last = rest.pop()
@@ -188,7 +211,7 @@ def _parts(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]
         rest += [last[:cut]] if cut else []
     for piece in rest:
         for start in range(0, len(piece), _PART_BYTES):
-            yield piece[start : start + _PART_BYTES]
+            yield bytes(piece[start : start + _PART_BYTES])
     yield tail
 
 

@@ -198,7 +198,10 @@ async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapp
 
     The buffer has the stated size from the start. The system gives it memory only as it is written to.
     """
-    stated = int(headers.get(b"content-length", 0))
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit():
+        raise Unreadable("Content-Length: expected one number of bytes")
+    stated = int(length)
     room.expect(stated)
     body: bytearray | memoryview = bytearray() if stated <= _COPIED else np.empty(stated, np.uint8).data
     size = 0

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, Draining, HeadTooLarge, TooSlow, Unreadable
 from attention_contract.wire import to_json
-from attention_service.api.bodies.negotiation import wait
+from attention_service.api.bodies.negotiation import check_head, too_large, wait
 from attention_service.api.http_limits.connection_limits import CAME, CROWDED, LATE, LEAVING_S
 from attention_service.api.http_limits.guarded_connection import HEAD, LEAST_BYTES, GuardedConnection
 
@@ -70,7 +70,7 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
         if self._ignored_upgrade is not None:
             self._read_without_upgrade(portion)
         if self._received - self._mark > self._max_head and self._refusal is None:
-            self._refuse(self._too_large(self._received - self._mark))
+            self._refuse(too_large(self._received - self._mark, self.limits.settings))
 
     def on_response_complete(self) -> None:
         """Begin the next request, and read on."""
@@ -85,18 +85,12 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
         self._heads += 1
         self.work += HEAD
         self.payload += HEAD * LEAST_BYTES  # however short: requests have limits of their own
-        if len(self.headers) > settings.max_headers:
-            self._refusal = HeadTooLarge(
-                f"the head has {len(self.headers)} headers; max_headers allows {settings.max_headers}",
-                limit=settings.max_headers,
-                actual=len(self.headers),
-            )
-            raise self._refusal
-        if came > settings.max_head_bytes:  # a part of the body may be among it
-            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
-            if size > settings.max_head_bytes:
-                self._refusal = self._too_large(size)
-                raise self._refusal
+        if len(self.headers) > settings.max_headers or came > settings.max_head_bytes:  # or a part of the body came
+            try:
+                check_head(self.headers, len(self.url), settings)
+            except HeadTooLarge as refusal:
+                self._refusal = refusal
+                raise
         upgrades = self.parser.should_upgrade()
         names = dict(self.headers)
         plain = b"host" in names and len(names) == len(self.headers) and self.url[:1] == b"/"
@@ -257,12 +251,6 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
         self.cycle.scope["state"][LATE] = error
         self.cycle.keep_alive = False
         self.cycle.message_event.set()
-
-    def _too_large(self, size: int) -> HeadTooLarge:
-        most = self.limits.settings.max_head_bytes
-        return HeadTooLarge(
-            f"the head has at least {size} bytes; max_head_bytes allows {most}", limit_bytes=most, needed_bytes=size
-        )
 
     def _refuse(self, error: AttentionError, *, silently: bool = False) -> None:
         """Answer what came whole, then with an error if nothing did, and read no more.

@@ -3,26 +3,30 @@
 import random
 import re
 import time
+from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attention_contract.errors import Cancelled
+from attention_contract.errors import Cancelled, HeadTooLarge
 from attention_contract.wire import VERSION_HEADER
 from attention_service import __version__
 from attention_service.api import problems
 from attention_service.api.access.security_headers import PAGES, SECURITY_HEADERS
-from attention_service.api.bodies.negotiation import HEADERS, Headers
+from attention_service.api.bodies.negotiation import HEADERS, Headers, check_head
 from attention_service.api.http_limits.connection_limits import CAME, CROWDED
 from attention_service.api.observation.access_log import AccessLog, Answered
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.tracing import add_spans
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import Later, RequestTiming, timing
+from attention_service.settings import Settings
 
-VERSION = (VERSION_HEADER.encode(), __version__.encode())
+REQUEST_ID: Final = b"x-request-id"
+VERSION: Final = (VERSION_HEADER.encode(), __version__.encode())
 """The header of every response that tells the server's version."""
-_HEADS = frozenset({"http.response.start", "websocket.http.response.start"})
+_HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
 """The messages that begin a response; of a WebSocket, one that refuses the handshake."""
+_ACCEPT: Final = "websocket.accept"
 _SHOWN = 256
 """Characters of a path in the log, at most."""
 _ids = random.Random()  # noqa: S311  # ids must differ; they may be guessed
@@ -57,9 +61,12 @@ class RequestLog:
 class Observe:
     """Middleware that gives each request an id, measures and logs it, and answers its unexpected errors."""
 
-    def __init__(self, app: ASGIApp, requests: RequestLog) -> None:
+    def __init__(self, app: ASGIApp, requests: RequestLog, settings: Settings, *, sends_request_id: bool) -> None:
+        """``sends_request_id``: False if a server or middleware around the application sets the header X-Request-ID."""
         self.app = app
         self._requests = requests
+        self._settings = settings
+        self._sends_request_id = sends_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or serve one WebSocket."""
@@ -75,17 +82,19 @@ class Observe:
         noted = RequestTiming()
         timing.set(noted)
         state = scope.get("state", {})
-        refusal = state.get(CROWDED)
+        refusal = state.get(CROWDED) or self._fault_of_head(scope)
         if (came := state.get(CAME)) is not None:
             noted.note("queue", came)
             started -= time.monotonic() - came
         written: float | None = None
+        own = [(REQUEST_ID, identity.encode()), VERSION] if self._sends_request_id else [VERSION]
 
         async def observed_send(message: Message) -> None:
             nonlocal status, written
             if message["type"] in _HEADS:
                 status, written = message["status"], time.monotonic()
-                own = (b"x-request-id", identity.encode()), VERSION, *safety
+                message["headers"] = [*message.get("headers", ()), *own, *safety]
+            elif message["type"] == _ACCEPT:
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
@@ -110,10 +119,18 @@ class Observe:
                 answered = time.time(), method, scope["path"][:_SHOWN], operation, outcome, seconds, identity
                 self._requests.add(Answered(*answered, caller.get().name, noted))
 
+    def _fault_of_head(self, scope: Scope) -> HeadTooLarge | None:
+        """The refusal of a head over the limits, which a server other than this package's may have let through."""
+        try:
+            check_head(scope["headers"], len(scope["path"]) + len(scope["query_string"]), self._settings)
+        except HeadTooLarge as fault:
+            return fault
+        return None
+
 
 def new_identity(headers: Headers) -> str:
     """The id of a request: the one that its caller gave it if it is fit to be repeated, or a new one."""
-    given = headers.get(b"x-request-id")
+    given = headers.get(REQUEST_ID)
     if given is not None and _REQUEST_ID.fullmatch(text := str(given, "latin-1")):
         return text
     return f"{_ids.getrandbits(128):032x}"

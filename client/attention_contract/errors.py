@@ -124,7 +124,7 @@ class SessionNotFound(NotFound, title="There is no session with this id"):
 
 
 class SessionGone(AttentionError, status=410, title="The session is gone"):
-    """The session is gone. ``reason``: expired, evicted, restarted or deleted."""
+    """The session is gone. ``reason``: expired, evicted, restarted, deleted; of several processes elsewhere_or_gone."""
 
 
 class MethodNotAllowed(AttentionError, status=405, title="Method not allowed"):

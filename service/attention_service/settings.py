@@ -75,6 +75,11 @@ class Settings(BaseSettings):
     models_dir: Path = user_data_path("attention-service", appauthor=False)
     """The model repository: modules are kept here, and checkpoints are imported from here."""
 
+    replicas: int = Field(default=1, ge=1, le=4096)
+    """Processes that serve together, over one models_dir and behind one proxy. The budgets of the host's memory,
+    max_connections and the callers' limits are those of all of them, and each takes its share; each has a GPU of its
+    own. Modules that are not durable are refused."""
+
     hub: bool = False
     """Let callers fetch checkpoints from the Hugging Face hub into the model repository."""
 

@@ -6,30 +6,39 @@ callers than the server has room for, and callers that do not read their answers
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+import numpy as np
 import psutil
-from benchmarks.processes import ServerError
+from benchmarks.processes import ROOT, Running, ServerError, free_port
 from benchmarks.tables import table
 
+from attention_client import Client
 from tests.proof.servers import serving
 
 CONFIG = {"d_model": 8, "num_heads": 2, "bias": False}
+SCALE = ROOT / "deploy" / "scale"
+_CHECKED_S = 2.0
+"""Seconds in which HAProxy finds a process that is ready again."""
 HEALTH_MS, UNREAD_MIB = 250, 512
 """Limits: the 99th percentile of health's latency under overload, with its callers on the same cores; the memory that
 unread replies may take beside a budget of as much."""
@@ -113,6 +122,96 @@ def kills(folder: Path, rounds: int) -> Outcome:
     outcome.expect(not lost, f"{lost} acknowledged writes are lost")
     outcome.expect(acknowledged, "no write was acknowledged")
     outcome.expect(not left, f"temporary files are left: {left}")
+    return outcome
+
+
+# ── kills of one of two processes ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Load:
+    """Callers of a proxy before two processes, and what they found."""
+
+    url: str
+    ended: threading.Event = field(default_factory=threading.Event)
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def write(self, index: int) -> None:
+        """Replace a module again and again. Either process answers for each acknowledged version at once."""
+        with Client(self.url, retries=100, timeout=120) as client:
+            client.modules.create(f"written{index}", CONFIG, seed=0)
+            for seed in itertools.count(1):
+                if self.ended.is_set():
+                    return
+                made = client.modules.replace_parameters(f"written{index}", module(1000 * index + seed))
+                client.forward(f"written{index}", np.ones((1, 8), np.float32), version=made.version)
+                self.counts["writes"] += 1
+
+    def decode(self, index: int) -> None:
+        """Step through sequences; each output equals that of one pass."""
+        x = np.random.default_rng(index).standard_normal((1, 12, 8)).astype(np.float32)
+        with Client(self.url, retries=100, timeout=120) as client:
+            whole = client.forward("decoder", x).output
+            while not self.ended.is_set():
+                with client.sessions.open("decoder") as session:
+                    outputs = [session.step(x[:, i : i + 1]).output for i in range(12)]
+                    self.counts["replays"] += session.replays
+                self._expect(np.allclose(np.concatenate(outputs, 1), whole, atol=1e-5), "a session's outputs are wrong")
+                self._expect(np.array_equal(client.forward("decoder", x).output, whole), "a forward pass is wrong")
+                self.counts["steps"] += 12
+
+    def _expect(self, holds: object, otherwise: str) -> None:
+        if not holds:
+            self.faults.append(otherwise)
+
+
+def one_of_two(folder: Path, rounds: int) -> Outcome:
+    """Kill one of two processes behind HAProxy again and again, under load, and start it anew."""
+    outcome, rng = Outcome(f"{rounds} kills of one of 2 processes under HAProxy, 4 callers go on"), random.Random(2)
+    if (haproxy := shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")) is None:
+        return Outcome("", "", ["needs HAProxy: apt-get install haproxy"])
+    proxy, *ports = (free_port() for _ in range(3))
+    servers = folder / "servers.cfg"
+    lines = "".join(f"    server attention{port} 127.0.0.1:{port}\n" for port in ports)
+    servers.write_text(f"backend attention from processes\n{lines}")
+    command = [haproxy, "-db", "-q", "-f", str(SCALE / "haproxy.cfg"), "-f", str(servers)]
+    slots = [ExitStack() for _ in ports]
+
+    def start(slot: int) -> Running:
+        return slots[slot].enter_context(serving(folder, ports[slot], replicas=2))
+
+    with ExitStack() as stack:
+        for slot in slots:
+            stack.push(slot)
+        running = [start(slot) for slot in range(2)]
+        environment = os.environ | {"ATTENTION_PORT": str(proxy)}
+        proxying = stack.enter_context(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+        stack.callback(proxying.terminate)
+        load = Load(f"http://127.0.0.1:{proxy}")
+        time.sleep(_CHECKED_S)
+        with Client(load.url, retries=100) as client:
+            spec = {"masks": [{"name": "causal"}]}
+            client.modules.create("decoder", {**CONFIG, "spec": spec}, seed=1)
+        with ThreadPoolExecutor(4) as threads:
+            callers = [threads.submit(work, index) for index in range(2) for work in (load.write, load.decode)]
+            for _ in range(rounds):
+                time.sleep(rng.uniform(0.1, 1.0))
+                victim = rng.randrange(2)
+                running[victim].process.send_signal(signal.SIGKILL)
+                slots[victim].close()
+                running[victim] = start(victim)
+                time.sleep(_CHECKED_S)
+            load.ended.set()
+            for each in callers:
+                outcome.broken += [repr(each.exception())] if each.exception() else []
+    outcome.broken += load.faults
+    counts = load.counts
+    outcome.figures = (
+        f"{counts['writes']:,} acknowledged writes read back, {counts['steps']:,} steps right, "
+        f"{counts['replays']} sessions replayed"
+    )
+    outcome.expect(counts["replays"], "no session was lost: nothing was tried")
     return outcome
 
 
@@ -268,7 +367,8 @@ def told_statuses(statuses: Counter[int]) -> str:
 
 
 EXPERIMENTS: dict[str, Callable[[Path, int], Outcome]] = {
-    "kills": kills, "full disk": full_disk, "overload": overload, "slow readers": slow_readers,
+    "kills": kills, "one of two": one_of_two, "full disk": full_disk, "overload": overload,
+    "slow readers": slow_readers,
 }  # fmt: skip
 
 

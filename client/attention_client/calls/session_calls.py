@@ -21,7 +21,7 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Awaited, Blocking, Flow, Group, Method, P, WayT, method
 from attention_client.sessions.live_session import AsyncSession, Session
-from attention_client.sessions.session_flow import SessionFlow, listed, opened, with_dtypes
+from attention_client.sessions.session_flow import AFFINITY, SessionFlow, listed, opened, with_dtypes
 from attention_client.sessions.step_stream import AsyncStepStream, StepStream
 from attention_contract import operations
 from attention_contract.schemas.attention import Tap
@@ -210,7 +210,8 @@ class Sessions(Group[WayT]):
         self, name: str, *, sequences: int | None = None, capacity: int | None = None, ttl_s: float | None = None,
         policy: PolicyLike | None = None, pinned: bool = False, share: bool = False, version: str | None = None,
         from_: SourceLike | None = None, past_key: TensorLike | None = None, past_value: TensorLike | None = None,
-        keep_bytes: int = KEEP_BYTES, spill: bool = False, **options: Unpack[CallOptions],
+        keep_bytes: int = KEEP_BYTES, spill: bool = False, affinity: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Flow[SessionFlow]:  # fmt: skip
         """Open a session of a module: ``with client.sessions.open("demo") as session: …``.
 
@@ -221,18 +222,32 @@ class Sessions(Group[WayT]):
         with another session's past: ``from_={"session": id, "length": 10}``.
         The session keeps up to ``keep_bytes`` of its inputs, to compute its past again after the server has lost it;
         ``spill`` writes what exceeds them to a temporary file.
+        Before several servers, a proxy sends the calls of one ``affinity`` to the same server; by default each session
+        has its own. Give equal ones to sessions that begin with each other's past, or that step together.
         """
         arguments = locals()
-        kept = {name: arguments.pop(name) for name in ("keep_bytes", "spill")}
+        kept = {name: arguments.pop(name) for name in ("keep_bytes", "spill", "affinity")}
         return opened(call(operations.open_session, arguments), **kept)
 
     @overload
-    def stream(self: "Sessions[Blocking]", ssl: ssl.SSLContext | None = None) -> StepStream: ...
+    def stream(
+        self: "Sessions[Blocking]", ssl: ssl.SSLContext | None = None, *, affinity: str | None = None
+    ) -> StepStream: ...
     @overload
-    def stream(self: "Sessions[Awaited]", ssl: ssl.SSLContext | None = None) -> AsyncStepStream: ...
-    def stream(self: "Sessions[Any]", ssl: ssl.SSLContext | None = None) -> StepStream | AsyncStepStream:
-        """Return a connection for steps of any sessions, with the lowest latency, for a ``with`` block."""
-        return (AsyncStepStream if self._awaits else StepStream)(self._client.stream_settings(), ssl)
+    def stream(
+        self: "Sessions[Awaited]", ssl: ssl.SSLContext | None = None, *, affinity: str | None = None
+    ) -> AsyncStepStream: ...
+    def stream(
+        self: "Sessions[Any]", ssl: ssl.SSLContext | None = None, *, affinity: str | None = None
+    ) -> StepStream | AsyncStepStream:
+        """Return a connection for steps of any sessions of one server, with the lowest latency, for a ``with`` block.
+
+        Before several servers, ``affinity`` chooses the server, as it does in ``open``.
+        """
+        settings = self._client.stream_settings()
+        if affinity is not None:
+            settings = replace(settings, headers={**settings.headers, AFFINITY: affinity})
+        return (AsyncStepStream if self._awaits else StepStream)(settings, ssl)
 
 
 def _if_named(about: Call[StepReply]) -> Call[StepReply]:

@@ -39,7 +39,7 @@ _BY_REQUEST: Final = (ConnectionFailed, BodyTooLarge, Overloaded, Unavailable)
 class LiveSession(Calls[WayT]):
     """A session's facts, as its owner knows them without asking, and its calls."""
 
-    def __init__(self, flow: SessionFlow, send: Callable[[Call[Any]], Any], open_stream: Callable[[], Any]) -> None:
+    def __init__(self, flow: SessionFlow, send: Callable[[Call[Any]], Any], open_stream: Callable[..., Any]) -> None:
         self._flow = flow
         self._send = send
         self._open_stream = open_stream
@@ -49,6 +49,11 @@ class LiveSession(Calls[WayT]):
     def id(self) -> str:
         """The session's id, another one after each replay."""
         return self._flow.id
+
+    @property
+    def affinity(self) -> str:
+        """What each of its calls sends as ``x-session-id``; its forks have the same."""
+        return self._flow.affinity
 
     @property
     def module(self) -> str:
@@ -171,7 +176,7 @@ class Session(LiveSession[Blocking]):
     """
 
     @classmethod
-    def begin(cls, opening: Flow[SessionFlow], send: Send, open_stream: Callable[[], StepStream]) -> "Session":
+    def begin(cls, opening: Flow[SessionFlow], send: Send, open_stream: Callable[..., StepStream]) -> "Session":
         """Run the flow that opens a session."""
         return cls(run(opening, send), send, open_stream)
 
@@ -183,7 +188,7 @@ class Session(LiveSession[Blocking]):
     def stream(self, stream: StepStream | None = None) -> Iterator[StepStream]:
         """Send the steps within the block as messages of one connection: a new one, or one that sessions share."""
         own = stream is None
-        self._stream = stream or self._open_stream()
+        self._stream = stream or self._open_stream(affinity=self.affinity)
         try:
             yield self._stream
         finally:
@@ -218,7 +223,7 @@ class AsyncSession(LiveSession[Awaited]):
 
     @classmethod
     async def begin(
-        cls, opening: Flow[SessionFlow], send: AsyncSend, open_stream: Callable[[], AsyncStepStream]
+        cls, opening: Flow[SessionFlow], send: AsyncSend, open_stream: Callable[..., AsyncStepStream]
     ) -> "AsyncSession":
         """Run the flow that opens a session."""
         return cls(await run_awaited(opening, send), send, open_stream)
@@ -231,7 +236,7 @@ class AsyncSession(LiveSession[Awaited]):
     async def stream(self, stream: AsyncStepStream | None = None) -> AsyncIterator[AsyncStepStream]:
         """Send the steps within the block as messages of one connection: a new one, or one that sessions share."""
         own = stream is None
-        self._stream = stream or self._open_stream()
+        self._stream = stream or self._open_stream(affinity=self.affinity)
         try:
             yield self._stream
         finally:

@@ -40,6 +40,8 @@ from attention_contract.schemas.sessions import (
 )
 from attention_contract.wire import SAFETENSORS
 
+AFFINITY: Final = "x-session-id"
+"""The header by which a proxy before several servers sends all calls of a session to the same one."""
 MOST_REPLAYS: Final = 3
 """Replays of a session in a row without a call that succeeds."""
 _log = logging.getLogger("attention_client")
@@ -55,6 +57,8 @@ _FORK = _repeatable(operations.fork_session)
 """A session or a fork whose reply was lost expires."""
 _STEP = _repeatable(operations.step_session)
 """A step has an id of its own."""
+_CLOSE = _repeatable(operations.delete_session)
+"""One that is gone already is closed."""
 
 
 @dataclass
@@ -69,7 +73,14 @@ class SessionFlow:
     opening: OpenSession
     """The request that opens another session like it, empty."""
     kept: KeptInputs
+    affinity: str
+    """Equal for the sessions that one server process must hold together."""
     replays: int = 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of its calls."""
+        return {AFFINITY: self.affinity}
 
     @property
     def path(self) -> dict[str, str]:
@@ -135,7 +146,7 @@ class SessionFlow:
     def close(self, options: CallOptions) -> Flow[None]:
         """End the session on the server, if it is still there."""
         with suppress(SessionGone, SessionNotFound):
-            yield Call(operations.delete_session, self.path, options=options)
+            yield Call(_CLOSE, self.path, headers=self.headers, options=options)
 
     # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,7 +158,7 @@ class SessionFlow:
             try:
                 if gone is not None:
                     yield from self._replay(gone, call.options)
-                return cast("ReplyT", (yield replace(call, path=self.path)))
+                return cast("ReplyT", (yield replace(call, path=self.path, headers={**call.headers, **self.headers})))
             except (SessionGone, SessionNotFound) as fault:  # not found: a server that does not remember its end
                 gone = self._replayable(fault)
         raise cast("AttentionError", gone)
@@ -174,7 +185,7 @@ class SessionFlow:
                 update={"sequences": None, "past_key": past.past_key, "past_value": past.past_value}
             )
         try:
-            info: SessionInfo = yield Call(_OPEN, {"name": self.module}, opening, options=options)
+            info: SessionInfo = yield Call(_OPEN, {"name": self.module}, opening, self.headers, options)
         except (VersionMismatch, ModuleNotFound) as fault:
             self.kept.missing = f"its module has changed: {fault.detail}"
             raise gone from fault
@@ -188,15 +199,16 @@ class SessionFlow:
     def _again(self, change: Change, length: int, options: CallOptions) -> Call[Any]:
         if isinstance(change, StepRequest):
             request = change.model_copy(update={"at": length, "step": uuid4().hex})
-            return Call(_STEP, self.path, request, options=options)
+            return Call(_STEP, self.path, request, self.headers, options)
         reorders = isinstance(change, ReorderSession)
         operation = operations.reorder_session if reorders else operations.truncate_session
-        return Call(operation, self.path, change, options=options)
+        return Call(operation, self.path, change, self.headers, options)
 
 
-def opened(call: Call[SessionInfo], keep_bytes: int, *, spill: bool) -> Flow[SessionFlow]:
+def opened(call: Call[SessionInfo], keep_bytes: int, *, spill: bool, affinity: str | None) -> Flow[SessionFlow]:
     """Open a session, and keep its inputs from now on."""
-    info: SessionInfo = yield replace(call, operation=_OPEN)
+    affinity = affinity or uuid4().hex
+    info: SessionInfo = yield replace(call, operation=_OPEN, headers={**call.headers, AFFINITY: affinity})
     request = call.request
     assert isinstance(request, OpenSession)  # noqa: S101 - the operation's model
     kept = KeptInputs(keep_bytes, spill, joins=isinstance(request.policy, FullPolicy))
@@ -206,7 +218,7 @@ def opened(call: Call[SessionInfo], keep_bytes: int, *, spill: bool) -> Flow[Ses
         kept.add(0, ReplaceCache(past_key=request.past_key, past_value=request.past_value))
     again = {"sequences": info.sequences, "version": info.version, "from_": None, "past_key": None, "past_value": None}
     opening = request.model_copy(update=again)
-    return SessionFlow(info.module, info.version, info.session, info.length, info.sequences, opening, kept)
+    return SessionFlow(info.module, info.version, info.session, info.length, info.sequences, opening, kept, affinity)
 
 
 def listed(call: Call[SessionList]) -> Flow[SessionList]:

@@ -31,6 +31,7 @@ from attention_service.api.observation.access_log import AccessLog
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.telemetry import Observe, RequestLog
 from attention_service.api.observation.tracing import telemetry_config
+from attention_service.api.replicas import share_of
 from attention_service.api.residency import keep_within_budget
 from attention_service.api.routes import make_routes
 from attention_service.api.session_stream import PATH as STREAM_PATH
@@ -57,7 +58,7 @@ def create_app(
     be. ``sends_request_id``: False if a server or middleware around the application sets the header X-Request-ID of
     responses.
     """
-    settings = settings or Settings()
+    settings = share_of(settings or Settings())
     keep_freed_memory()
     metrics = Metrics()
     traces = telemetry_config()
@@ -83,6 +84,7 @@ def create_app(
             stuck_s=settings.stuck_seconds,
             model_idle_s=settings.model_idle_seconds,
             learns_times=settings.calibrate,
+            replicas=settings.replicas,
         )
         app.state.engine = engine
         app.state.limits.entrance = engine.entrance
@@ -113,10 +115,10 @@ def create_app(
         swagger_ui_parameters={"tryItOutEnabled": True},
     )
     app.state.settings = settings
-    keys, quotas = KeyRing(settings.models_dir, limits_of(settings)), Quotas()
+    keys, quotas = KeyRing(settings.models_dir, limits_of(settings), settings.replicas), Quotas()
     app.state.limits = ConnectionLimits(settings, partial(name_of, keys=keys))
     metrics.watch_connections(app.state.limits)
-    app.router.routes[:0] = make_routes()
+    app.router.routes[:0] = make_routes(siblings=settings.replicas > 1)
     app.state.streams = SessionStreams(requests, quotas)
     metrics.watch_streams(app.state.streams)
     app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))

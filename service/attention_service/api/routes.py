@@ -25,6 +25,7 @@ from attention_contract.wire import SAFETENSORS
 from attention_service.api.bodies.negotiation import accepted
 from attention_service.api.endpoint import Call, Handler, OperationRoute
 from attention_service.api.openai.openai_handlers import embed, generate
+from attention_service.api.replicas import following
 from attention_service.api.server_facts import list_variants, server_info
 from attention_service.cost.datasheet import HARDWARE
 from attention_service.runtime.engine import QUESTIONS
@@ -163,7 +164,11 @@ HANDLERS: Final[Mapping[str, Handler]] = {
 """The handler of each operation by its name."""
 
 
-def make_routes() -> list[OperationRoute]:
-    """One route for each operation. Raises KeyError for a handler of no operation."""
+def make_routes(*, siblings: bool = False) -> list[OperationRoute]:
+    """One route for each operation. Raises KeyError for a handler of no operation.
+
+    ``siblings``: other processes change the modules too.
+    """
     known: dict[str, operations.Operation[Any]] = {operation.name: operation for operation in OPERATIONS}
-    return [OperationRoute(known[name], handler) for name, handler in HANDLERS.items()]
+    prepared = following if siblings else (lambda handler: handler)
+    return [OperationRoute(known[name], prepared(handler)) for name, handler in HANDLERS.items()]

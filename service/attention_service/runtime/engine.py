@@ -93,16 +93,19 @@ class Engine:
         model_idle_s: float = 600.0,
         *,
         learns_times: bool = True,
+        replicas: int = 1,
     ) -> None:
         self.device = device
         self.library = Library(root, device.torch)
-        budget = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
+        sharing = 1 if device.is_cuda else replicas  # of one GPU there is one process
+        whole = memory_budget if memory_budget is not None else int(BUDGET_SHARE * device.free_bytes())
+        budget, siblings = whole // sharing, replicas > 1
         self.library.limit = budget
         self.budget = Budget(budget, device.total_bytes, self._resident_bytes, max_queue)
         self.host = self.budget
         """The budget of the host's memory: one of its own beside a GPU."""
         if device.is_cuda:
-            room = host_memory_budget or int(BUDGET_SHARE * free_host_bytes())
+            room = (host_memory_budget or int(BUDGET_SHARE * free_host_bytes())) // replicas
             self.host = Budget(room, host_bytes(), self._host_bytes, max_queue, OF_HOST)
         self.entrance = Entrance(self.budget)
         """Before it requests wait with their bodies unread."""
@@ -115,15 +118,16 @@ class Engine:
             device, self.budget, self.predictions.see, watchdog, max_predicted_s, self.host if device.is_cuda else None
         )
         self.runner = RequestRunner(self.executor, self.budget, watchdog, files, self.host)
-        self.modules = ModuleService(self.library, self.runner, self.passes, max_modules)
+        self.modules = ModuleService(self.library, self.runner, self.passes, max_modules, siblings=siblings)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(self._recordings, self.runner)
-        self.models = ModelService(root, self.runner, self.recordings, model_idle_s)
+        self.models = ModelService(root, self.runner, self.recordings, model_idle_s, siblings=siblings)
         """Whole models, each in a process of its own."""
         self.analyses = AnalysisService(self.library, self.runner)
         room = int(session_share * budget)
+        pinned = int(session_pinned_share * room)
         self.sessions = Sessions(
-            self.library, self.runner, session_ttl_s, room, int(session_pinned_share * room), max_sessions
+            self.library, self.runner, session_ttl_s, room, pinned, max_sessions, siblings=siblings
         )
         """Pasts that stay on the server."""
         # Threads of their own: a long sweep keeps nobody waiting but another sweep.
@@ -170,6 +174,10 @@ class Engine:
         await self.runner.stop()
         await self._follower.stop()
         await asyncio.to_thread(partial(self._counting.shutdown, cancel_futures=True))
+
+    async def catch_up(self) -> None:
+        """Take over the modules that other processes have stored, replaced or deleted until now."""
+        await self._follower.catch_up()
 
     def health(self, status: Literal["live", "ready"]) -> Health:
         """The answer of a health check that found nothing wrong."""

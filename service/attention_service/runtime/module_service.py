@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from attention_contract.errors import StoreFull
+from attention_contract.errors import InvalidRequest, StoreFull
 from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.modules import (
     CreateModule,
@@ -28,12 +28,16 @@ from attention_service.runtime.scheduling.request_runner import RequestRunner
 class ModuleService:
     """Answers requests about modules. Used from the event loop only."""
 
-    def __init__(self, library: Library, runner: RequestRunner, passes: KeptPasses, max_modules: int) -> None:
+    def __init__(
+        self, library: Library, runner: RequestRunner, passes: KeptPasses, max_modules: int, *, siblings: bool = False
+    ) -> None:
+        """``siblings``: other processes serve the same modules."""
         self._library = library
         self._runner = runner
         self._budget = runner.budget
         self._passes = passes
         self._max_modules = max_modules
+        self._siblings = siblings
         self._makers: dict[str, str] = {}
         """The caller who made each module since the start."""
 
@@ -60,6 +64,12 @@ class ModuleService:
 
     async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
         self._runner.check_ready()
+        if self._siblings and not request.durable:
+            raise InvalidRequest.at(
+                "durable",
+                "expected true: several processes serve the modules of one store (ATTENTION_REPLICAS), and would not "
+                "see one that is in the memory of this process alone",
+            )
         self._check_count(request.name)
         asks = caller.get()
         made = sum(

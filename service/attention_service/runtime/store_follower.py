@@ -27,18 +27,22 @@ class StoreFollower:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention-following")
         self._looking: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None
+        """A look that has not begun."""
         self._admission: Future[None] | None = None
         """The wait for memory of a module that another server stored."""
 
     def start(self) -> None:
         """Follow the store from now on."""
         self._library.admitted = partial(self._admitted, asyncio.get_running_loop())
-        self._looking = asyncio.create_task(self._look())
+        self._looking = asyncio.create_task(self._follow())
 
     def cancel(self) -> None:
         """Look no more."""
-        if self._looking is not None:
-            self._looking.cancel()
+        for task in (self._looking, self._next):
+            if task is not None:
+                task.cancel()
         if self._admission is not None:
             self._admission.cancel()
 
@@ -46,17 +50,32 @@ class StoreFollower:
         """Let the thread go."""
         await asyncio.to_thread(partial(self._thread.shutdown, cancel_futures=True))
 
-    async def _look(self) -> None:
-        """Take over what changes in the store, as it changes."""
+    async def catch_up(self) -> None:
+        """Take over what has changed in the store until now, in a look that those share who ask before it begins."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._look_next())
+        await asyncio.shield(self._next)
+
+    async def _look_next(self) -> None:
+        async with self._turn:
+            self._next = None
+            await self._look()
+
+    async def _follow(self) -> None:
+        """Look again and again."""
         while True:
             await asyncio.sleep(FOLLOW_S)
-            before = self._library.resident_bytes
-            try:
-                report(await self._runner.in_thread(self._library.follow, self._thread))
-            except Exception:  # the next round may succeed
-                log.exception("the store could not be followed")
-            if self._library.resident_bytes < before:
-                self._budget.wake()
+            await self._look()
+
+    async def _look(self) -> None:
+        """Take over what changed in the store."""
+        before = self._library.resident_bytes
+        try:
+            report(await self._runner.in_thread(self._library.follow, self._thread))
+        except Exception:  # the next round may succeed
+            log.exception("the store could not be followed")
+        if self._library.resident_bytes < before:
+            self._budget.wake()
 
     @contextmanager
     def _admitted(self, loop: asyncio.AbstractEventLoop, need: int) -> Iterator[None]:

@@ -10,13 +10,13 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -98,6 +98,17 @@ def read_keys(root: Path) -> list[KeyEntry]:
         return []
 
 
+def divided(limits: Mapping[str, Any], replicas: int) -> dict[str, Any]:
+    """The share of one of several processes in these limits; of a whole number, no less than 1.
+
+    Recordings lie in the store, where each process counts those of all.
+    """
+    shares = {
+        name: -(-limit // replicas) if isinstance(limit, int) else limit / replicas for name, limit in limits.items()
+    }
+    return shares | {name: limits[name] for name in limits.keys() & {"recordings_bytes"}}
+
+
 def limits_of(settings: Settings) -> CallerLimits:
     """The limits of every caller that has none of its own."""
     stated = {name: getattr(settings, f"caller_{name}") for name in CallerLimits.model_fields}
@@ -155,10 +166,11 @@ def _write(root: Path, keys: Sequence[KeyEntry]) -> None:
 class KeyRing:
     """The keys of a running server, read again when the file changes."""
 
-    def __init__(self, root: Path, limits: CallerLimits = UNLIMITED) -> None:
-        """``limits``: those of every key, but for what a key says of its own."""
+    def __init__(self, root: Path, limits: CallerLimits = UNLIMITED, replicas: int = 1) -> None:
+        """``limits``: those of every key, but for what a key says of its own; that is divided by ``replicas``."""
         self._root = root
         self._limits = limits
+        self._replicas = replicas
         self._shares = CallerLimits()
         self._keys: list[HeldKey] = []
         self._seen: tuple[int, int, int] | None = None
@@ -214,7 +226,7 @@ class KeyRing:
             limits = self._limits
             if shares:
                 limits = limits.model_copy(update=shares | limits.model_dump(exclude_none=True))
-            self._keys = [_held(each, limits) for each in entries]
+            self._keys = [_held(each, limits, self._replicas) for each in entries]
         except (OSError, ValidationError) as fault:
             self._keys = []
             log.error("the file of keys cannot be read; every key is refused", path=str(path), reason=_reason(fault))
@@ -223,8 +235,8 @@ class KeyRing:
             note("operator", "keys", added=sorted(after - before), removed=sorted(before - after))
 
 
-def _held(entry: KeyEntry, limits: CallerLimits) -> HeldKey:
-    own = entry.limits.model_dump(exclude_none=True)
+def _held(entry: KeyEntry, limits: CallerLimits, replicas: int) -> HeldKey:
+    own = divided(entry.limits.model_dump(exclude_none=True), replicas)
     caller = Caller(entry.name, "manage" in entry.scopes, limits.model_copy(update=own) if own else limits)
     return HeldKey(bytes.fromhex(entry.sha256), caller, frozenset(entry.scopes))
 

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import orjson
 
 from attention_contract.base import WireModel
-from attention_contract.errors import InternalError, ModelExists, ModelNotFound, Overloaded
+from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList, ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, from_body, to_body
@@ -35,10 +35,14 @@ OF_ONE: Final = WAITING // 2
 class ModelService:
     """Answers requests about whole models. Used from the event loop only."""
 
-    def __init__(self, root: Path, runner: RequestRunner, recordings: RecordingService, idle_s: float) -> None:
+    def __init__(
+        self, root: Path, runner: RequestRunner, recordings: RecordingService, idle_s: float, *, siblings: bool = False
+    ) -> None:
+        """``siblings``: other processes answer for the same models."""
         self._root = root
         self._runner = runner
         self._recordings = recordings
+        self._siblings = siblings
         self.host = Host(runner.device, runner.budget, idle_s)
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""
@@ -65,6 +69,13 @@ class ModelService:
     async def load(self, request: LoadModel) -> ModelInfo:
         """Make a model resident, and wait until it is. It is loaded also if the caller leaves meanwhile."""
         self._runner.check_ready()
+        for own in ("name", "dtype", "device_map"):
+            if self._siblings and getattr(request, own) is not None:
+                raise InvalidRequest.at(
+                    own,
+                    "expected none: several processes answer for one repository (ATTENTION_REPLICAS), and the others "
+                    "load a model as its checkpoint says, when they are asked for it",
+                )
         folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
         if request.device_map is not None:
             model_catalogue.check_divisible(request.device_map)

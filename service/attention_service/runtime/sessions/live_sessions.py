@@ -80,13 +80,15 @@ class Sessions:
         limit: int,
         pinned_limit: int,
         most: int = 4096,
+        *,
+        siblings: bool = False,
     ) -> None:
         """``limit`` and ``pinned_limit``: bytes that the pages of all and of pinned sessions may take.
 
-        ``most``: the number of sessions.
+        ``most``: the number of sessions. ``siblings``: other processes have sessions too.
         """
         self.pool = PagePool(limit, lambda: runner.budget.available)
-        self.registry = SessionRegistry(runner.check_ready, runner.budget.wake, most)
+        self.registry = SessionRegistry(runner.check_ready, runner.budget.wake, most, siblings=siblings)
         self._library, self._runner = library, runner
         self._ttl_s = ttl_s
         evict = partial(self.registry.end, reason="evicted")

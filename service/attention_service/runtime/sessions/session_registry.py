@@ -27,10 +27,12 @@ _RUN_BYTES, _ID_BYTES = 4, 8
 class SessionRegistry:
     """Live sessions by id. Used from the event loop only."""
 
-    def __init__(self, check_ready: Callable[[], None], freed: Callable[[], None], most: int = 4096) -> None:
+    def __init__(
+        self, check_ready: Callable[[], None], freed: Callable[[], None], most: int = 4096, *, siblings: bool = False
+    ) -> None:
         """``check_ready`` raises unless work is taken; ``freed`` is called when pages may have been freed.
 
-        ``most``: the number of sessions that may live at a time.
+        ``most``: the number of sessions that may live at a time. ``siblings``: other processes have sessions too.
         """
         self.counts: Counter[str] = Counter(
             dict.fromkeys(("opened", "deleted", "expired", "evicted", "steps", "tokens"), 0)
@@ -42,6 +44,7 @@ class SessionRegistry:
         self._check_ready = check_ready
         self._freed = freed
         self._most = most
+        self._lost = "elsewhere_or_gone" if siblings else "restarted"
         self._live: dict[str, DecodeSession] = {}
         self._owners: Counter[str] = Counter()
         """The number of live sessions of each caller."""
@@ -120,7 +123,7 @@ class SessionRegistry:
         if reason is not None and not caller.get().may_use(owner):
             reason = None
         if reason is None and dash and len(run) == 2 * _RUN_BYTES and len(number) == 2 * _ID_BYTES and run != self._run:
-            reason = "restarted"
+            reason = self._lost
         if reason is None:
             raise SessionNotFound(f"there is no session {id[:64]!r}; open one", param="session")
         raise _gone(id, reason)
@@ -204,6 +207,8 @@ def _gone(id: str, reason: str) -> SessionGone:  # noqa: A002
         "expired": "no request for it came within its ttl_s",
         "evicted": "other sessions needed its memory; a pinned session is never evicted",
         "restarted": "the server has been restarted since",
+        "elsewhere_or_gone": "another process has it, or had it before a restart; send the x-session-id with which it "
+        "was opened",
         "deleted": "it was deleted",
     }
     return SessionGone(f"session {id[:64]!r} is gone: {told[reason]}; open a new one", param="session", reason=reason)

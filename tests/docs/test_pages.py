@@ -25,7 +25,8 @@ TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 SERVICES = set(
     re.findall(r"^  ([\w-]+):", COMPOSE.partition("\nservices:")[2].partition("\nvolumes:")[0], re.MULTILINE)
-)
+) | {"proxy"}
+"""Those of docker-compose.yml, and the one of deploy/scale/compose.yml."""
 STAGES = set(re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
 VARIABLES = {f"ATTENTION_{name.upper()}" for name in Settings.model_fields} | {"ATTENTION_URL", "ATTENTION_API_KEY"}
 FLAGS = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--help"}

@@ -152,7 +152,7 @@ class Session:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         if done.returncode:

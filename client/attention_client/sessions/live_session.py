@@ -52,7 +52,7 @@ class LiveSession(Calls[WayT]):
 
     @property
     def affinity(self) -> str:
-        """What each of its calls sends as ``x-session-id``; its forks have the same."""
+        """The ``x-session-id`` of each of its calls and of its forks."""
         return self._flow.affinity
 
     @property

@@ -17,6 +17,8 @@ from attention_client import AsyncClient, Client, InvalidRequest
 from attention_client.cli import app
 from attention_client.survey import SurveyedHead, shipped_texts
 from attention_client.survey.head_survey import HeadSurvey
+from tests.client.tiny_models import tokenizer
+from tests.client.transformers.families import tiny as small
 from tests.conftest import live_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
@@ -256,6 +258,27 @@ def test_its_sequences_are_the_largest_eager_weights_in_equal_groups(data, eager
         shares = {each["token"]: each["weight"] for each in content["top_key_tokens"]}
         assert [*shares.values()] == pytest.approx([weight for _, weight in mass.most_common(50)], abs=1e-4)
         assert all(mass[token] == pytest.approx(share, abs=1e-4) for token, share in shares.items())
+
+
+def test_stacks_have_their_own_tokens_and_one_of_them_is_exported(tmp_path):
+    small("t5").save_pretrained(tmp_path / "t5")
+    tokenizer().save_pretrained(tmp_path / "t5")
+    texts = ["the cat sat on the mat", "the cat", "the mat sat"]
+    with live_server(tmp_path) as url, Client(url, timeout=120) as client:
+        survey = client.models.survey("t5", texts)
+        crossing = client.models.passages(survey, "cross.0", 1, by="entropy", count=3)
+        decoded = client.models.survey("t5", texts, layers=["cross.0"])
+        folder = client.models.export_headvis(survey, tmp_path / "data")
+        with pytest.raises(InvalidRequest, match="attend from one to another"):
+            client.models.export_headvis(decoded, tmp_path / "none")
+    assert {each.text: each.reply.layers[0].weights.shape for each in crossing} == {
+        text: (1, 1, len(words.split())) for text, words in enumerate(texts)
+    }
+    assert read(folder / "config.json")["layer_names"] == {"0": "encoder.0", "1": "encoder.1"}
+    for path in (folder / "heads").iterdir():
+        for each in read(path)["sequences"]:
+            assert each["tokens"] == texts[each["sequence_id"]].split()
+            assert max(each["attention_indices"]) < each["seq_len"] ** 2
 
 
 @pytest.mark.parametrize("given", [{"intervals": 0}, {"samples": 0}, {"top_k": 1}])

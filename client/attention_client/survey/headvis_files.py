@@ -57,9 +57,10 @@ def exported(
     for name, number, least in (("intervals", intervals, 1), ("samples", samples, 1), ("top_k", top_k, 2)):
         if number < least:
             raise InvalidRequest.at(name, f"expected {least} or more, got {number}")
-    layers = [*dict.fromkeys(each.layer for each in survey.heads if not str(each.layer).startswith("cross."))]
-    if not layers:
+    stack = _stack(survey.heads[0].layer)
+    if stack == "cross":
         raise InvalidRequest.at("survey", "HeadVis shows one sequence, and these layers attend from one to another")
+    layers = [*dict.fromkeys(each.layer for each in survey.heads if _stack(each.layer) == stack)]
     heads = [at for at, each in enumerate(survey.heads) if each.layer in layers]
     largest = np.zeros((len(survey.texts), len(heads)))
     for text in range(len(survey.texts)):
@@ -94,6 +95,10 @@ def exported(
     (folder / "attributions").mkdir(exist_ok=True)
     _write(folder / "attributions" / "manifest.json", {})
     return folder
+
+
+def _stack(layer: LayerRef) -> str:
+    return str(layer).rpartition(".")[0]
 
 
 def _by_head(reply: ModelWeightsReply) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:

@@ -10,7 +10,7 @@ from attention_contract.schemas.complexity import ComplexityReply
 from tests.api.talk import post, refuse
 
 PATH = "/v1/attention/complexity"
-RAW = {"num_heads": 4, "head_dim": 16, "memory_bytes": 2**24}  # little, so that limits are found soon
+RAW = {"num_heads": 4, "head_dim": 16, "memory_bytes": 2**22}  # little, so that limits are found soon
 CAUSAL = {"masks": [{"name": "causal"}]}
 
 

@@ -11,7 +11,7 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.validation import validate
 
-thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MODELS = sorted({operation.request for operation in OPERATIONS if operation.request}, key=lambda model: model.__name__)
 
 WORDS = [

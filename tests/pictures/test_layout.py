@@ -1,7 +1,7 @@
 """The layout of pictures in the widths of papers, by the boxes of the texts that are drawn."""
 
 import io
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -113,9 +113,18 @@ def labels_of(figure, name):
     return ticks, " ".join(text.get_text() for text in figure.texts)
 
 
-@pytest.mark.parametrize("tokens", [5, *slow(12, 32), 128])
-@pytest.mark.parametrize("heads", [1, *slow(2, 3, 6), 8, *slow(12, 16), 24])
-@pytest.mark.parametrize("width", WIDTHS.values(), ids=[f"{mm} mm" for mm in WIDTHS])
+NARROW, WIDE = WIDTHS.values()
+SEEN = [(NARROW, 24, 128), (NARROW, 1, 128), (NARROW, 8, 5), (WIDE, 24, 5), (WIDE, 8, 128)]
+"""Widths, heads and tokens of every run; the slow ones are all of them."""
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "tokens"),
+    [
+        pytest.param(*each, marks=() if each in SEEN else pytest.mark.slow)
+        for each in product(WIDTHS.values(), (1, 2, 3, 6, 8, 12, 16, 24), (5, 12, 32, 128))
+    ],
+)
 def test_grids_of_heads_fit_the_columns_of_a_paper(width, heads, tokens):
     names = Names("a-model-with-a-name", words(tokens), words(tokens))
     figure = drawn(weights(heads, tokens), names, width=width)
@@ -127,7 +136,7 @@ def test_grids_of_heads_fit_the_columns_of_a_paper(width, heads, tokens):
 @pytest.mark.parametrize("view", ["head", "lines", "statistics"])
 @pytest.mark.parametrize("tokens", [*slow(5, 32), 128])
 @pytest.mark.parametrize("width", [LEAST, *slow(*WIDTHS.values())])
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("labelled", [True, *slow(False)])
 def test_one_head_fits(width, tokens, view, labelled):
     told = words(tokens) if labelled else None
     figure = drawn(weights(24, tokens), Names("a-model-with-a-name", told, told), width=width, view=view)
@@ -159,8 +168,9 @@ def test_every_other_view_fits(width, kind):
     assert faults(drawn(reply, names, width=width, view=view)) == []
 
 
-@pytest.mark.parametrize("scale", ["linear", "log"])
-@pytest.mark.parametrize("shape", [(1, 40), (40, 1), (1, 1), (200, 3)])
+@pytest.mark.parametrize(
+    ("shape", "scale"), [((1, 40), "log"), ((40, 1), "linear"), ((1, 1), "log"), ((200, 3), "linear")]
+)
 def test_maps_of_any_shape_fit(shape, scale):
     figure = drawn(weights(2, *shape), Names(), width=LEAST, scale=scale)
     assert faults(figure) == []

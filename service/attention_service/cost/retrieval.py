@@ -41,8 +41,6 @@ class Retrieval:
     """V."""
     merged: bool = False
     """True if the heads of states and patterns are merged into the last dimension."""
-    settles: bool = False
-    """True if each state is updated until its update is small, and leaves the batch then."""
     threads: int = 0
     reply: str = "float32"
     """The dtype that is answered in."""

@@ -113,6 +113,7 @@ def test_progress_shows_while_a_model_loads(http):
         loading = threads.submit(post, http, "/v1/models", checkpoint="slow")
         seen = set()
         while not loading.done():
+            time.sleep(0.01)
             info = http.get("/v1/models/slow").json()
             if info["state"] == "loading":
                 seen.add(info["progress"])
@@ -184,7 +185,7 @@ def test_a_killed_process_is_noticed_by_nobody_but_its_request_and_the_client_re
 
     def beside():
         with httpx.Client(base_url=http.base_url, timeout=60) as other:
-            while not ends.is_set():
+            while not ends.wait(0.02):
                 answer = other.post("/v1/modules/beside/forward", json={"query": [[0.5] * 8]})
                 if answer.status_code != 200:
                     faults.append(answer.text)

@@ -26,9 +26,6 @@ class PairCost:
 class Normalizer(Protocol):
     """Function from the masked scores of a query to its weights. A query with only −∞ gets zeros."""
 
-    separable: bool
-    """True if each weight depends only on its own score."""
-
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of the computation for inputs of this dtype."""
 

@@ -33,7 +33,6 @@ class Softmax:
     """Softmax of s / T over the keys."""
 
     options: spec.Softmax
-    separable = False
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Return the sinks, one score per head, if the spec uses them."""
@@ -111,7 +110,6 @@ class Sigmoid(Plain):
     """Sigmoid of s / T + b per key. A masked key has score −∞, so its weight and gradient are exactly 0."""
 
     options: spec.Sigmoid
-    separable = True
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """Return the wider of the inputs' dtype and the option's dtype; a half type is used as given."""

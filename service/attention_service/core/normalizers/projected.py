@@ -23,7 +23,6 @@ class Sparsemax(Plain):
     """Euclidean projection of s / T onto the simplex."""
 
     options: spec.Sparsemax
-    separable = False
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """Return the wider of the inputs' dtype and the option's dtype."""
@@ -56,7 +55,6 @@ class Entmax15(Plain):
     """1.5-entmax of s / T, between softmax (α = 1) and sparsemax (α = 2)."""
 
     options: spec.Entmax15
-    separable = False
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """Return the wider of the inputs' dtype and the option's dtype."""

@@ -68,7 +68,6 @@ def bind(request: HopfieldRequest, device: Device) -> BoundRetrieval:
         masked=request.stored_mask is not None,
         association=request.return_association,
         merged=layout.merged,
-        settles=request.eps is not None,
         state_width=None if projections.state is None else projections.state.shape[1],
         stored_width=None if projections.stored is None else projections.stored.shape[1],
         output_width=_output_width(projections.output, heads, width),

@@ -166,16 +166,21 @@ class Load:
             self.faults.append(otherwise)
 
 
+def haproxy() -> str | None:
+    """Where HAProxy is. Debian has it where only root looks."""
+    return shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
+
+
 def one_of_two(folder: Path, rounds: int) -> Outcome:
     """Kill one of two processes behind HAProxy again and again, under load, and start it anew."""
     outcome, rng = Outcome(f"{rounds} kills of one of 2 processes under HAProxy, 4 callers go on"), random.Random(2)
-    if (haproxy := shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")) is None:
+    if (program := haproxy()) is None:
         return Outcome("", "", ["needs HAProxy: apt-get install haproxy"])
     proxy, *ports = (free_port() for _ in range(3))
     servers = folder / "servers.cfg"
     lines = "".join(f"    server attention{port} 127.0.0.1:{port}\n" for port in ports)
     servers.write_text(f"backend attention from processes\n{lines}")
-    command = [haproxy, "-db", "-q", "-f", str(SCALE / "haproxy.cfg"), "-f", str(servers)]
+    command = [program, "-db", "-q", "-f", str(SCALE / "haproxy.cfg"), "-f", str(servers)]
     slots = [ExitStack() for _ in ports]
 
     def start(slot: int) -> Running:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fuzz.__main__ import ROOT
 from tests.proof import chaos
-from tests.proof.chaos import EXPERIMENTS, Outcome, told_statuses
+from tests.proof.chaos import EXPERIMENTS, Outcome, haproxy, told_statuses
 from tests.proof.walkers import FaultError, Walker
 
 
@@ -69,6 +69,8 @@ def test_a_minute_of_everything_leaves_nothing_behind():
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_promises_hold_under_faults(experiment, tmp_path):
+    if experiment == "one of two" and haproxy() is None:
+        pytest.skip("needs HAProxy: apt-get install haproxy")
     outcome = EXPERIMENTS[experiment](tmp_path, 4)
     broken = [each for each in outcome.broken if "health took" not in each]  # other tests run on the same cores
     assert not broken, outcome

@@ -122,8 +122,37 @@ export function curl({ method, path, body }: Asked): string {
   return parts.filter(Boolean).join(" ");
 }
 
-/** Return the request as Python, with httpx, which the client installs. */
+/** The methods of the client whose keywords are the fields of a request: the path, and the group of calls. */
+const METHODS: [RegExp, string][] = [
+  [/^v1\/modules\/([^/]+)\/(forward|weights|gradients|attribution|effects|circuits|complexity)$/, ""],
+  [/^v1\/models\/([^/]+)\/(forward|weights|gradients|complexity)$/, "models."],
+  [/^v1\/attention()\/(forward|weights|gradients|attribution|effects|rollout|similarity|complexity)$/, "attention."],
+];
+/** Fields that are words of Python. */
+const RESERVED = new Set(["return", "with", "from"]);
+
+/** A value of JSON as Python writes it. */
+function literal(value: unknown): string {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([name, each]) => `${literal(name)}: ${literal(each)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}
+
+/** Return the request as Python: a call of the client, or, where it has another form there, with httpx. */
 export function python({ method, path, body }: Asked): string {
+  const own = method === "POST" && body !== undefined ? METHODS.find(([form]) => form.test(path)) : undefined;
+  if (!own) return withHttpx({ method, path, body });
+  const [, name, question] = own[0].exec(path) as unknown as [string, string, string];
+  const fields = Object.entries(JSON.parse(bodyText(body as Body)) as object);
+  const given = fields.map(([field, value]) => `${field}${RESERVED.has(field) ? "_" : ""}=${literal(value)}`);
+  if (name) given.unshift(literal(decodeURIComponent(name)));
+  const client = `with Client(${literal(ROOT.href.replace(/\/$/, ""))}) as client:`;
+  return `from attention_client import Client\n\n${client}\n    print(client.${own[1]}${question}(${given.join(", ")}))\n`;
+}
+
+function withHttpx({ method, path, body }: Asked): string {
   const url = JSON.stringify(new URL(path, ROOT).href);
   const sent = body === undefined ? "" : `, json=json.loads(body)`;
   const lines = [body === undefined ? "" : "import json\n", "import httpx\n\n"];

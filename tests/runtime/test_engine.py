@@ -281,13 +281,13 @@ async def test_a_module_of_another_server_waits_for_its_memory(tmp_path, device,
 async def test_statistics_of_a_recording_stop_when_their_caller_is_gone(tmp_path, device, monkeypatch):
     began, work = threading.Event(), recorded_statistics
 
-    def endless(heads, queries, keys):
+    def endless(*sizes):
         began.set()
         while True:
-            yield from blocks(heads, queries, keys)
+            yield from tiles(*sizes)
 
-    blocks = work._blocks
-    monkeypatch.setattr(work, "_blocks", endless)
+    tiles = work.row_tiles
+    monkeypatch.setattr(work, "row_tiles", endless)
     engine = Engine(tmp_path, device)
     await engine.start()
     info = await engine.recordings.add(RecordingFile.model_validate(EXAMPLE))

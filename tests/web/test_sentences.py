@@ -166,6 +166,17 @@ def test_a_text_with_too_many_weights_is_pooled_by_the_server(visit):
     assert float(page.locator(".readout b").inner_text()) == pytest.approx(exact["weights"][0][1][0], rel=1e-3)
 
 
+def test_two_sentences_are_compared_side_by_side(visit):
+    page = visit.open("#/compare?source=model:tiny&layer=1&head=2")
+    page.get_by_label("Its sentence").fill("the cat sat")
+    page.get_by_label("Its sentence").press("Enter")
+    page.locator("figcaption", has_text="“the cat sat”").wait_for()
+    assert page.locator("figcaption").first.inner_text() == f"layers.1 · L1H2: “{TEXT}”"
+    page.get_by_text("The texts have 14 and 4 tokens").wait_for()
+    np.testing.assert_allclose(numbers(page, 1), weights(visit, "the cat sat")[1][2], rtol=1e-3, atol=1e-5)
+    assert visit.violations() == []
+
+
 def test_an_imported_layer_leads_to_a_sentence(visit):
     made = visit.http.post("/v1/modules/import", json={"checkpoint": "small", "layer": 1}).json()
     page = visit.open("#/model")

@@ -276,7 +276,7 @@ def test_two_heads_are_compared_with_each_other(visit, recorded):
     page = visit.open("#/compare?layer=1&head=3")
     page.get_by_label("Its head").select_option("5")
     page.wait_for_url("**b_head=5**")
-    page.get_by_role("columnheader", name="layers.1, L1H5").wait_for()
+    page.get_by_role("columnheader", name="layers.1 · L1H5").wait_for()
     one, other = (recorded.weights(1)[head].astype(np.float64) for head in (3, 5))
     shown = facts(page)
     assert float(shown["largest difference"]) == pytest.approx(abs(one - other).max(), rel=1e-3)
@@ -286,6 +286,41 @@ def test_two_heads_are_compared_with_each_other(visit, recorded):
     expected = sum(parts).sum(-1).mean() / 2
     assert float(shown["Jensen-Shannon divergence, nats"]) == pytest.approx(expected, abs=1e-4)
     visit.picture("compare")
+
+
+def test_both_heads_have_one_range_and_their_legends_say_it(visit, recorded):
+    page = visit.open("#/compare?layer=1&head=3&b_head=5")
+    page.locator(".stage canvas").nth(2).wait_for()
+    one, other = (recorded.weights(1)[head].astype(float) for head in (3, 5))
+    legends = page.locator(".heatmap .scale").all_inner_texts()
+    largest = float(f"{max(one.max(), other.max()):.3g}")
+    assert [float(re.search(r"0\s+([\d.]+)\s+exactly", text)[1]) for text in legends[:2]] == [largest, largest]
+    furthest = float(f"{abs(one - other).max():.3g}")
+    assert [float(each) for each in re.findall(r"[−+]([\d.]+)", legends[2])] == [furthest, furthest]
+    assert all(text.startswith("rows queries, columns keys") for text in legends[:3])
+
+
+def test_stored_recordings_have_their_own_names_in_menus(visit):
+    with Client(visit.url) as client:
+        stored = [
+            client.recordings.create(
+                RecordingFile.model_validate(EXAMPLE | {
+                    "text": "a text that begins as another one does, and goes on for a while: " + end,
+                    "tokens": {"layers": ["a", "b"]}, "attentions": [{"name": "layers.0", "heads": ["0"]}],
+                    "layers": {"0.weights": np.eye(2, dtype=np.float32)[None]},
+                })
+            ).id
+            for end in ("one", "two")
+        ]  # fmt: skip
+    page = visit.open(f"#/overview?source=stored:{stored[0]}")
+    offered = page.get_by_label("Attention of").locator("optgroup[label='Recordings on the server'] option")
+    offered.nth(1).wait_for(state="attached")
+    names = offered.all_inner_texts()
+    assert len(set(names)) == len(names)
+    assert sum("“a text that begins as another one" in name for name in names) == 2
+    with Client(visit.url) as client:
+        for each in stored:
+            client.recordings.delete(each)
 
 
 def test_scores_that_are_no_product_have_no_circuit_of_queries_and_keys(visit):
@@ -610,7 +645,7 @@ def test_a_view_says_what_it_waits_for(visit):
     page = visit.open("#/overview?layer=1")
     page.route("**/v1/attention/gradients", lambda route: None)
     page.get_by_role("link", name="Explain").click()
-    page.get_by_text("Asking the server for the gradients of layers.1, L1H0…").wait_for()
+    page.get_by_text("Asking the server for the gradients of layers.1 · L1H0…").wait_for()
 
 
 def test_views_are_five_groups_for_pointer_and_keys(visit):

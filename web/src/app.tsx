@@ -11,7 +11,7 @@ import { mostTokens } from "./limits";
 import { FIRST, changed, format, integer, parse } from "./state";
 import type { Patch, State } from "./state";
 import { DEFAULT_RECORDING } from "./subject";
-import type { ModelInfo, ModuleInfo } from "./types";
+import type { ModelInfo, ModuleInfo, RecordingSummary } from "./types";
 import { Button, ProblemBox, Saving, Waiting } from "./ui";
 import { Overview } from "./views/overview";
 import { WithSubject } from "./with_subject";
@@ -98,6 +98,7 @@ function firstSource(models: ModelInfo[] | null): string {
 export function App() {
   const [state, setState] = useState(() => parse(location.hash));
   const [modules, setModules] = useState<ModuleInfo[]>([]);
+  const [recordings, setRecordings] = useState<RecordingSummary[]>([]);
   const [models, setModels] = useState<ModelInfo[] | null>(null);
   const [health, setHealth] = useState("connecting…");
   const [said, announce] = useState("");
@@ -151,8 +152,9 @@ export function App() {
   }, []);
 
   const refresh = useCallback(async () => {
-    const { modules: listed } = await call<{ modules: ModuleInfo[] }>("GET", "v1/modules");
-    setModules((old) => (JSON.stringify(old) === JSON.stringify(listed) ? old : listed));
+    const newer = <T,>(listed: T) => (old: T) => (JSON.stringify(old) === JSON.stringify(listed) ? old : listed);
+    setModules(newer((await call<{ modules: ModuleInfo[] }>("GET", "v1/modules")).modules));
+    setRecordings(newer((await call<{ recordings: RecordingSummary[] }>("GET", "v1/recordings")).recordings));
   }, []);
 
   const refreshModels = useCallback(async () => {
@@ -201,8 +203,8 @@ export function App() {
   }, [go]);
 
   const page: Page = useMemo(
-    () => ({ view: state.view, params: { ...state.params, source: state.params.source ?? firstSource(models) }, theme, go, announce, modules, refresh, models, refreshModels }),
-    [state, theme, go, modules, refresh, models, refreshModels],
+    () => ({ view: state.view, params: { ...state.params, source: state.params.source ?? firstSource(models) }, theme, go, announce, modules, recordings, refresh, models, refreshModels }),
+    [state, theme, go, modules, recordings, refresh, models, refreshModels],
   );
   const known = VIEWS.find(({ id }) => id === state.view);
   useEffect(() => {

@@ -7,7 +7,7 @@ import { NO_ANSWER, problemOf } from "./api";
 import type { ProblemDocument } from "./api";
 import type { Patch } from "./state";
 import type { Params, Subject } from "./subject";
-import type { ModelInfo, ModuleInfo } from "./types";
+import type { ModelInfo, ModuleInfo, RecordingSummary } from "./types";
 
 /** What a change leaves for undo: a step; one step for all that a slider passes; or none, since it replaces. */
 export type Change = "step" | "slide" | "replace";
@@ -24,7 +24,9 @@ export interface Page {
   /** Ask the server again for its whole models. */
   refreshModels: () => Promise<void>;
   modules: ModuleInfo[];
-  /** Ask the server again for its modules. */
+  /** Recordings that the server stores. */
+  recordings: RecordingSummary[];
+  /** Ask the server again for its modules and recordings. */
   refresh: () => Promise<void>;
 }
 

@@ -29,6 +29,13 @@ export function ranged(of: Matrix, range: Range, end: number, signed: boolean): 
   return range === "unit" ? (value) => value : (value) => value / most;
 }
 
+/** The two ends of a scale of colours in words. `most`: the largest magnitude, where it is known. */
+export function endsOf(most: number | undefined, range: Range, shared: number, signed: boolean): [string, string] {
+  const own = most === undefined ? "largest of the head" : precise(most, 3);
+  if (signed) return [`−${range === "shared" ? precise(shared, 3) : own}`, `+${range === "shared" ? precise(shared, 3) : own}`];
+  return [range === "log" ? "÷ 10 000" : "0", { shared: precise(shared, 3), own, row: "largest of the row", unit: "1", log: own }[range]];
+}
+
 const MOST_SIDE = 128; // cells a side of a picture made of rectangles
 
 export interface HeatOptions {
@@ -41,11 +48,13 @@ export interface HeatOptions {
   signed?: boolean;
   /** The side of the squares of which each cell is the largest. */
   pool?: number;
+  /** The names of the rows and of the columns. */
+  axes?: [string, string];
 }
 
 /** The heat map of one head. Beyond 128 cells a side, cells are pooled, and the title says so. */
 export function heatScene(of: Matrix, options: HeatOptions): Scene {
-  const { theme, title, queries, keys, range = "own", shared = 0, signed = false } = options;
+  const { theme, title, queries, keys, range = "own", shared = 0, signed = false, axes = ["queries", "keys"] } = options;
   let shown = of;
   let { pool = 1 } = options;
   for (; Math.max(shown.rows, shown.columns) > MOST_SIDE; pool *= 2) shown = pooled(shown);
@@ -73,8 +82,24 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
     queries.forEach((each, i) => shapes.push({ kind: "text", x: left - 6, y: top + (i + 0.5) * cell + size / 3, text: clip(each), size, anchor: "end", fill: inks.soft }));
     keys.forEach((each, j) => shapes.push({ kind: "text", x: left + (j + 0.5) * cell + size / 3, y: top - 6, text: clip(each), size, turn: -90, fill: inks.soft }));
   }
-  const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length);
-  return { width: Math.ceil(width), height: Math.ceil(top + shown.rows * cell + 12), title: full, shapes };
+  const key = legendShapes(12, top + shown.rows * cell + 22, endsOf(largest(shown.data), range, shared, signed), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed);
+  const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length, 430);
+  return { width: Math.ceil(width), height: Math.ceil(top + shown.rows * cell + 34), title: full, shapes: [...shapes, ...key] };
+}
+
+/** The scale of colours with its ends, and the names of the axes beside it. */
+export function legendShapes(x: number, y: number, [low, high]: [string, string], axes: string, theme: Theme, signed = false): Shape[] {
+  const { css } = SCALES[signed ? "differences" : "weights"][theme];
+  const inks = INKS[theme];
+  const [from, steps, wide] = [x + 8 + 6 * low.length, 40, 2.5];
+  const ramp = Array.from({ length: steps }, (_, i): Shape => ({ kind: "rect", x: from + i * wide, y: y - 8, w: wide + 0.3, h: 9, fill: css[step(i / (steps - 1))] }));
+  const end = from + steps * wide;
+  return [
+    { kind: "text", x, y, text: low, fill: inks.soft },
+    ...ramp,
+    { kind: "text", x: end + 6, y, text: high, fill: inks.soft },
+    { kind: "text", x: end + 18 + 6 * high.length, y, text: axes, fill: inks.soft },
+  ];
 }
 
 /** Token lines: queries on the left, keys on the right, a line for each weight of at least `least`; of one query or one key alone if asked. */
@@ -118,9 +143,6 @@ export interface ChartOptions {
   marks?: { x: number; label: string }[];
   binary?: boolean;
 }
-
-/** The two ends of a scale of differences, in words. */
-export const endsOf = (of: Matrix) => `blue −${precise(largest(of.data), 3)}, orange +${precise(largest(of.data), 3)}`;
 
 export const lineInk = (theme: Theme, i: number) => [INKS[theme].accent, INKS[theme].second, INKS[theme].third, INKS[theme].soft][i % 4];
 

@@ -7,8 +7,9 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import type { TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
 import { Tiles, whole } from "./cells";
 import type { Cells } from "./cells";
-import { colour } from "./colour";
+import { SCALES as COLOURS, step } from "./colour";
 import { usePage, useWidth } from "./context";
+import { endsOf } from "./drawings";
 import type { Range } from "./drawings";
 import { precise } from "./format";
 import type { Matrix } from "./matrix";
@@ -169,6 +170,7 @@ export function HeatMap(props: HeatMapProps) {
           <Button class="quiet" onClick={() => scaleBy(0)}>Whole</Button>
         </div>
       )}
+      <Legend most={cells.most} range={range} shared={shared} signed={signed} axes={axes} />
       <div ref={place} class="stage">
         <canvas ref={canvas} tabIndex={0} role="img" aria-label={label} onPointerMove={point} onPointerDown={point}
           onPointerLeave={() => { hover(at); newest.current.hovered?.(null); }} onKeyDown={press}
@@ -204,18 +206,25 @@ export function CellTable({ of, queries, keys, title, axes }: { of: Cells; queri
   );
 }
 
-/** The colours of a range from 0 to its end, and the mark of exact zeros. */
-export function Legend({ most, range, shared }: { most?: number; range: Range; shared: number }) {
+interface LegendProps {
+  /** The largest magnitude; unknown for several maps with their own ranges. */
+  most?: number;
+  range: Range;
+  shared: number;
+  signed?: boolean;
+  axes?: [string, string];
+}
+
+/** What the colours mean, and what rows and columns are. */
+export function Legend({ most, range, shared, signed = false, axes }: LegendProps) {
   const { theme } = usePage();
-  const own = most === undefined ? "largest of the head" : precise(most, 3);
-  const ends = { shared: precise(shared, 3), own, row: "largest of the query", unit: "1", log: own };
-  const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => colour(theme, at)).join(", ");
+  const [low, high] = endsOf(most, range, shared, signed);
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => COLOURS[signed ? "differences" : "weights"][theme].css[step(at)]).join(", ");
   return (
     <span class="scale">
-      {range === "log" ? "÷ 10 000" : "0"}
-      <span class="ramp" aria-hidden="true" style={{ background: `linear-gradient(to right, ${stops})` }} />
-      {ends[range]}
-      <span class="swatch hatched" aria-hidden="true" /> exactly 0
+      {axes && <span>rows {axes[0]}, columns {axes[1]}</span>}
+      <span class="ends">{low} <span class="ramp" aria-hidden="true" style={{ background: `linear-gradient(to right, ${stops})` }} /> {high}</span>
+      {!signed && <span><span class="swatch hatched" aria-hidden="true" /> exactly 0</span>}
     </span>
   );
 }

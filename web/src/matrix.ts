@@ -34,7 +34,15 @@ export function pooled(of: Matrix): Matrix {
       const left = 2 * j;
       const right = left + 1 < wide ? left + 1 : left;
       let best = data[top + left];
-      for (const each of [data[top + right], data[below + left], data[below + right]]) if (Math.abs(each) > Math.abs(best)) best = each;
+      let most = best < 0 ? -best : best;
+      for (let at = 0; at < 3; at += 1) {
+        const value = data[(at ? below : top) + (at === 1 ? left : right)];
+        const size = value < 0 ? -value : value;
+        if (size > most) {
+          best = value;
+          most = size;
+        }
+      }
       made.data[i * columns + j] = best;
     }
   }
@@ -56,7 +64,10 @@ export function difference(one: Matrix, other: Matrix): Matrix {
   if (one.rows !== other.rows || one.columns !== other.columns) {
     throw new Error(`The sizes differ: ${one.rows} × ${one.columns} and ${other.rows} × ${other.columns}.`);
   }
-  return matrix(one.rows, one.columns, one.data.map((value, i) => value - other.data[i]));
+  const made = matrix(one.rows, one.columns);
+  const [{ data }, { data: less }] = [one, other];
+  for (let i = 0; i < data.length; i += 1) made.data[i] = data[i] - less[i];
+  return made;
 }
 
 /** Means over the queries (what each key gets), and the largest weight of each query. */
@@ -172,17 +183,23 @@ export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] 
 export function divergence(one: Matrix, other: Matrix): { rows: Float32Array; mean: number } {
   const rows = new Float32Array(one.rows);
   for (let i = 0; i < one.rows; i += 1) {
-    const [p, q] = [shares(row(one, i)), shares(row(other, i))];
-    for (let j = 0; j < p.length; j += 1) {
-      const middle = (p[j] + q[j]) / 2;
-      if (p[j] > 0) rows[i] += (p[j] * Math.log(p[j] / middle)) / 2;
-      if (q[j] > 0) rows[i] += (q[j] * Math.log(q[j] / middle)) / 2;
+    const [a, b] = [row(one, i), row(other, i)];
+    const [ofA, ofB] = [total(a) || 1, total(b) || 1];
+    let sum = 0;
+    for (let j = 0; j < a.length; j += 1) {
+      const p = a[j] / ofA;
+      const q = b[j] / ofB;
+      const middle = (p + q) / 2;
+      if (p > 0) sum += (p * Math.log(p / middle)) / 2;
+      if (q > 0) sum += (q * Math.log(q / middle)) / 2;
     }
+    rows[i] = sum;
   }
   return { rows, mean: rows.reduce((a, b) => a + b, 0) / Math.max(1, one.rows) };
 }
 
-function shares(weights: Float32Array): Float64Array {
-  const total = weights.reduce((a, b) => a + b, 0);
-  return Float64Array.from(weights, (weight) => (total > 0 ? weight / total : 0));
+function total(weights: Float32Array): number {
+  let sum = 0;
+  for (let j = 0; j < weights.length; j += 1) sum += weights[j];
+  return sum;
 }

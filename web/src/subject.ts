@@ -32,6 +32,9 @@ export interface Layer {
 /** Left, top, right and bottom of a patch in pixels of its image; null for other tokens. */
 export type Place = [number, number, number, number] | null;
 
+/** A head by its name: `tiny-bert.1 · head 3`, `layers.1 · L1H3`. */
+export const headTitle = ({ layers }: Subject, layer: number, head: number) => `${layers[layer].name} · ${layers[layer].heads[head]}`;
+
 /** Statistics by name, a number for each head. */
 export type Statistics = Partial<Record<string, number[]>>;
 
@@ -217,6 +220,7 @@ async function openStored(id: string, counting: Counting): Promise<Subject> {
     const heads = first === undefined || last === undefined ? {} : { heads: `${first}:${last}` };
     return part({ layer: name.slice(0, cut), tensor: name.slice(cut + 1), ...heads });
   };
+  const counted = new Map<string, Promise<Statistics>>(); // by layer: a pass over all of its weights
   const server: Server = {
     asked: (layer, head) => ({ method: "GET", path: `${path}?${new URLSearchParams({ layer, heads: `${head}:${head + 1}` })}` }),
     strips: (layer, head) => async (pool, first, last) => {
@@ -224,11 +228,15 @@ async function openStored(id: string, counting: Counting): Promise<Subject> {
       const { shape, data } = await part({ layer, heads: `${head}:${head + 1}`, queries: `${first}:${last}`, ...pooled });
       return matrix(shape[1], shape[2], data);
     },
-    statistics: async (layer) => {
+    statistics: (layer) => {
       const asked = { ...counting, statistics: namesOf(counting), layers: [layer] };
-      const { attentions } = await call<RecordingStatistics>("POST", `${path}/statistics`, asked);
-      const { classes = {}, ...others } = attentions[0].statistics;
-      return { ...others, ...Object.fromEntries(Object.entries(classes).map(([name, each]) => [CLASSES + name, each])) };
+      const made = counted.get(layer) ?? call<RecordingStatistics>("POST", `${path}/statistics`, asked).then(({ attentions }) => {
+        const { classes = {}, ...others } = attentions[0].statistics;
+        return { ...others, ...Object.fromEntries(Object.entries(classes).map(([name, each]) => [CLASSES + name, each])) };
+      });
+      counted.set(layer, made);
+      made.catch(() => counted.delete(layer));
+      return made;
     },
   };
   const subject = ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, server, `stored, ${sized(described.bytes)}`, counting);

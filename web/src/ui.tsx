@@ -87,18 +87,23 @@ interface ChoiceProps {
   label: ComponentChildren;
   value: string;
   set: (value: string) => void;
-  options: readonly (readonly [string, string])[];
+  /** Values, their names, and the groups that some stand in. */
+  options: readonly (readonly [string, string, string?])[];
   wide?: boolean;
 }
 
-export const Choice = ({ label, value, set, options, wide }: ChoiceProps) => (
-  <label class={wide ? "wide" : undefined}>
-    <span>{label}</span>
-    <select value={value} onChange={(event) => set(event.currentTarget.value)}>
-      {options.map(([key, text]) => <option key={key} value={key} selected={key === value}>{text}</option>)}
-    </select>
-  </label>
-);
+export function Choice({ label, value, set, options, wide }: ChoiceProps) {
+  const groups = [...new Set(options.map(([, , group]) => group))];
+  const of = (group: string | undefined) => options.filter((each) => each[2] === group).map(([key, text]) => <option key={key} value={key} selected={key === value}>{text}</option>);
+  return (
+    <label class={wide ? "wide" : undefined}>
+      <span>{label}</span>
+      <select value={value} onChange={(event) => set(event.currentTarget.value)}>
+        {groups.map((group) => (group === undefined ? of(group) : <optgroup key={group} label={group}>{of(group)}</optgroup>))}
+      </select>
+    </label>
+  );
+}
 
 export const Check = ({ label, value, set }: { label: ComponentChildren; value: boolean; set: (value: boolean) => void }) => (
   <label class="check"><input type="checkbox" checked={value} onChange={(event) => set(event.currentTarget.checked)} /> {label}</label>

@@ -7,6 +7,7 @@ import { PageContext, usePage, useCorrected, useLoaded } from "./context";
 import type { SubjectProps } from "./context";
 import { openModel } from "./model_subject";
 import { Opening, Sentence, modelLabel } from "./sentence";
+import { recordingNames } from "./names";
 import { integer } from "./state";
 import { BUILT_IN, countingOf, openSubject, subjectKey } from "./subject";
 import type { Params, Subject } from "./subject";
@@ -51,16 +52,17 @@ export const forget = () => {
 };
 
 /** The sources that a choice offers. */
-export function useSources(): [string, string][] {
-  const { modules, models, params } = usePage();
+export function useSources(): [string, string, string][] {
+  const { modules, models, recordings, params } = usePage();
   const { source = "" } = params;
-  const known: [string, string][] = [
-    ...(models ?? []).map((model): [string, string] => [`model:${model.id}`, modelLabel(model)]),
-    ...BUILT_IN.map(({ id, label }): [string, string] => [`builtin:${id}`, label]),
-    ...modules.map((module): [string, string] => [`module:${module.name}`, `${module.name} · ${module.config.d_model} wide, ${module.config.num_heads} heads`]),
-    ["raw:", "raw attention: your own q, k and v"],
+  const known: [string, string, string][] = [
+    ...(models ?? []).map((model): [string, string, string] => [`model:${model.id}`, modelLabel(model), "Whole models"]),
+    ...BUILT_IN.map(({ id, label }): [string, string, string] => [`builtin:${id}`, label, "Recordings of this page"]),
+    ...[...recordingNames(recordings)].map(([id, name]): [string, string, string] => [`stored:${id}`, name, "Recordings on the server"]),
+    ...modules.map((module): [string, string, string] => [`module:${module.name}`, `${module.name} · ${module.config.d_model} wide, ${module.config.num_heads} heads`, "Modules"]),
+    ["raw:", "raw attention: your own q, k and v", "Your own"],
   ];
-  return known.some(([value]) => value === source) ? known : [...known, [source, source.replace(":", " ")]];
+  return known.some(([value]) => value === source) ? known : [...known, [source, source.replace(":", " "), "Your own"]];
 }
 
 export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
@@ -124,7 +126,7 @@ function Header({ subject }: { subject: Subject | null }) {
   const head = integer(params.head, 0, 0, Math.max(0, heads.length - 1));
   return (
     <div class="fields subject">
-      <Choice wide label="Attention of" value={params.source ?? ""} options={sources.map(([value, label]) => [value, clip(label, 70)])}
+      <Choice wide label="Attention of" value={params.source ?? ""} options={sources.map(([value, label, group]) => [value, clip(label, 80), group])}
         set={(source) => go({ source, image: "", layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" })} />
       {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
       {![...OF_ALL_LAYERS, "effects"].includes(view) && heads.length > 1 && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}

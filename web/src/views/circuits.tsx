@@ -30,7 +30,7 @@ function Picture({ name, title, tensor, axes }: PictureOf) {
     <figure>
       <figcaption>{title}</figcaption>
       <HeatMap of={shown} queries={rows} keys={columns} title={title} axes={axes} />
-      <Export of={{ name, label: title, scene: () => heatScene(shown, { theme, title, queries: rows, keys: columns }), rows: () => [[axes[0], ...columns], ...matrixRows(shown, rows, columns).slice(1)], json: () => ({ title, axes, values: rows.map((_, i) => Array.from(shown.data.subarray(i * shown.columns, (i + 1) * shown.columns))) }) }} />
+      <Export of={{ name, label: title, scene: () => heatScene(shown, { theme, title, queries: rows, keys: columns, axes }), rows: () => [[axes[0], ...columns], ...matrixRows(shown, rows, columns).slice(1)], json: () => ({ title, axes, values: rows.map((_, i) => Array.from(shown.data.subarray(i * shown.columns, (i + 1) * shown.columns))) }) }} />
     </figure>
   );
 }

@@ -2,66 +2,99 @@
 
 import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
-import { endsOf, heatScene } from "../drawings";
+import { RANGES, heatScene } from "../drawings";
+import type { Range } from "../drawings";
 import { clip, precise, real } from "../format";
 import { HeatMap } from "../heatmap";
 import { difference, divergence, largest, statistics, statisticsOf } from "../matrix";
 import { integer } from "../state";
-import { subjectKey } from "../subject";
-import { Choice, Commands, Export, FactList, ProblemBox, Table } from "../ui";
+import { headTitle, subjectKey } from "../subject";
+import type { Subject } from "../subject";
+import { Choice, Commands, Export, FactList, Field, ProblemBox, Table, Waiting } from "../ui";
 import { openBeside, useSources } from "../with_subject";
 import { matrixRows } from "./head";
 import { SimilarHeads } from "./similar_heads";
+
+/** The statistics of a head: the server's, where it computes those of long texts, else the page's own. */
+async function statisticsAt(subject: Subject, layer: number, head: number): Promise<Record<string, number>> {
+  const served = await subject.statistics(layer);
+  const own = served ? {} : statistics(await subject.weights(layer, head), subject.layers[layer], subject.counting);
+  return { ...own, ...Object.fromEntries(Object.entries(served ?? {}).map(([name, heads]) => [name, heads?.[head] ?? NaN])) };
+}
+
+const textOf = ({ whole, title }: Subject) => (whole ? `“${clip(whole.text, 90)}”` : title);
 
 export function Compare({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const sources = useSources();
   const source = params.b_source ?? "";
-  const beside = { ...params, ...(source ? { source } : {}) };
-  const second = useLoaded(subjectKey(beside), () => openBeside(beside));
-  const other = second.value;
+  const text = params.b_text ?? "";
+  const beside = { ...params, ...(source ? { source } : {}), ...(text ? { text } : {}) };
+  const reads = (source || (params.source ?? "")).startsWith("model:");
+  const otherKey = subjectKey(beside);
+  const second = useLoaded(otherKey, async () => ({ key: otherKey, subject: await openBeside(beside) }));
+  const other = second.value?.key === otherKey ? second.value.subject : null; // not the one before
   const otherLayer = integer(params.b_layer, layer, 0, other ? other.layers.length - 1 : layer);
   const heads = other?.layers[otherLayer].heads ?? [];
-  const otherHead = integer(params.b_head, source ? head : head + 1 < heads.length ? head + 1 : 0, 0, Math.max(0, heads.length - 1));
+  const otherHead = integer(params.b_head, source || text ? head : head + 1 < heads.length ? head + 1 : 0, 0, Math.max(0, heads.length - 1));
   useCorrected(other ? { b_layer: otherLayer, b_head: otherHead } : {});
-  const { queries, keys, name } = subject.layers[layer];
-  const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${subjectKey(beside)}/${otherLayer}/${otherHead}/${other ? 1 : 0}`, async () => {
+  const { queries, keys } = subject.layers[layer];
+  const place = `${subjectKey(params)}/${layer}/${head}/${subjectKey(beside)}/${otherLayer}/${otherHead}/${other ? 1 : 0}`;
+  const { value, problem } = useLoaded(place, async () => {
     if (!other) return null;
     const [one, two] = await Promise.all([subject.weights(layer, head), other.weights(otherLayer, otherHead)]);
+    const alike = one.rows === two.rows && one.columns === two.columns;
+    const less = alike ? difference(one, two) : null;
     return {
+      place,
       one,
       two,
-      less: difference(one, two),
-      apart: divergence(one, two),
+      of: other.layers[otherLayer],
+      most: Math.max(largest(one.data), largest(two.data)),
+      less,
+      furthest: less ? largest(less.data) : 0,
+      apart: alike ? divergence(one, two) : null,
       calls: [await subject.asked(layer, head), await other.asked(otherLayer, otherHead)],
     };
   });
-  const label = `${name}, ${subject.layers[layer].heads[head]}`;
-  const otherLabel = other ? `${source ? `${clip(other.title, 24)}: ` : ""}${other.layers[otherLayer].name}, ${heads[otherHead]}` : "";
+  const told = useLoaded(place, async () => (other ? { place, both: await Promise.all([statisticsAt(subject, layer, head), statisticsAt(other, otherLayer, otherHead)]) } : null));
+  const range = (params.range ?? "shared") as Range;
+  const label = headTitle(subject, layer, head);
+  const here = value?.place === place ? value : null; // tokens and weights of one and the same pair
+  const otherLabel = other ? headTitle(other, otherLayer, otherHead) : "";
+  const [title, otherTitle] = source || text ? [`${label}: ${textOf(subject)}`, other ? `${otherLabel}: ${textOf(other)}` : ""] : [label, otherLabel];
+  const merged = (mine: string[], theirs: string[]) => mine.map((each, i) => (theirs[i] === each ? each : `${each} / ${theirs[i]}`));
+  const both: [string[], string[]] = here?.less ? [merged(queries, here.of.queries), merged(keys, here.of.keys)] : [queries, keys];
   return (
     <>
       <div class="fields" role="group" aria-label="Compared with">
-        <Choice wide label="Compare with" value={source} set={(each) => go({ b_source: each, b_layer: "", b_head: "" })} options={[["", "the same attention"], ...sources.map(([each, text]): [string, string] => [each, clip(text, 60)])]} />
+        <Choice wide label="Compare with" value={source} set={(each) => go({ b_source: each, b_text: "", b_layer: "", b_head: "" })} options={[["", "the same attention"], ...sources.map(([each, name, group]): [string, string, string] => [each, clip(name, 80), group])]} />
+        {reads && <Field wide label="Its sentence" hint="empty: the same" value={text} set={(each) => go({ b_text: each.trim(), b_layer: "", b_head: "" })} />}
         {other && other.layers.length > 1 && <Choice label="Its layer" value={String(otherLayer)} set={(each) => go({ b_layer: each })} options={other.layers.map((each, i) => [String(i), each.name])} />}
         {heads.length > 1 && <Choice label="Its head" value={String(otherHead)} set={(each) => go({ b_head: each })} options={heads.map((each, i) => [String(i), each])} />}
+        <Choice label="Colour range" value={range} set={(each) => go({ range: each === "shared" ? "" : each })} options={Object.entries(RANGES)} />
       </div>
       <ProblemBox problem={second.problem ?? problem} />
-      {value && (
+      {!here && !problem && !second.problem && <Waiting what="Reading the weights of both heads" />}
+      {here && (
         <>
-          <FactList facts={[["Jensen-Shannon divergence, nats", real(value.apart.mean, 4)], ["largest difference", precise(largest(value.less.data))]]} />
-          <Export of={{ name: "difference", label: "the difference", scene: () => heatScene(value.less, { theme, title: `${label} less ${otherLabel}`, queries, keys, signed: true }), rows: () => matrixRows(value.less, queries, keys), json: () => ({ one: label, other: otherLabel, queries, keys, divergence: Array.from(value.apart.rows), difference: Array.from(value.less.data) }) }} />
+          {here.less && here.apart
+            ? <FactList facts={[["Jensen-Shannon divergence, nats", real(here.apart.mean, 4)], ["largest difference", precise(here.furthest)]]} />
+            : <p class="small">The texts have {queries.length} and {here.of.queries.length} tokens, so that their weights have no difference cell by cell.</p>}
+          {here.less && here.apart && <Export of={{ name: "difference", label: "the difference", scene: () => heatScene(here.less ?? here.one, { theme, title: `${label} less ${otherLabel}`, queries: both[0], keys: both[1], signed: true }), rows: () => matrixRows(here.less ?? here.one, ...both), json: () => ({ one: title, other: otherTitle, queries, keys, divergence: Array.from(here.apart?.rows ?? []), difference: Array.from(here.less?.data ?? []) }) }} />}
           <div class="side">
-            <figure><figcaption>{label}</figcaption><HeatMap of={value.one} queries={queries} keys={keys} title={label} /></figure>
-            <figure><figcaption>{otherLabel}</figcaption><HeatMap of={value.two} queries={queries} keys={keys} title={otherLabel} /></figure>
-            <figure><figcaption>the first less the second: {endsOf(value.less)}</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
+            <figure><figcaption>{title}</figcaption><HeatMap of={here.one} queries={queries} keys={keys} title={label} range={range} shared={here.most} /></figure>
+            <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.most} /></figure>
+            {here.less && <figure><figcaption>the first less the second</figcaption><HeatMap of={here.less} queries={both[0]} keys={both[1]} title="the difference" signed /></figure>}
           </div>
-          <Table caption="Statistics of both" rows={statisticsOf(subject.counting)} columns={[
-            { head: "statistic", header: true, cell: ([, text]) => text },
-            { head: label, number: true, cell: ([each]) => real(statistics(value.one, subject.layers[layer], subject.counting)[each]) },
-            { head: otherLabel, number: true, cell: ([each]) => real(statistics(value.two, other?.layers[otherLayer], subject.counting)[each]) },
-          ]} />
-          <Commands calls={value.calls} />
-          {other && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}
+          {told.value?.place === place ? (
+            <Table caption="Statistics of both" rows={statisticsOf(subject.counting)} columns={[
+              { head: "statistic", header: true, cell: ([, name]) => name },
+              ...[label, otherLabel].map((name, i) => ({ head: i && name === label ? "the other sentence" : name, number: true, cell: ([each]: [string, string, string]) => real(told.value?.both[i][each]) })),
+            ]} />
+          ) : <ProblemBox problem={told.problem} />}
+          <Commands calls={here.calls} />
+          {other && here.less && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}
         </>
       )}
     </>

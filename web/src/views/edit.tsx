@@ -2,7 +2,7 @@
 
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
-import { barScene, endsOf, heatScene } from "../drawings";
+import { barScene, heatScene } from "../drawings";
 import { describeEdit, editedFields, has, noCell, noHead, noToken, readChanges, toggled, wholeEdits, writeEdits } from "../edits";
 import type { Edit as Change } from "../edits";
 import { ABOUT_ROUNDING, effect, settled } from "../format";
@@ -12,7 +12,7 @@ import { forwardOf, headOf } from "../live";
 import type { Rows } from "../live";
 import { difference } from "../matrix";
 import { integer } from "../state";
-import { subjectKey } from "../subject";
+import { headTitle, subjectKey } from "../subject";
 import { Button, Check, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 import { Logits, layerKey } from "./logits";
@@ -53,7 +53,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
     const output = changes(plain.taps.output ?? [], edited.taps.output ?? [], queries.length);
     return { before, after, less: difference(after, before), output, plain, edited };
   });
-  const label = `${name}, ${heads[head]}`;
+  const label = headTitle(subject, layer, head);
   const chip = (text: string, edit: Change, about: string) => (
     <button key={about} type="button" aria-pressed={has(edits, edit)} aria-label={about} onClick={() => toggle(edit)}>{text}</button>
   );
@@ -79,7 +79,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
           <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the other keys share its weight. {ABOUT_ROUNDING}</p>
           <div class="side">
             <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(head, query, key))} /></figure>
-            <figure><figcaption>edited less unedited: {endsOf(value.less)}</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
+            <figure><figcaption>edited less unedited</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
             <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: queries.slice(0, 40), values: value.output.token.slice(0, 40), told: effect })} />
           </div>
           <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(Number(each)) }]} />

@@ -67,7 +67,7 @@ export function Effects({ subject, layer }: SubjectProps) {
     go({ view: "edit", edits: writeEdits([...(held?.edits ?? []), one]), ...(chosen === "layers" ? { layer: i, head: j } : { head: i }) });
   };
   const title = `${formula} by ${label}${many && chosen !== "layers" ? `, ${name}` : ""}`;
-  const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), told: effect }));
+  const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns, axes }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), told: effect }));
   return (
     <>
       <div class="fields">

@@ -4,14 +4,14 @@ import { Problem, callTensors } from "../api";
 import type { Asked } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
-import { barScene, endsOf, heatScene } from "../drawings";
+import { barScene, heatScene } from "../drawings";
 import { precise } from "../format";
 import { MOST_TOKENS } from "../limits";
 import { HeatMap } from "../heatmap";
 import { attributionOf, forwardOf, gradientsOf, headOf } from "../live";
 import type { Matrix } from "../matrix";
 import { integer } from "../state";
-import { parsed, subjectKey } from "../subject";
+import { headTitle, parsed, subjectKey } from "../subject";
 import type { Subject } from "../subject";
 import type { Body, Tensor } from "../tensors";
 import type { Ran } from "../types";
@@ -111,7 +111,7 @@ function Shown({ of, name, title, signed, queries, keys, facts }: ShownProps) {
   const { theme } = usePage();
   return (
     <figure>
-      <figcaption>{title}{signed ? `: ${endsOf(of)}` : ""}</figcaption>
+      <figcaption>{title}</figcaption>
       <HeatMap of={of} queries={queries} keys={keys} title={title} signed={signed} />
       <Export of={{ name, label: title, scene: () => heatScene(of, { theme, title, queries, keys, signed }), rows: () => matrixRows(of, queries, keys), json: () => ({ title, queries, keys, values: Array.from(of.data) }), facts }} />
     </figure>
@@ -153,7 +153,7 @@ export function Gradient({ subject, layer, head }: SubjectProps) {
   const attributed = tensors[chosen] && headOf(tensors[chosen], together ? 0 : head);
   const importance = value?.importance ?? [];
   const gap = chosen === "integrated" ? tensors["completeness.gap"]?.data[0] : undefined;
-  const label = `${name}, ${heads[head]}`;
+  const label = headTitle(subject, layer, head);
   const options: [string, string][] = [...(predicts ? [[PREDICTION, "the log-probability of the next token"] as [string, string]] : []), ["sum", "the sum of the output"]];
   if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
   const title = together ? `${kind}, ${name}` : `${kind} of ${label}`;

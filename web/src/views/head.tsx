@@ -6,11 +6,11 @@ import type { SubjectProps } from "../context";
 import { RANGES, heatScene, lineScene } from "../drawings";
 import type { Range } from "../drawings";
 import { real } from "../format";
-import { HeatMap, Legend } from "../heatmap";
-import { largest, marginals, matrix, row, statistics, statisticsOf } from "../matrix";
+import { HeatMap } from "../heatmap";
+import { marginals, matrix, row, statistics, statisticsOf } from "../matrix";
 import type { Matrix } from "../matrix";
 import type { Cell, Zoom } from "../painter";
-import { subjectKey } from "../subject";
+import { headTitle, subjectKey } from "../subject";
 import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox } from "../ui";
 
 const MOST_LINES = 128; // tokens of the view with lines
@@ -30,7 +30,7 @@ export const matrixRows = (of: Matrix, queries: string[], keys: string[]) => [
 
 export function Head({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const { name, heads, queries, keys } = subject.layers[layer];
+  const { name, queries, keys } = subject.layers[layer];
   const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
     const read = subject.strips(layer, head);
     const of = read ? await Tiles.open(queries.length, keys.length, read) : await subject.weights(layer, head);
@@ -50,7 +50,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
   if (!value || value.of.rows !== queries.length || value.of.columns !== keys.length) return <p class="empty">Reading the weights…</p>;
   const { of, coarsest, own, most, asked } = value;
   const tiled = of instanceof Tiles;
-  const title = subject.layers.length > 1 ? `${name}, ${heads[head]}` : heads[head];
+  const title = headTitle(subject, layer, head);
   const least = Number(params.least ?? 0.05);
   const only = params.query ? Number(params.query) : null;
   const drawing = () =>
@@ -60,7 +60,6 @@ export function Head({ subject, layer, head }: SubjectProps) {
       <div class="fields">
         {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
         {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
-        {!lines && <Legend most={largest(coarsest.data)} range={range === "shared" ? "own" : range} shared={0} />}
         {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, "slide")} hint={least.toFixed(2)} />}
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
       </div>

@@ -4,13 +4,13 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { INKS, SCALES, step } from "../colour";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
-import { RANGES, heatScene, ranged } from "../drawings";
+import { RANGES, endsOf, heatScene, legendShapes, ranged } from "../drawings";
 import type { Range } from "../drawings";
 import { clip, real } from "../format";
 import { largest, matrix, pooled, statistics, statisticsOf } from "../matrix";
 import type { Matrix, Statistics } from "../matrix";
 import type { Scene } from "../scene";
-import { MOST_HEAD_CELLS, subjectKey } from "../subject";
+import { MOST_HEAD_CELLS, headTitle, subjectKey } from "../subject";
 import type { Subject } from "../subject";
 import { Choice, Commands, Export, FactList, NumberTable, ProblemBox, RanTable, Table } from "../ui";
 import { Legend } from "../heatmap";
@@ -32,10 +32,9 @@ const MOST_SIDE = 192; // cells of a small multiple
 
 async function read(subject: Subject): Promise<Head[]> {
   const places = subject.layers.flatMap(({ heads }, layer) => heads.map((_, head) => [layer, head])).slice(0, MOST_HEADS);
-  const served = await Promise.all(subject.layers.map((_, layer) => subject.statistics(layer)));
-  const made: Head[] = [];
-  for (const [layer, head] of places) {
-    const { name, heads, queries, keys } = subject.layers[layer];
+  const served = Promise.all(subject.layers.map((_, layer) => subject.statistics(layer)));
+  return Promise.all(places.map(async ([layer, head]): Promise<Head> => {
+    const { heads, queries, keys } = subject.layers[layer];
     const strips = subject.strips(layer, head);
     const halvings = Math.max(1, Math.ceil(Math.log2(Math.max(queries.length, keys.length) / MOST_SIDE)));
     // Of very many weights the page shows the statistics alone.
@@ -44,11 +43,10 @@ async function read(subject: Subject): Promise<Head[]> {
     let of = strips && few ? await strips(2 ** halvings, 0, queries.length) : whole;
     while (Math.max(of.rows, of.columns) > MOST_SIDE) of = pooled(of);
     const own = statistics(whole, subject.layers[layer], subject.counting);
-    const told = served[layer] ?? {};
+    const told = (await served)[layer] ?? {};
     for (const each in own) own[each] = told[each]?.[head] ?? own[each];
-    made.push({ layer, head, name: subject.layers.length > 1 ? heads[head] : `${name}, ${heads[head]}`, of, statistics: own });
-  }
-  return made;
+    return { layer, head, name: subject.layers.length > 1 ? heads[head] : headTitle(subject, layer, head), of, statistics: own };
+  }));
 }
 
 const plainName = (name: string, i: number) => name || `head ${i}`;
@@ -179,7 +177,7 @@ function Thumbnail({ of, range, shared }: { of: Matrix; range: Range; shared: nu
 /** All heads as one drawing. */
 function gridScene(heads: Head[], range: Range, shared: number, theme: "light" | "dark", title: string): Scene {
   const [side, across] = [96, Math.min(12, heads.length)];
-  const scene: Scene = { width: across * (side + 10) + 14, height: 40 + Math.ceil(heads.length / across) * (side + 26), title, shapes: [{ kind: "text", x: 12, y: 20, text: clip(title, 90), size: 13, bold: true, fill: INKS[theme].ink }] };
+  const scene: Scene = { width: across * (side + 10) + 14, height: 66 + Math.ceil(heads.length / across) * (side + 26), title, shapes: [{ kind: "text", x: 12, y: 20, text: clip(title, 90), size: 13, bold: true, fill: INKS[theme].ink }] };
   heads.forEach(({ of: whole, name }, i) => {
     if (!whole.rows) return;
     let of = whole;
@@ -187,9 +185,11 @@ function gridScene(heads: Head[], range: Range, shared: number, theme: "light" |
     const cells = heatScene(of, { theme, title: "", queries: [], keys: [], range, shared });
     const [x, y] = [12 + (i % across) * (side + 10), 34 + Math.floor(i / across) * (side + 26)];
     const size = side / Math.max(of.rows, of.columns);
-    cells.shapes.filter((shape) => shape.kind === "rect").forEach((shape, at) => scene.shapes.push({ kind: "rect", x: x + (at % of.columns) * size, y: y + Math.floor(at / of.columns) * size, w: size, h: size, fill: shape.fill ?? "none" }));
+    cells.shapes.filter((shape) => shape.kind === "rect").slice(0, of.data.length).forEach((shape, at) => scene.shapes.push({ kind: "rect", x: x + (at % of.columns) * size, y: y + Math.floor(at / of.columns) * size, w: size, h: size, fill: shape.fill ?? "none" }));
     scene.shapes.push({ kind: "text", x, y: y + side + 13, text: clip(name, 14), fill: INKS[theme].soft });
   });
+  scene.shapes.push(...legendShapes(12, scene.height - 14, endsOf(undefined, range, shared, false), "rows queries, columns keys", theme));
+  scene.width = Math.max(scene.width, 430);
   return scene;
 }
 

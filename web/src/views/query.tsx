@@ -8,7 +8,7 @@ import { forwardOf, headOf } from "../live";
 import type { Made } from "../live";
 import { integer } from "../state";
 import { row } from "../matrix";
-import { subjectKey } from "../subject";
+import { headTitle, subjectKey } from "../subject";
 import { Choice, Commands, Drawing, Export, NumberTable, ProblemBox, RanTable, Table } from "../ui";
 
 const TAPS = ["q", "k", "v", "scores", "masked_scores", "weights", "context", "output"];
@@ -77,7 +77,7 @@ export function Query({ subject, layer, head }: SubjectProps) {
           {drift > 1e-4 && <p class="small">Computed again from the recorded q, k and v. The recorded weights differ by at most {precise(drift, 2)}: they were stored with fewer digits.</p>}
         </div>
       </div>
-      <Table caption={`${name}, ${heads[head]}, query ${queries[query]}`} rows={rows} columns={[
+      <Table caption={`${headTitle(subject, layer, head)}, query ${queries[query]}`} rows={rows} columns={[
         { head: "key", header: true, cell: ({ key }) => key },
         ...(scores ? [{ head: "score", number: true, cell: ({ j }: { j: number }) => real(scores[j]) }] : []),
         ...(masked ? [{ head: "masked score", number: true, cell: ({ j }: { j: number }) => real(masked[j]) }] : []),

@@ -66,7 +66,7 @@ export function SimilarHeads({ one, other, layer, otherLayer, beside }: SimilarH
       {shown && (
         <>
           <p class="small">The mean over the queries of the Jensen-Shannon divergence of two heads' weights: 0 for equal weights, at most ln 2. Click a cell (or press Enter on it) to compare its heads.</p>
-          <Export of={{ name: "similarity", label: "similarity of the heads", scene: () => heatScene(shown.of, { theme, title, queries: names[0], keys: names[1] }), rows: () => [["head", ...names[1]], ...matrixRows(shown.of, names[0], names[1]).slice(1)], json: () => ({ measure: "jensen_shannon", rows, columns, values: rows.map((_, i) => Array.from(shown.of.data.subarray(i * columns.length, (i + 1) * columns.length))) }) }} />
+          <Export of={{ name: "similarity", label: "similarity of the heads", scene: () => heatScene(shown.of, { theme, title, queries: names[0], keys: names[1], axes: ["heads", "other heads"] }), rows: () => [["head", ...names[1]], ...matrixRows(shown.of, names[0], names[1]).slice(1)], json: () => ({ measure: "jensen_shannon", rows, columns, values: rows.map((_, i) => Array.from(shown.of.data.subarray(i * columns.length, (i + 1) * columns.length))) }) }} />
           <HeatMap of={shown.of} queries={names[0]} keys={names[1]} title={title} axes={["heads", "other heads"]}
             pick={({ query, key }) => go({ layer: rows[query].layer, head: rows[query].head, b_layer: columns[key].layer, b_head: columns[key].head })} />
           <Commands calls={[shown.asked]} />

@@ -19,6 +19,8 @@ HEAD_STATISTICS: Final[dict[str, Formula]] = {}
 DEFAULT_STATISTICS: Final = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
 TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction"})
 """The statistics that compare tokens."""
+_FEW_NEAR: Final = 16
+"""Keys are near where so many times the window is less than all keys."""
 CLASS_SHARES: Final = "classes"
 """The statistic with one value for each class of keys."""
 
@@ -87,6 +89,13 @@ class WeightTile:
         equal = torch.nn.functional.pad(equal, (0, self.weights.shape[-1] - equal.shape[-1]))
         return equal.logical_and(self.signed < 0)
 
+    @cached_property
+    def row_entropy(self) -> Tensor:
+        """−Σ p ln p ``[B, H, R]``, in nats."""
+        least = torch.finfo(self.weights.dtype).tiny  # 0 · ln 0 is 0
+        logs = self.weights.clamp_min(least).log_()
+        return self.total.log() - logs.mul_(self.weights).sum(-1) / self.total
+
     def share_at(self, distance: int) -> Tensor:
         """The share of the key at this signed distance from the query; 0 where there is none."""
         keys = self.weights.shape[-1]
@@ -107,9 +116,11 @@ class WeightTile:
 
     def share_of(self, chosen: Tensor) -> Tensor:
         """Sum the shares of the chosen keys, bool or numbers broadcastable to ``[B, H, R, K]``."""
-        if chosen.dtype == self.weights.dtype and chosen.shape[:2] == (len(self.weights), 1):
+        batch, _, rows, keys = self.weights.shape
+        if chosen.shape[:2] == (batch, 1):
             # As a matrix product: the weights are read once, and nothing of their size is written.
-            return torch.einsum("bhrk,brk->bhr", self.weights, chosen[:, 0]) / self.total
+            alike = chosen[:, 0].to(self.weights.dtype).expand(batch, rows, keys)  # of all heads
+            return torch.einsum("bhrk,brk->bhr", self.weights, alike) / self.total
         return torch.sum(self.weights * chosen, -1) / self.total
 
 
@@ -121,15 +132,13 @@ def _register(formula: Formula) -> Formula:
 @_register
 def entropy(tile: WeightTile) -> Tensor:
     """−Σ p ln p, in nats. Source: Clark et al. 2019."""
-    least = torch.finfo(tile.weights.dtype).tiny  # 0 · ln 0 is 0
-    logs = tile.weights.clamp_min(least).log_()
-    return tile.total.log() - logs.mul_(tile.weights).sum(-1) / tile.total
+    return tile.row_entropy
 
 
 @_register
 def effective_keys(tile: WeightTile) -> Tensor:
     """exp(−Σ p ln p): the number of keys of a uniform row with this entropy. Source: Hill 1973, order 1."""
-    return entropy(tile).exp()
+    return tile.row_entropy.exp()
 
 
 @_register
@@ -153,7 +162,10 @@ def signed_distance(tile: WeightTile) -> Tensor:
 @_register
 def locality(tile: WeightTile) -> Tensor:
     """Σ p [|j − i − offset| ≤ window]. Source: Beltagy et al. 2020, sliding windows."""
-    return tile.share_of(tile.signed.abs() <= tile.inputs.window)
+    window = tile.inputs.window
+    if _FEW_NEAR * window < tile.weights.shape[-1]:  # the near keys are gathered, few of all
+        return torch.stack([tile.share_at(distance) for distance in range(-window, window + 1)]).sum(0)
+    return tile.share_of(tile.signed.abs() <= window)
 
 
 @_register

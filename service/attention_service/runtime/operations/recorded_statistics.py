@@ -1,7 +1,6 @@
 """Statistics of the weights of a recording: every layer and head, its file read some rows at a time."""
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +32,9 @@ _TILES: Final = 12
 def held_bytes(info: RecordingInfo, request: RecordingStatisticsRequest) -> int:
     """Bytes that ``statistics_of`` holds. Raises InvalidRequest for layers and classes that are missing."""
     shapes = [shape for _, shape in _attentions(info, request)]
-    return max(_TILES * 8 * min(queries, rows_at_once(1, 1, keys)) * keys for _, queries, keys in shapes)
+    return max(
+        _TILES * 8 * heads * min(queries, rows_at_once(1, heads, keys)) * keys for heads, queries, keys in shapes
+    )
 
 
 def statistics_of(
@@ -69,12 +70,13 @@ def _one(
     heads, queries, keys = shape
     totals = Totals((1, heads, queries), torch.device("cpu"), _names(request), _inputs(info, place, request))
     part = file.get_slice(f"{place.layer}.weights")
-    for head, rows in _blocks(heads, queries, keys):
+    for rows in row_tiles(queries, heads * keys, SCORES_AT_ONCE):
         checkpoint()
-        weights = part[head : head + 1, rows.start : rows.stop][None].double()  # [1, 1, R, K]
+        weights = part[:, rows.start : rows.stop][None]  # [1, H, R, K]
+        weights = (weights.float() if weights.element_size() == 2 else weights).double()  # half to double is slow
         positions = torch.arange(rows.start, rows.stop)[None]
         real = torch.ones_like(positions, dtype=torch.bool)
-        totals.add(weights, real, positions, Selection((head,), tuple(rows)))
+        totals.add(weights, real, positions, Selection(queries=rows))
     means = {name: _host(mean) for name, mean in totals.means().items()}
     attention = info.attention(place.layer)
     return StatisticsOfAttention(
@@ -87,10 +89,6 @@ def _one(
 
 def _names(request: RecordingStatisticsRequest) -> tuple[str, ...]:
     return DEFAULT_STATISTICS if request.statistics is None else tuple(dict.fromkeys(request.statistics))
-
-
-def _blocks(heads: int, queries: int, keys: int) -> Iterator[tuple[int, range]]:
-    return product(range(heads), row_tiles(queries, keys, SCORES_AT_ONCE))
 
 
 def _inputs(info: RecordingInfo, place: Place, request: RecordingStatisticsRequest) -> StatisticInputs:

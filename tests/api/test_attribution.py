@@ -129,23 +129,6 @@ def test_every_method_agrees_with_autograd_in_float64(server, module, rng, edite
     )
 
 
-def test_head_importance_is_the_slope_of_a_gate(http, module, rng):
-    """A gate of one head is an edit of its context; the slope of L comes from two forward passes."""
-    name, _ = module
-    path, x = f"/v1/modules/{name}", rng.normal(size=(6, D)).tolist()
-    found = post(http, f"{path}/attribution", query=x, methods=["head_importance"])["head_importance"]
-    for head in range(HEADS):
-        up, down = (
-            np.sum(
-                post(http, f"{path}/forward", query=x, edits=[{"tap": "context", "heads": [head], "scale": at}])[
-                    "output"
-                ]
-            )
-            for at in (1 + 1e-4, 1 - 1e-4)
-        )
-        assert found[head] == pytest.approx(abs(up - down) / 2e-4, rel=1e-6)
-
-
 def test_the_gap_of_the_path_shrinks_with_its_steps(http, module, rng):
     name, _ = module
     asked = {"query": rng.normal(size=(1, 6, D)).tolist(), "methods": ["integrated"]}

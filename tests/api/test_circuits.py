@@ -139,15 +139,3 @@ def test_parameters_that_are_not_finite_or_overflow_are_refused(client):
     client.modules.create("circuits.huge", config, parameters=dict.fromkeys(ones, np.full((4, 4), 1e200)))
     with pytest.raises(InvalidRequest, match="overflow float64"):
         client.circuits("circuits.huge", parts=["qk"])
-
-
-def test_an_awaited_client_and_a_blocking_one_get_the_same(client, server):
-    import asyncio
-
-    from attention_client import AsyncClient
-
-    async def ask():
-        async with AsyncClient(server) as awaited:
-            return await awaited.circuits("circuits.late", top=2)
-
-    assert asyncio.run(ask()).qk.norm.tolist() == client.circuits("circuits.late", top=2).qk.norm.tolist()

@@ -8,11 +8,10 @@ import pickle
 import httpx
 import pytest
 from pydantic import SecretStr
-from typer.testing import CliRunner
 
 from attention_client import AsyncClient, Client, Unauthorized
-from attention_client.cli import app
 from attention_client.connection_settings import KEY_VARIABLE
+from tests.client.command_line import invoke
 from tests.client.service import URL, Played, ask, both
 
 KEY = "attn_0123456789-secret"
@@ -101,7 +100,7 @@ def test_the_command_reads_the_environment(monkeypatch):
     played = Played()
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     monkeypatch.setattr("attention_client.client.httpx.Client", lambda **more: _playing(played, more))
-    result = CliRunner().invoke(app, ["info"])
+    result = invoke(["info"])
     assert result.exit_code == 0
     assert played.requests[0].headers["authorization"] == f"Bearer {KEY}"
     assert KEY not in result.output

@@ -5,12 +5,11 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from attention_client import Client
-from attention_client.cli import app
 from attention_client.cli.load import measure
 from attention_contract.errors import Overloaded
+from tests.client.command_line import invoke
 
 FEW = ("--requests", "6", "--warm-up", "2", "--queries", "5")
 
@@ -20,7 +19,7 @@ def bench(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def bench(*arguments, code=0):
-        result = CliRunner().invoke(app, ["bench", server, *FEW, *arguments])
+        result = invoke(["bench", server, *FEW, *arguments])
         assert result.exit_code == code, result.output
         return result
 
@@ -76,7 +75,7 @@ def test_so_many_requests_are_in_flight_and_no_more():
 
 
 def test_a_server_that_is_not_there_is_one_error():
-    result = CliRunner().invoke(app, ["--timeout", "2", "bench", "http://127.0.0.1:9", *FEW])
+    result = invoke(["--timeout", "2", "bench", "http://127.0.0.1:9", *FEW])
     assert result.exit_code == 1
     assert result.stderr.count("No connection to the server") == 1
 

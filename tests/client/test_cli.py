@@ -20,6 +20,7 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.attention import ApproximationError, ForwardReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import from_body, to_safetensors
+from tests.client.command_line import invoke
 from tests.client.service import RAN, URL, reply_to
 
 X = np.arange(24, dtype=np.float32).reshape(3, 8)
@@ -33,7 +34,7 @@ def run(played, tmp_path, monkeypatch):
 
     def run(*arguments, code=0, stdin=None):
         invocation = Invocation(transport=played.transport)
-        result = CliRunner().invoke(app, ["--url", URL, *arguments], input=stdin, obj=invocation)
+        result = invoke(["--url", URL, *arguments], input=stdin, obj=invocation)
         assert result.exit_code == code, result.output
         assert code == 0 or isinstance(result.exception, SystemExit)
         return result
@@ -533,5 +534,5 @@ def test_every_command_stands_in_one_panel_of_the_help():
     listed = [word for words in PANELS.values() for word in words]
     known = [each.name or each.callback.__name__ for each in (*app.registered_commands, *app.registered_groups)]
     assert sorted(listed) == sorted(known)
-    printed = CliRunner().invoke(app, ["--help"]).stdout
+    printed = invoke(["--help"]).stdout
     assert [panel for panel in PANELS if f"─ {panel} ─" not in printed] == []

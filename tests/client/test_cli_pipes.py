@@ -7,10 +7,9 @@ from io import BytesIO
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
-from typer.testing import CliRunner
 
 from attention_client import Client
-from attention_client.cli import app
+from tests.client.command_line import invoke
 
 ATTENTION = f"{sys.executable} -c 'from attention_client.cli import main; main()'"
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 3, 8)
@@ -28,7 +27,7 @@ def run(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, stdin=None, code=0):
-        result = CliRunner().invoke(app, ["--url", server, *arguments], input=stdin)
+        result = invoke(["--url", server, *arguments], input=stdin)
         assert result.exit_code == code, result.output
         return result
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file as save_state
-from typer.testing import CliRunner
 
 from attention_client import Client
-from attention_client.cli import app
 from attention_client.cli.differences import compare as differences
+from tests.client.command_line import invoke
 from tests.conftest import live_server
 
 
@@ -19,7 +18,7 @@ from tests.conftest import live_server
 def compare(server):
     def compare(*arguments, code=0):
         small = ("--queries", "9", "--keys", "7", "--head-dim", "8")
-        result = CliRunner().invoke(app, ["--url", server, "compare", *arguments, *small])
+        result = invoke(["--url", server, "compare", *arguments, *small])
         assert result.exit_code == code, result.output
         return result
 
@@ -105,7 +104,7 @@ def test_a_version_is_held(compare, pair, server):
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_parameters_that_were_saved_are_an_earlier_version(compare, pair, server, tmp_path, suffix):
     path = str(tmp_path / f"earlier.{suffix}")
-    saved = CliRunner().invoke(app, ["--url", server, "modules", "parameters", "pair.a", "-o", path])
+    saved = invoke(["--url", server, "modules", "parameters", "pair.a", "-o", path])
     assert (saved.exit_code, saved.stdout) == (0, "")
     held = load_file(path) if suffix == "safetensors" else dict(np.load(path))
     assert held.keys() == pair[1].keys()
@@ -143,7 +142,7 @@ def test_a_layer_of_a_checkpoint_is_compared_with_the_torch_module_that_it_came_
     save_state(pair[0].state_dict(), state)
     options = ("--heads", "2", "--spec", '{"masks": [], "add_zero_attn": false}')
     with live_server(tmp_path) as url:
-        result = CliRunner().invoke(app, ["--url", url, "compare", "net#0", state, *options])
+        result = invoke(["--url", url, "compare", "net#0", state, *options])
         assert result.exit_code == 0, result.output
         assert result.stdout.count("passed") == 3  # weights, output, ∂L/∂query
         with Client(url) as client:

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from attention_client import Client
-from attention_client.cli import app
+from tests.client.command_line import invoke
 
 SPECS = {
     "plain": {},
@@ -36,7 +35,7 @@ def explained(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def explained(*arguments, code=0):
-        result = CliRunner().invoke(app, ["--url", server, "explain", *arguments])
+        result = invoke(["--url", server, "explain", *arguments])
         assert result.exit_code == code, result.output
         return result
 

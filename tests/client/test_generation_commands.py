@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from attention_client.cli import app, generation_commands
+from attention_client.cli import generation_commands
 from attention_contract.schemas.models import TokenLabelsReply
 from attention_contract.schemas.openai import (
     AssistantMessage,
@@ -18,6 +17,7 @@ from attention_contract.schemas.openai import (
     TokensAttention,
 )
 from attention_contract.schemas.weights import TopKeys
+from tests.client.command_line import invoke
 
 LABELS = TokenLabelsReply(tokens=["<s>", " the"], ids=[0, 1], spans=[None, (0, 3)])
 KEYS, WEIGHTS = np.array([[0, 1], [1, -1]]), np.array([[0.75, 0.25], [0.5, 0]], np.float32)
@@ -87,7 +87,7 @@ def played(monkeypatch):
 
 
 def run(*arguments, stdin=None):
-    result = CliRunner().invoke(app, arguments, input=stdin)
+    result = invoke(arguments, input=stdin)
     assert result.exit_code == 0, result.output
     return result.output.splitlines()
 
@@ -150,7 +150,7 @@ def test_images_go_with_the_first_message_alone_and_their_patches_are_named(play
 
 
 def test_an_image_that_cannot_be_read_is_named_before_anything_is_asked(played):
-    result = CliRunner().invoke(app, ["chat", "net", "--image", "none.png"], input="what\n")
+    result = invoke(["chat", "net", "--image", "none.png"], input="what\n")
     assert result.exit_code != 0
     assert "none.png cannot be read" in str(result.exception) + result.output
     assert not played.asked

@@ -6,12 +6,11 @@ import json
 import numpy as np
 import pytest
 from safetensors import safe_open
-from typer.testing import CliRunner
 
 from attention_client import AsyncClient, Client, InvalidRequest, RecordingNotFound
-from attention_client.cli import app
 from attention_client.recording import Recording, record
 from tests.client import tiny_models
+from tests.client.command_line import invoke
 from tests.client.transformers import families
 
 TEXT, TARGET = "the cat sat on the mat", "die Katze saß"
@@ -146,7 +145,7 @@ def run(server, tmp_path, monkeypatch, tokenizer):
     monkeypatch.setenv("ATTENTION_MODELS_DIR", str(tmp_path / "models"))
 
     def run(*arguments, code=0):
-        result = CliRunner().invoke(app, ["--url", server, *arguments], env={"COLUMNS": "200"})
+        result = invoke(["--url", server, *arguments], env={"COLUMNS": "200"})
         assert result.exit_code == code, result.output
         return result.stdout if code == 0 else result.output  # the server of this process logs to standard error
 

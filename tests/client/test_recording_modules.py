@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from attention_client import Client
-from attention_client.cli import app
 from attention_client.recording import Recording, record
 from attention_client.recording.checkpoint_model import path_in_repository
 from attention_transformers.model_layers import UnsupportedModel
 from tests.client import tiny_models
+from tests.client.command_line import invoke
 from tests.conftest import live_server
 from tests.modules.checkpoints.test_families import TINY, built
 
@@ -166,7 +165,7 @@ def test_the_command_runs_modules_of_the_checkpoint(tokenizer, url, root, tmp_pa
     tiny_models.model("gpt2").save_pretrained(root / "org" / "gpt2")
     tokenizer.save_pretrained(root / "org" / "gpt2")
     for place in ("org/gpt2", str(root / "org" / "gpt2")):
-        result = CliRunner().invoke(app, ["--url", url, "record", place, TEXT], env={"COLUMNS": "200"})
+        result = invoke(["--url", url, "record", place, TEXT], env={"COLUMNS": "200"})
         assert result.exit_code == 0, result.output
         assert "in modules of the checkpoint" in result.output
         assert Recording.load("recording.safetensors").facts.computed == "modules"

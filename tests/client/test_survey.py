@@ -11,12 +11,11 @@ import torch
 from training.tiny_text import corpus
 from training.train_tiny_model import FOLDER
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 from attention_client import AsyncClient, Client, InvalidRequest
-from attention_client.cli import app
 from attention_client.survey import SurveyedHead, shipped_texts
 from attention_client.survey.head_survey import HeadSurvey
+from tests.client.command_line import invoke
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny as small
 from tests.conftest import live_server
@@ -299,7 +298,7 @@ def test_the_texts_that_ship_are_those_that_the_grammar_writes():
 
 def run(url, *arguments, stdin=None):
     """Return what the command prints, without the log of the server, which runs in this process."""
-    result = CliRunner().invoke(app, ["--url", url, "heads", *arguments], input=stdin)
+    result = invoke(["--url", url, "heads", *arguments], input=stdin)
     assert result.exit_code == 0, result.output
     return "".join(line for line in result.stdout.splitlines(keepends=True) if "[info" not in line)
 
@@ -343,6 +342,6 @@ def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tm
     ],
 )
 def test_the_command_names_what_is_wrong(url, arguments, stdin, told):
-    result = CliRunner().invoke(app, ["--url", url, "heads", "exact", *arguments], input=stdin)
+    result = invoke(["--url", url, "heads", "exact", *arguments], input=stdin)
     assert result.exit_code == 2
     assert told in " ".join(result.output.replace("│", " ").split())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -199,9 +200,18 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=dict.fromkeys(PAIRS), ids=", ".join)
+OFTEN = {*zip(SPECS, cycle(("none", "several"))), *zip(cycle(("default", "relative_bias, sigmoid")), MASKS)}
+"""The pairs of every run: each spec and each mask once."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(pair, marks=() if pair in OFTEN else pytest.mark.slow, id=", ".join(pair))
+        for pair in dict.fromkeys(PAIRS)
+    ]
+)
 def every_spec_or_mask(request: pytest.FixtureRequest) -> spec.AttentionSpec:
-    """Every spec without masks and with several, and every mask with two specs."""
+    """Every spec without masks or with several, and every mask with one of two specs; under ``slow`` with both."""
     name, masks = request.param
     return SPECS[name].model_copy(update={"masks": MASKS[masks]})
 

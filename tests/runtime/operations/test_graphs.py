@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 import time
+from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
@@ -267,8 +268,9 @@ def graphs_of(monkeypatch, device, of, query):
     return job
 
 
-@pytest.mark.parametrize("more", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("shape", [(3, 5, 32), (16, 32)], ids=str)
+@pytest.mark.parametrize(
+    ("more", "shape"), [*zip(SPECS.values(), cycle([(3, 5, 32), (16, 32)]), strict=False)], ids=[*SPECS]
+)
 def test_a_padded_pass_gives_the_numbers_of_the_request(monkeypatch, more, shape):
     """Also those of a token that is not a number."""
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)

@@ -128,14 +128,13 @@ def test_the_documents_describe_every_operation(http):
     assert "x-tensor" not in text
 
 
-def test_every_example_of_the_document_works_and_the_reply_has_the_documented_schema(tmp_path):
+def test_every_example_of_the_document_works_and_the_reply_has_the_documented_schema(http, tmp_path):
     # The examples name modules that other tests may have made otherwise, so this test has a server of its own.
-    with live_server(tmp_path) as url, httpx.Client(base_url=url, timeout=60) as http:
-        _answer_every_example(http)
+    with live_server(tmp_path) as url, httpx.Client(base_url=url, timeout=60) as own:
+        _answer_every_example(own, http.get("/openapi.json").json())
 
 
-def _answer_every_example(http: httpx.Client) -> None:
-    document = http.get("/openapi.json").json()
+def _answer_every_example(http: httpx.Client, document: dict) -> None:
     http.post("/v1/modules", json={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0})
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     recording = http.post("/v1/recordings", json=create_recording.example).json()["id"]

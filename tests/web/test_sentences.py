@@ -166,6 +166,38 @@ def test_a_text_with_too_many_weights_is_pooled_by_the_server(visit):
     assert float(page.locator(".readout b").inner_text()) == pytest.approx(exact["weights"][0][1][0], rel=1e-3)
 
 
+def test_each_link_of_the_tour_shows_its_finding_at_once(visit):
+    page = visit.open("#/tour?source=model:tiny")
+    links = page.locator(".tour a")
+    titles = links.all_inner_texts()
+    assert len(titles) == 5
+    assert visit.violations() == []
+    for at, (title, statistic) in enumerate(zip(titles, ("previous token", "own position", "", "first key", ""))):
+        visit.open("#/tour?source=model:tiny&layer=3&head=1&text=the+cat")
+        links.nth(at).click()
+        page.wait_for_url(lambda url: "#/tour" not in url and "the+cat" not in url)
+        if statistic:
+            value = page.locator("dl.facts > div", has_text=statistic).first.locator("dd")
+            value.wait_for()
+            assert float(value.inner_text()) > 0.5, title
+        elif "Induction" in title:
+            first = page.locator(".multiples li").first
+            first.filter(has_text="L1H0").wait_for()
+            assert float(first.locator("b").inner_text()) > 0.3
+        else:
+            page.get_by_role("button", name="Knock out L1H0", pressed=True).wait_for()
+            likeliest = page.locator("svg", has_text="the likeliest is taken").locator("text").nth(1)
+            knocked = likeliest.text_content()
+            page.get_by_role("button", name="Knock out L1H0").click()
+            page.wait_for_url(lambda url: "knocked" not in url)
+            page.wait_for_function(
+                "(before) => [...document.querySelectorAll('svg')].some((e) => e.textContent.includes('likeliest is taken')"
+                " && e.querySelectorAll('text')[1].textContent !== before)",
+                arg=knocked,
+            )
+            assert likeliest.text_content() == "ir"
+
+
 def test_two_sentences_are_compared_side_by_side(visit):
     page = visit.open("#/compare?source=model:tiny&layer=1&head=2")
     page.get_by_label("Its sentence").fill("the cat sat")

@@ -21,7 +21,7 @@ PHONE = pytest.mark.parametrize(
 RECORDING = Path(attention_service.__file__).parent / "web/recordings/cat.safetensors"
 VIEWS = (
     "model", "text", "overview", "head", "query", "compare", "edit", "effects", "gradient", "rollout", "circuits",
-    "decode", "cost", "learn", "find",
+    "decode", "cost", "learn", "tour", "find",
 )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ export const VIEWS: View[] = [
   { id: "gradient", group: "Explain", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/gradient")).Gradient },
   { id: "rollout", group: "Explain", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/rollout")).Rollout },
   { id: "circuits", group: "Explain", title: "Circuits", key: "s", about: "What the projections of each head compute together, whatever the tokens are.", plain: async () => (await import("./views/circuits")).Circuits },
+  { id: "tour", group: "Explain", title: "Tour", key: "u", about: "Five findings in the model that ships, each a click away.", plain: async () => (await import("./views/tour")).Tour },
   { id: "learn", group: "Explain", title: "Learn", key: "l", about: "The formulas of the attention at hand, with its numbers.", subject: async () => (await import("./views/learn")).Learn },
   { id: "cost", group: "Cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost")).Cost },
   { id: "model", group: "Server", title: "Model", key: "m", about: "The server, its checkpoints, modules and sessions.", plain: async () => (await import("./views/model")).Model },
@@ -219,7 +220,7 @@ export function App() {
       <header class="page">
         <div>
           <h1>Attention service</h1>
-          <p class="what">What every head of a model looks at</p>
+          <p class="what">What every head of a model looks at: <a href={format({ view: "tour", params: state.params })} onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go({ view: "tour" }); } }}>five findings</a></p>
         </div>
         <div class="tools">
           <p class="health" data-state={health} role="status">{health}</p>

@@ -12,13 +12,20 @@ from attention_client.survey import shipped_texts
 from tests.conftest import live_server
 from tests.web.conftest import numbers
 
-pytest.importorskip("transformers")
+tiny_models = pytest.importorskip("tests.client.tiny_models")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The URL of a server with `tiny` resident."""
-    with live_server(tmp_path_factory.mktemp("models")) as url:
+    """The URL of a server with `tiny` resident, and a GPT-2 with random parameters to load."""
+    from transformers import GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("models")
+    config = tiny_models.CONFIGS["gpt2"]()
+    config.n_positions = 512
+    GPT2LMHeadModel(config).save_pretrained(folder / "small")
+    tiny_models.tokenizer().save_pretrained(folder / "small")
+    with live_server(folder) as url:
         httpx.post(f"{url}/v1/models", json={"checkpoint": "tiny"}, timeout=120).raise_for_status()
         yield url
 
@@ -119,6 +126,19 @@ def test_texts_of_ones_own_are_read_and_a_line_that_cannot_be_is_named(visit, tm
     page.get_by_role("button", name="Go through 3 texts").click()
     page.locator(".passages button").nth(2).wait_for()
     assert page.locator(".passages button").first.inner_text().endswith("one, two. one, two.")
+
+
+def test_another_model_is_asked_only_when_that_is_wanted(visit):
+    page = open_found(visit)
+    page.get_by_role("combobox", name="Heads of").select_option("small")
+    page.get_by_role("button", name=f"Go through {len(shipped_texts())} texts").wait_for()
+    assert "survey" not in page.url
+    assert visit.http.get("/v1/models/small").json()["state"] == "idle"
+    page.get_by_role("button", name="Go through").click()
+    page.get_by_role("progressbar", name="Loading small").wait_for(timeout=20_000)
+    page.locator(".scatter [role=button]").nth(7).wait_for(timeout=120_000)
+    page.get_by_role("combobox", name="Heads of").select_option("tiny")
+    page.get_by_role("button", name=f"Go through {len(shipped_texts())} texts").wait_for()
 
 
 def test_a_survey_can_be_cancelled(visit):

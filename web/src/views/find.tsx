@@ -13,6 +13,7 @@ import { precise, whole } from "../format";
 import { LinkedHead } from "../linked_head";
 import { matrix } from "../matrix";
 import { shownToken } from "../model_subject";
+import { Opening } from "../sentence";
 import { attributes } from "../scene";
 import type { Scene, Shape } from "../scene";
 import { integer } from "../state";
@@ -41,8 +42,8 @@ export function Find() {
   return (
     <>
       <div class="fields subject">
-        <Choice wide label="Heads of" value={model.id} set={(id) => go({ source: `model:${id}`, layer: "", head: "", passage: "" })} options={able.map(({ id }): [string, string] => [id, id])} />
-        <Choice label="Texts" value={params.texts ?? "shipped"} set={(texts) => go({ texts: texts === "shipped" ? "" : texts, passage: "" })} options={[["shipped", `the ${SHIPPED.length} that ship`], ["own", "your own"]]} />
+        <Choice wide label="Heads of" value={model.id} set={(id) => go({ source: `model:${id}`, layer: "", head: "", passage: "", survey: "" })} options={able.map(({ id }): [string, string] => [id, id])} />
+        <Choice label="Texts" value={params.texts ?? "shipped"} set={(texts) => go({ texts: texts === "shipped" ? "" : texts, passage: "", survey: "" })} options={[["shipped", `the ${SHIPPED.length} that ship`], ["own", "your own"]]} />
       </div>
       <Surveyed key={`${model.id}/${params.texts ?? ""}`} model={model} own={params.texts === "own"} />
     </>
@@ -93,6 +94,7 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
           : <Button class="primary" disabled={!texts.length} onClick={() => { go({ survey: "yes" }, "replace"); void run(); }}>{found ? "Go through them again" : `Go through ${whole(texts.length)} texts`}</Button>}
       </div>
       <ProblemBox problem={problem} />
+      {running && !done && model.state !== "resident" && <Opening id={model.id} cancel={() => running.abort()} />}
       {!found && !running && !problem && <p class="small">Every text goes through {model.id} once. Each head then stands at its means of two statistics; click one for its distribution and the passages in which it is strongest.</p>}
       {found && <Found of={found} />}
     </>

@@ -172,7 +172,8 @@ def test_each_link_of_the_tour_shows_its_finding_at_once(visit):
     titles = links.all_inner_texts()
     assert len(titles) == 5
     assert visit.violations() == []
-    for at, (title, statistic) in enumerate(zip(titles, ("previous token", "own position", "", "first key", ""))):
+    statistics = ("previous token", "own position", "", "first key", "")
+    for at, (title, statistic) in enumerate(zip(titles, statistics, strict=True)):
         visit.open("#/tour?source=model:tiny&layer=3&head=1&text=the+cat")
         links.nth(at).click()
         page.wait_for_url(lambda url: "#/tour" not in url and "the+cat" not in url)
@@ -191,8 +192,8 @@ def test_each_link_of_the_tour_shows_its_finding_at_once(visit):
             page.get_by_role("button", name="Knock out L1H0").click()
             page.wait_for_url(lambda url: "knocked" not in url)
             page.wait_for_function(
-                "(before) => [...document.querySelectorAll('svg')].some((e) => e.textContent.includes('likeliest is taken')"
-                " && e.querySelectorAll('text')[1].textContent !== before)",
+                "(before) => [...document.querySelectorAll('svg')].some((e) => "
+                "e.textContent.includes('likeliest is taken') && e.querySelectorAll('text')[1].textContent !== before)",
                 arg=knocked,
             )
             assert likeliest.text_content() == "ir"

@@ -24,7 +24,7 @@ ARGS ?=
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers schemathesis fuzz soak chaos constraints clean
+.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients schemathesis fuzz soak chaos constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -73,6 +73,9 @@ gpu-hour: $(VENV)/.dev ## Test and measure a GPU: tests, claims, benchmarks, ven
 
 bench-peers: $(VENV)/.dev ## Install other servers, each apart, and measure them beside this one, into benchmarks/results
 	$(BIN)/python -m benchmarks.serving --peers --output benchmarks/results/peers.md $(ARGS)
+
+check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Python and TypeScript, and ask a server by each
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients
 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)

@@ -315,37 +315,49 @@ def nested(array: NDArray[Any]) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-_NUMBER_SCHEMAS: Final = ({"type": ["number", "boolean"]}, {"enum": list(_NON_FINITE)})
-_FORM_SCHEMAS: Final = {
-    "data": {"type": "array", "items": {"anyOf": [*_NUMBER_SCHEMAS]}},
-    "base64": {"type": "string", "contentEncoding": "base64"},
+_SCHEMAS: Final = "#/components/schemas/"
+_NUMBERS: Final[list[dict[str, Any]]] = [
+    {"type": "number"},
+    {"type": "boolean"},
+    {"$ref": f"{_SCHEMAS}NonFinite"},
+]
+_FORM: Final[dict[str, Any]] = {
+    "dtype": {"$ref": f"{_SCHEMAS}TensorDtype"},
+    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
 }
-TENSOR_SCHEMA: Final[dict[str, Any]] = {
-    "title": "Tensor",
-    "description": (
-        "Nested lists, or an object with dtype, shape and either flat data or base64 (little-endian, row-major). "
-        'Non-finite numbers are the strings "NaN", "Infinity" and "-Infinity".'
+
+
+def _form(description: str, **content: Any) -> dict[str, Any]:
+    """The schema of a tensor as an object, which has its numbers in one field."""
+    required = [*_FORM, *content]
+    properties = {**_FORM, **content}
+    return {"type": "object", "description": description, "required": required, "additionalProperties": False,
+            "properties": properties}  # fmt: skip
+
+
+TENSOR_SCHEMAS: Final[dict[str, Any]] = {
+    "Tensor": {
+        "title": "Tensor",
+        "description": "A number, nested lists of numbers, or an object with dtype, shape and flat data or base64.",
+        "anyOf": [
+            *_NUMBERS,
+            {"type": "array", "items": {}},  # of itself; generators do not read a union that contains itself
+            {"$ref": f"{_SCHEMAS}TensorNumbers"},
+            {"$ref": f"{_SCHEMAS}TensorBase64"},
+        ],
+    },
+    "TensorNumbers": _form(
+        "A tensor as the list of its numbers, row by row.", data={"type": "array", "items": {"anyOf": _NUMBERS}}
     ),
-    "anyOf": [
-        *_NUMBER_SCHEMAS,
-        {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}},
-        *(
-            {
-                "type": "object",
-                "required": ["dtype", "shape", form],
-                "additionalProperties": False,
-                "properties": {
-                    "dtype": {"enum": list(DTYPES)},
-                    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
-                    form: schema,
-                },
-            }
-            for form, schema in _FORM_SCHEMAS.items()
-        ),
-    ],
+    "TensorBase64": _form(
+        "A tensor as the base64 of its bytes, little-endian, row by row.",
+        base64={"type": "string", "contentEncoding": "base64"},
+    ),
+    "TensorDtype": {"type": "string", "enum": list(DTYPES)},
+    "NonFinite": {"type": "string", "enum": list(_NON_FINITE), "description": "A number that JSON lacks."},
 }
-"""The JSON Schema of a tensor, to stand once among the components of the OpenAPI document, where each field that a
-model's own schema marks with ``x-tensor`` refers to it."""
+"""The JSON Schemas of a tensor, to stand once among the components of the OpenAPI document, where each field that a
+model's own schema marks with ``x-tensor`` refers to ``Tensor``."""
 
 Array: TypeAlias = NDArray[Any]
 FloatArray: TypeAlias = Annotated[NDArray[Any], TensorField("float")]

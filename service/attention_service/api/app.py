@@ -110,7 +110,6 @@ def create_app(
         version=__version__,
         description=documentation.DESCRIPTION,
         lifespan=life,
-        separate_input_output_schemas=False,
         telemetry=traces,
         swagger_ui_parameters={"tryItOutEnabled": True},
     )
@@ -122,8 +121,11 @@ def create_app(
     app.state.streams = SessionStreams(requests, quotas)
     metrics.watch_streams(app.state.streams)
     app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))
-    app.add_api_route("/metrics", metrics.page, name="metrics", tags=["server"], response_class=_PlainText)
-    app.add_api_route("/", _page, name="page", tags=["server"], response_class=FileResponse)
+    server: Any = {"tags": ["server"]}
+    app.add_api_route(
+        "/metrics", metrics.page, name="metrics", operation_id="metrics", response_class=_PlainText, **server
+    )
+    app.add_api_route("/", _page, name="page", operation_id="page", response_class=_Html, **server)
     # The page reads recordings by ranges, which are of the bytes as they lie in the file.
     app.mount("/web/recordings", StaticFiles(directory=_WEB / "recordings"), name="web")
     app.mount("/web", GZipMiddleware(StaticFiles(directory=_WEB)), name="web")
@@ -138,6 +140,10 @@ def create_app(
 
 class _PlainText(Response):
     media_type = "text/plain"
+
+
+class _Html(FileResponse):
+    media_type = "text/html"
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from attention_contract.operations import ANY_KEY, OPERATIONS, Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import SessionInfo
-from attention_contract.tensors import TENSOR_SCHEMA
-from attention_contract.wire import EVENTS, JSON, PICTURES, SAFETENSORS
+from attention_contract.tensors import TENSOR_SCHEMAS
+from attention_contract.wire import EVENTS, JSON, PICTURES, SAFETENSORS, to_json
 from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_status
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
@@ -49,6 +49,10 @@ _TAGS = {
     "/v1/chat": "OpenAI's API",
     "/v1/completions": "OpenAI's API",
     "/v1/embeddings": "OpenAI's API",
+    "/v1/modules/{name}/passes": "kept passes",
+    "/v1/attention/passes": "kept passes",
+    "/v1/passes": "kept passes",
+    "/v1/checkpoints": "checkpoints",
     "/v1/attention": "raw attention",
     "/v1/hopfield": "hopfield",
     "/v1/recordings": "recordings",
@@ -64,13 +68,18 @@ def documented(operation: Operation[Any]) -> dict[str, Any]:
         "name": operation.name,
         "operation_id": operation.name,
         "summary": operation.summary,
-        "tags": [next((tag for prefix, tag in _TAGS.items() if operation.path.startswith(prefix)), "server")],
+        "tags": [_tag(operation.path)],
         "status_code": operation.status,
         "response_model": operation.reply,
         "response_description": operation.summary,
         "responses": _responses(operation),
         "openapi_extra": _request(operation),
     }
+
+
+def _tag(path: str) -> str:
+    """The tag of the longest prefix of a path."""
+    return _TAGS.get(max((prefix for prefix in _TAGS if path.startswith(prefix)), key=len, default=""), "server")
 
 
 def signature_of(operation: Operation[Any]) -> Callable[[], None]:
@@ -89,9 +98,12 @@ def signature_of(operation: Operation[Any]) -> Callable[[], None]:
 
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's document with the schemas and headers that the operations refer to."""
-    components = _refer_to_tensors(document["components"])
-    components["schemas"] |= {"Tensor": TENSOR_SCHEMA, "Problem": _PROBLEM, "OpenAIError": _OPENAI_ERROR}
+    """FastAPI's document with the schemas and headers that the operations refer to, in terms that generators know."""
+    components = _plain(document["components"])
+    for name, schema in components["schemas"].items():
+        if name.endswith(("-Input", "-Output")):  # generators name a class by its title
+            schema["title"] = name.replace("-", "")
+    components["schemas"] |= TENSOR_SCHEMAS | {"Problem": _PROBLEM, "OpenAIError": _OPENAI_ERROR}
     components |= {"headers": _HEADERS, "securitySchemes": {"key": _KEY}}
     return document | {"components": components, "security": [{"key": []}, {}]}
 
@@ -156,10 +168,11 @@ def _responses(operation: Operation[Any]) -> dict[int | str, dict[str, Any]]:
     if operation.reply is SessionInfo and operation.status == 201:
         success["links"] = _SESSION_LINKS
     if operation.reply is not None:
-        pictures = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in PICTURES}
         shown = {} if operation.reply_example is None else {JSON: {"example": operation.reply_example}}
         events = {EVENTS: {"schema": _EVENT}} if "stream" in getattr(operation.request, "model_fields", {}) else {}
-        success["content"] = events | shown | _safetensors(operation) | (pictures if operation.pictures else {})
+        files = ([SAFETENSORS] if operation.tensors else []) + ([*PICTURES] if operation.pictures else [])
+        # Without a schema, as OpenAPI 3.1 describes bytes: with one, generators would join it to the type of the JSON.
+        success["content"] = events | shown | {kind: {} for kind in files}
     responses: dict[int | str, dict[str, Any]] = {operation.status: success}
     if versioned and operation.method == "GET":
         responses[304] = {"description": "Not changed since", "headers": _headers("ETag")}
@@ -213,14 +226,36 @@ def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def _refer_to_tensors(schema: Any) -> Any:
-    """The schema with a reference to Tensor wherever the contract marks one."""
+def _is_union(schema: dict[str, Any]) -> bool:
+    """True for a model, and for a value of one of several types beside null."""
+    members = [each for each in schema.get("anyOf", schema.get("oneOf", [])) if each != {"type": "null"}]
+    return "$ref" in schema or len(members) > 1 or any("$ref" in each for each in members)
+
+
+def _plain(schema: Any) -> Any:
+    """The schema with a reference to Tensor wherever the contract marks one, and without what few generators read.
+
+    A ``oneOf`` has a discriminator, or is an ``anyOf``; a constant number is a range of one number; a field that is
+    always null is a nullable string; the default of a union or a model stands in its description.
+    """
     if isinstance(schema, dict):
         if "x-tensor" in schema:
             rest = {key: value for key, value in schema.items() if key not in {"x-tensor", "title"}}
             return {"$ref": f"{_SCHEMAS}Tensor"} | rest
-        return {key: _refer_to_tensors(value) for key, value in schema.items()}
-    return [_refer_to_tensors(item) for item in schema] if isinstance(schema, list) else schema
+        if schema.get("type") == "null" and "title" in schema:  # a field, not a member of a union
+            return schema | {"type": ["string", "null"], "maxLength": 0}
+        if schema.get("type") == "integer" and "const" in schema:
+            number = schema["const"]
+            schema = {key: value for key, value in schema.items() if key != "const"}
+            schema |= {"minimum": number, "maximum": number}
+        if "default" in schema and _is_union(schema):
+            told = f"Default: `{to_json(schema['default']).decode()}`."
+            schema = {key: value for key, value in schema.items() if key != "default"}
+            schema["description"] = f"{schema.get('description', '')} {told}".strip()
+        if isinstance(schema.get("oneOf"), list) and "discriminator" not in schema:
+            schema = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items()}
+        return {key: _plain(value) for key, value in schema.items()}
+    return [_plain(item) for item in schema] if isinstance(schema, list) else schema
 
 
 _PROBLEM = {

@@ -63,6 +63,10 @@ class Settings(BaseSettings):
     allowed_origins: str = ""
     """Origins of web pages that may ask the server (CORS), separated by commas, as in https://page.example."""
 
+    frame_origins: str = ""
+    """Origins of web pages that may show the built-in page in a frame, separated by commas; they may not ask the
+    server themselves."""
+
     trusted_proxies: str = ""
     """Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto count."""
 
@@ -216,7 +220,7 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = "console"
     """Lines for people, or one JSON object a line."""
 
-    @field_validator("allowed_origins")
+    @field_validator("allowed_origins", "frame_origins")
     @classmethod
     def _check_origins(cls, text: str) -> str:
         return _each(

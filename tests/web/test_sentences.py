@@ -1,7 +1,9 @@
 """A typed sentence and a whole model on the page: its attention at once, its loading, and what cannot be."""
 
+import base64
 import re
 import time
+from io import BytesIO
 
 import httpx
 import numpy as np
@@ -13,6 +15,8 @@ from tests.conftest import eventually, live_server
 from tests.web.conftest import Visit, numbers
 
 tiny_models = pytest.importorskip("tests.client.tiny_models")
+small_encoders = pytest.importorskip("tests.runtime.models.images.small_encoders")
+small_prompts = pytest.importorskip("tests.runtime.models.images.small_prompts")
 TEXT = "Kate met Tamiro in the park. Then Tam"
 
 
@@ -29,6 +33,9 @@ def site(tmp_path_factory):
     config = ViTConfig(**sizes, image_size=64, patch_size=16, initializer_range=0.3)
     ViTForImageClassification(config).save_pretrained(folder / "seer")
     ViTImageProcessorPil(size={"height": 64, "width": 64}).save_pretrained(folder / "seer")
+    small_prompts.save(folder / "reader", "llava")
+    for part in (small_encoders.eager("clip_vision_model"), small_encoders.processor("clip_vision_model")):
+        part.save_pretrained(folder / "headless")
     with live_server(folder) as url:
         httpx.post(f"{url}/v1/models", json={"checkpoint": "tiny"}, timeout=120).raise_for_status()
         yield url
@@ -262,11 +269,16 @@ def test_the_first_gradient_is_that_of_the_next_token_s_probability(visit):
     asked = {"text": TEXT, "layers": [1], "wrt": ["weights"]}
     reply = visit.http.post("/v1/models/tiny/gradients", json=asked).json()
     slopes = np.array(reply["layers"][0]["gradients"]["weights"][2])
-    np.testing.assert_allclose(numbers(page), slopes, rtol=1e-3, atol=1e-7)
-    np.testing.assert_allclose(numbers(page, 1), slopes * weights(visit, TEXT)[1][2], rtol=1e-3, atol=1e-7)
+    depends = np.array(
+        [layer["heads"] for layer in visit.http.post("/v1/models/tiny/gradients", json={"text": TEXT}).json()["layers"]]
+    )
+    np.testing.assert_allclose(numbers(page), depends, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(numbers(page, 1), slopes, rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(numbers(page, 2), slopes * weights(visit, TEXT)[1][2], rtol=1e-3, atol=1e-7)
     rows = page.locator("table", has_text="Importance of the heads").locator("td:nth-child(2)").all_inner_texts()
     np.testing.assert_allclose(list(map(float, rows)), np.abs(reply["layers"][0]["heads"]), rtol=1e-3)
-    page.get_by_text(f"likeliest after the text: −{abs(reply['value']):.4g}".rstrip("0")).wait_for()
+    assert page.locator(".facts dd").first.inner_text() == f"−{abs(reply['value']):.3f}"
+    assert page.locator(".facts dt").first.inner_text() == "log p(ir)"
 
 
 def test_a_text_is_continued_token_by_token_with_what_each_head_looked_at(visit):
@@ -302,6 +314,54 @@ def test_a_text_is_continued_token_by_token_with_what_each_head_looked_at(visit)
     plain.get_by_role("group", name="Save").wait_for()
     assert "".join(plain.locator(".generated button").all_inner_texts()).startswith("iro·and")
     visit.picture("generation")
+
+
+def test_a_generated_token_tells_what_it_depends_on_and_outlives_a_reload(visit):
+    page = visit.open("#/decode?source=model:tiny&length=4&knocked=0.0&layer=1")
+    asked = []
+    page.on("request", lambda each: each.url.endswith("/v1/completions") and asked.append(each))
+    page.get_by_role("button", name="Generate").click()
+    page.wait_for_url("**came=4**", timeout=30_000)
+    came = page.locator(".generated button")
+    texts = came.all_inner_texts()
+    came.nth(1).click()
+    page.wait_for_url("**token=1**")
+    knocked = {"0": [{"tap": "context", "heads": [0], "set": 0}]}
+    body = {"model": "tiny", "prompt": TEXT, "max_tokens": 2, "temperature": 0, "attention": {"edits": knocked}}
+    (choice,) = visit.http.post("/v1/completions", json=body).json()["choices"]
+    first, second = (each["id"] for each in choice["attention"])
+    ids = visit.http.post("/v1/models/tiny/forward", json={"text": TEXT}).json()["labels"]["ids"] + [first]
+    show = page.locator("label", has_text=re.compile("^Of .* show")).locator("select")
+    show.select_option("depends")
+    gradients = {"tokens": ids, "edits": knocked, "of": {"token": second}}
+    reply = visit.http.post("/v1/models/tiny/gradients", json=gradients).json()
+    page.locator(".facts dd", has_text=f"−{abs(reply['value']):.3f}").wait_for(timeout=30_000)
+    spans = page.locator(".dependence span").all()
+    found = [float(each.get_attribute("title").replace("−", "-")) for each in spans]
+    np.testing.assert_allclose(found, reply["tokens"], rtol=2e-3, atol=1e-6)
+    show.select_option("heads")
+    rows = page.locator("table", has_text="log p without").locator("tbody tr")
+    rows.first.wait_for(timeout=30_000)
+    for head in range(4):
+        edits = knocked | {"1": [{"tap": "context", "heads": [head], "set": 0}]}
+        forward = {"tokens": ids, "edits": edits, "return": ["logits"]}
+        logits = np.ravel(visit.http.post("/v1/models/tiny/forward", json=forward).json()["logits"])
+        expected = logits[second] - np.log(np.exp(logits).sum())
+        cells = rows.nth(head).locator("td").all_inner_texts()
+        assert float(cells[0].replace("−", "-")) == pytest.approx(expected, abs=2e-3)
+        assert float(cells[2].replace("−", "-")) == pytest.approx(expected - reply["value"], rel=2e-3, abs=1e-4)
+    assert visit.violations() == []
+    page.reload()
+    came.nth(3).wait_for()
+    assert came.all_inner_texts() == texts
+    rows.first.wait_for(timeout=30_000)
+    assert len(asked) == 1  # what this tab has is not computed again
+    page.evaluate("sessionStorage.clear()")
+    page.reload()
+    page.wait_for_url("**came=4**")
+    came.nth(3).wait_for(timeout=30_000)
+    assert came.all_inner_texts() == texts
+    assert len(asked) == 2
 
 
 def test_a_generation_can_be_stopped_and_a_text_that_is_too_long_is_refused(visit):
@@ -344,7 +404,85 @@ def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):
     assert visit.violations() == []
     visit.picture("image", compared=False)  # of a model whose weights nobody fixed
     page.get_by_role("link", name="Explain").click()
+    page.get_by_role("link", name="Gradient").click()
+    page.locator("label", has_text=re.compile("^Class")).wait_for()
+    with Client(visit.url, timeout=60) as client:
+        gradients = client.models.gradients("seer", images=[tmp_path / "square.png"])
+    page.locator(".facts", has_text=f"−{abs(gradients.value):.3f}").wait_for()
     page.get_by_role("link", name="Rollout").click()
     page.locator(".patches canvas").wait_for()
     page.reload()
     page.get_by_role("alert").filter(has_text="Choose square.png again").wait_for()
+
+
+def pixels_of(page) -> np.ndarray:
+    """The colours ``[height, width, 3]`` of the image with its patches."""
+    url = page.locator(".patches canvas").evaluate("canvas => canvas.toDataURL()")
+    return np.asarray(Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"), float)
+
+
+def assert_drawn(page, labels, values, gray: int, width: int) -> None:
+    """The middle of each patch of a gray image has the colour of its number."""
+    page.wait_for_timeout(100)
+    drawn = pixels_of(page)
+    scale = drawn.shape[1] / width
+    most = max(abs(value) for value, place in zip(values, labels.rectangles, strict=True) if place)
+    assert most > 0
+    for value, place in zip(values, labels.rectangles, strict=True):
+        if place is not None:
+            x, y = scale * (place[0] + place[2]) / 2, scale * (place[1] + place[3]) / 2
+            opacity = 0.75 * abs(value) / most
+            ink = np.array([235, 90, 20] if value > 0 else [40, 60, 235])
+            np.testing.assert_allclose(drawn[int(y), int(x)], gray * (1 - opacity) + ink * opacity, atol=3)
+
+
+def test_what_a_word_depends_on_lies_over_the_pixels_of_the_image(visit, tmp_path):
+    Image.new("RGB", (64, 48), (128, 128, 128)).save(tmp_path / "gray.png")
+    text, images = "what is on the mat", [tmp_path / "gray.png"]
+    visit.http.post("/v1/models", json={"checkpoint": "reader"}, timeout=180).raise_for_status()
+    with Client(visit.url, timeout=60) as client:
+        predicted = client.models.forward("reader", text, images=images, top_k=3).predictions[0].top
+        replies = [
+            client.models.gradients("reader", text, images=images, of=of, wrt=["tokens", "embeddings"])
+            for of in ({}, {"token": predicted[2].id})
+        ]
+    page = visit.open("#/gradient?source=model:reader&text=what+is+on+the+mat")
+    page.set_input_files("input[type=file]", images[0])
+    page.locator(".patches canvas").wait_for(timeout=30_000)
+    facts = page.locator(".facts").first
+    for reply, token in zip(replies, (predicted[0], predicted[2]), strict=True):
+        facts.filter(has_text=f"log p({token.token})−{abs(reply.value):.3f}").wait_for()
+        labels = reply.labels_of()
+        assert_drawn(page, labels, reply.tokens, 128, 64)
+        patch = labels.patches.index((0, 1, 2))
+        left, top, right, bottom = labels.rectangles[patch]
+        canvas = page.locator(".patches canvas")
+        size = canvas.bounding_box()["width"] / 64
+        canvas.hover(position={"x": size * (left + right) / 2, "y": size * (top + bottom) / 2})
+        told = page.locator(".patches .readout", has_text="by [1,2]: ").inner_text()
+        assert float(told.split(": ")[1].replace("−", "-")) == pytest.approx(reply.tokens[patch], rel=1e-3)
+        page.get_by_role("heading", name="Gradient").hover()
+        words = page.locator(".dependence span")
+        assert words.all_inner_texts() == text.split()
+        shown = [float(each.get_attribute("title").replace("−", "-")) for each in words.all()]
+        np.testing.assert_allclose(shown, reply.tokens[-5:], rtol=1e-3)
+        if token is predicted[0]:
+            page.locator("label", has_text=re.compile("^Token")).locator("select").select_option(f"#{predicted[2].id}")
+    page.get_by_label("A number for each token").select_option("norm")
+    page.get_by_text("‖gradient‖ of log p").first.wait_for()
+    assert_drawn(page, labels, np.linalg.norm(replies[1].embeddings, axis=-1), 128, 64)
+    assert visit.violations() == []
+    visit.picture("image-gradient", page.locator(".patches").first, compared=False)
+    page.get_by_role("link", name="Rollout").click()
+    page.get_by_label("Layers of").select_option("vision")
+    page.locator("label", has_text=re.compile("^Query")).locator("select").select_option(label="3 [0,2]")
+
+
+def test_a_model_without_a_head_is_offered_no_gradient_of_a_prediction(visit, tmp_path):
+    Image.new("RGB", (64, 48), (128, 128, 128)).save(tmp_path / "gray.png")
+    visit.http.post("/v1/models", json={"checkpoint": "headless"}, timeout=180).raise_for_status()
+    page = visit.open("#/gradient?source=model:headless")
+    page.set_input_files("input[type=file]", tmp_path / "gray.png")
+    page.get_by_text("most important head").wait_for()
+    assert "probability" not in page.get_by_label("L is").inner_text()
+    assert page.locator(".patches").count() == 0

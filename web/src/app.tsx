@@ -8,6 +8,7 @@ import { PageContext, useLoaded } from "./context";
 import type { Change, Page } from "./context";
 import { whole } from "./format";
 import { mostTokens } from "./limits";
+import { keep, keptOf } from "./kept";
 import { FIRST, changed, format, integer, parse } from "./state";
 import type { Patch, State } from "./state";
 import { DEFAULT_RECORDING } from "./subject";
@@ -82,8 +83,8 @@ function stepsOf(before: Steps | null): Steps {
   const known = depthOf();
   const depth = known ?? (before ? before.depth + 1 : 0);
   if (known === undefined) history.replaceState({ depth }, "");
-  const furthest = known === undefined ? depth : Math.max(depth, before?.furthest ?? Number(sessionStorage.getItem(FURTHEST)));
-  sessionStorage.setItem(FURTHEST, String(furthest));
+  const furthest = known === undefined ? depth : Math.max(depth, before?.furthest ?? Number(keptOf(FURTHEST)));
+  keep(FURTHEST, furthest);
   return { depth, furthest };
 }
 
@@ -144,7 +145,7 @@ export function App() {
       if (writing.current) history.replaceState(history.state, "", before); // what still waited to be written
       const depth = (depthOf() ?? 0) + 1;
       history.pushState({ depth }, "", format(next));
-      sessionStorage.setItem(FURTHEST, String(depth));
+      keep(FURTHEST, depth);
       setSteps({ depth, furthest: depth });
       writing.current = undefined;
     }
@@ -214,10 +215,11 @@ export function App() {
   const view = known ?? VIEWS.find(({ id }) => id === FIRST.view);
   if (!view) return null;
   const most = mostTokens(view.id);
+  const embedded = state.params.embed === "true"; // in another page: the view alone
   return (
     <PageContext.Provider value={page}>
-      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to the view</a>
-      <header class="page">
+      {!embedded && <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to the view</a>}
+      {!embedded && <header class="page">
         <div>
           <h1>Attention service</h1>
           <p class="what">What every head of a model looks at: <a href={format({ view: "tour", params: state.params })} onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go({ view: "tour" }); } }}>five findings</a></p>
@@ -232,19 +234,19 @@ export function App() {
           <a href="metrics">Metrics</a>
         </div>
         <Views view={view} state={state} go={go} />
-      </header>
+      </header>}
       <main id="main" tabIndex={-1}>
         <Saving key={view.id} intro={<><h2>{view.title}</h2><p>{view.about}{most ? ` Texts of at most ${whole(most)} tokens.` : ""}</p></>}>
           {view.subject && !page.params.source ? <Waiting what="Asking the server for its models" /> : view.subject ? <WithSubject load={view.subject} /> : view.plain && <Loaded load={view.plain} />}
         </Saving>
       </main>
-      <footer>
+      {embedded ? <p class="small"><a href={format({ view: view.id, params: { ...state.params, embed: undefined } })} target="_blank" rel="noreferrer">{view.title} on the whole page</a></p> : <footer>
         <details>
           <summary>Keys</summary>
           <p class="small">{VIEWS.map(({ title, key }) => `${key} ${title}`).join(" · ")} · [ and ] head · {"{ and }"} layer · Ctrl+Z undo</p>
           <label class="check"><input type="checkbox" checked={state.params.shortcuts !== "off"} onChange={(event) => go({ shortcuts: event.currentTarget.checked ? "" : "off" })} /> Letters choose a view</label>
         </details>
-      </footer>
+      </footer>}
       <p class="hidden" role="status">{said}</p>
     </PageContext.Provider>
   );

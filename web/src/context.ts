@@ -49,15 +49,16 @@ const AGAIN = 2000; // milliseconds after which a server that did not answer is 
 
 /**
  * Run asynchronous work again whenever the key changes, and where the server did not answer until it does. The last
- * value stays until the next one is there.
+ * value stays until the next one is there. The signal aborts when nobody waits for the work any more.
  */
-export function useLoaded<T>(key: string, work: () => Promise<T>): Loaded<T> {
+export function useLoaded<T>(key: string, work: (signal: AbortSignal) => Promise<T>): Loaded<T> {
   const [loaded, setLoaded] = useState<Loaded<T>>({ value: null, problem: null, busy: true });
   const [trial, setTrial] = useState(0);
   const newest = useRef(work);
   newest.current = work;
   useEffect(() => {
     let current = true;
+    const ending = new AbortController();
     let again: ReturnType<typeof setTimeout> | undefined;
     const failed = (fault: unknown) => {
       if (!current) return;
@@ -66,9 +67,10 @@ export function useLoaded<T>(key: string, work: () => Promise<T>): Loaded<T> {
       if (problem.code === NO_ANSWER) again = setTimeout(() => setTrial(trial + 1), AGAIN);
     };
     setLoaded((old) => ({ ...old, busy: true }));
-    newest.current().then((value) => current && setLoaded({ value, problem: null, busy: false }), failed);
+    newest.current(ending.signal).then((value) => current && setLoaded({ value, problem: null, busy: false }), failed);
     return () => {
       current = false;
+      ending.abort();
       clearTimeout(again);
     };
   }, [key, trial]);

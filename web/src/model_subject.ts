@@ -135,7 +135,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   return {
     title: `${id}: ${text}`,
     counting,
-    whole: { model: id, id, generates: model.generates, text, tokens: labels.tokens.length, input },
+    whole: { model: id, id, text, tokens: labels.tokens.length, input },
     facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", String(labels.tokens.length)], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`]],
     layers,
     sequences: reply.image_labels?.length ?? 1,

@@ -50,8 +50,6 @@ export interface Whole {
   /** The model's name and what it read, where the server was asked for this. */
   id?: string;
   input?: Body;
-  /** It predicts the next token. */
-  generates?: boolean;
   text: string;
   target?: string | null | undefined;
   /** The tokens that it predicts at: the decoder's, of a model with both. */

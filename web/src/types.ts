@@ -88,7 +88,8 @@ export interface ModelRan {
 }
 export interface Predictions {
   labels: { tokens: string[] };
-  predicts: "next" | "own";
+  /** `next`: the token that follows; `own`: the one in its place; `class`: of the image; null without such a head. */
+  predicts: "next" | "own" | "class" | null;
   predictions: {
     position: number;
     top: { token: string; id: number; logit: number; unedited_logit: number; probability: number; unedited_probability: number }[];

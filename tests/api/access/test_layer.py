@@ -245,6 +245,22 @@ def test_every_reply_has_the_headers_of_safety(http, path):
     assert ("'unsafe-inline'" in headers["content-security-policy"]) is (path in {"/docs", "/redoc"})
 
 
+def test_pages_of_chosen_origins_alone_show_the_page_in_a_frame(tmp_path_factory, http, web):
+    frame = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    assert http.get("/", headers=frame).status_code == 403
+    with live_server(tmp_path_factory.mktemp("framed"), frame_origins="https://a.test, http://b.test:81") as url:
+        page = web.get(url, headers=frame)
+        assert page.status_code == 200
+        assert "frame-ancestors https://a.test http://b.test:81;" in page.headers["content-security-policy"]
+        assert "x-frame-options" not in page.headers
+        for path in ("/docs", "/v1"):
+            refused = web.get(f"{url}{path}", headers=frame)
+            assert refused.status_code == 403
+            assert refused.headers["x-frame-options"] == "DENY"
+        asked = web.get(f"{url}/v1", headers={"Origin": "https://a.test", "Sec-Fetch-Site": "cross-site"})
+        assert asked.status_code == 403
+
+
 def test_no_page_of_another_site_changes_a_server_on_loopback(http):
     page = {"Origin": "https://elsewhere.test"}
     module = {"name": "from-a-page", "config": MODULE, "seed": 0}

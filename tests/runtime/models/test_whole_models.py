@@ -38,7 +38,7 @@ def models(tmp_path_factory):
         tokenizer().save_pretrained(root / family)
     add_code(root / "llama")
     save_clip(root / "clip")
-    save_prompts(root / "gemma3", "gemma3")
+    prompts.save(root / "gemma3", "gemma3")
     with live_server(root) as url, Client(url, timeout=120) as client:
         client.models.root = root
         yield client.models
@@ -61,14 +61,13 @@ def save_clip(folder):
     processor("clip_vision_model").save_pretrained(folder)
 
 
-def save_prompts(folder, kind):
-    """Save a model that reads text with images, as a checkpoint has it."""
-    made = prompts.processor(kind)
-    for part in (prompts.eager(kind), made.tokenizer, made.image_processor):
-        part.save_pretrained(folder)
-    own = {"processor_class": type(made).__name__, **prompts.PROMPTS[kind][3]}
-    (folder / "processor_config.json").write_text(json.dumps(own))
-    (folder / "chat_template.jinja").write_text(made.chat_template)
+@pytest.fixture(scope="module")
+def named(models):
+    """The name that a model was loaded under, which is not that of its folder, and its process."""
+    before = {child.pid for child in psutil.Process().children()}
+    models.load("gemma3", name="looks")
+    (process,) = (child for child in psutil.Process().children() if child.pid not in before)
+    return "looks", process
 
 
 @pytest.fixture

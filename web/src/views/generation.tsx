@@ -1,20 +1,23 @@
-/** A whole model that continues a typed text: its next token, the tokens as they come, and what each head looked at. */
+/** A whole model that continues a typed text: the tokens as they come, what each head looked at, and what they depend on. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { callTensors, events, problemOf } from "../api";
 import type { Asked, ProblemDocument } from "../api";
 import { colour, onColour } from "../colour";
 import { useLoaded, usePage } from "../context";
+import { DependsOn } from "../dependence";
 import { barScene, heatScene } from "../drawings";
 import { noHead } from "../edits";
 import type { Edit } from "../edits";
 import { precise } from "../format";
+import { keep, keptOf } from "../kept";
 import { FIRST_TEXT, shownToken } from "../model_subject";
 import { matrix } from "../matrix";
 import { Opening } from "../sentence";
 import { integer } from "../state";
 import type { CompletionChunk, GeneratedToken, ModelInfo, ModelLabels, Predictions } from "../types";
 import { Button, Choice, Commands, Drawing, Export, Field, Faulty, ProblemBox, Table } from "../ui";
+import { HeadEffects } from "./head_effects";
 
 const LIKELIEST = 10;
 const TOP_KEYS = 16; // of each head and token
@@ -28,11 +31,17 @@ interface Came {
 }
 
 interface Run {
+  /** What it was made of: two runs that agree in it have the same tokens, as far as they go. */
+  key: string;
   came: Came[];
-  /** The tokens of the prompt. */
-  prompt: string[];
+  prompt: ModelLabels;
+  edits: Record<string, Edit[]>;
   asked: Asked;
 }
+
+const KEPT = "generation"; // the last run of this tab
+/** What can be shown of a token that came. */
+const SHOWN: [string, string][] = [["", "what each head looked at"], ["depends", "what it depends on"], ["heads", "the effect of each head"]];
 
 /** The heads that are knocked out, from `1.0,1.3`: layer and head of each. */
 const readKnocked = (text: string | undefined) => (text ?? "").split(",").filter((each) => /^.+\.\d+$/.test(each));
@@ -51,10 +60,10 @@ const headName = (ref: string, head: number | string) => (/^\d+$/.test(ref) ? `L
 
 export function Generation({ model }: { model: ModelInfo }) {
   const { params, go, theme, announce, refreshModels } = usePage();
-  const [run, setRun] = useState<Run | null>(null);
+  const [run, setRun] = useState<Run | null>(() => lastRun);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const [stop, setStop] = useState<AbortController | null>(null);
-  const [at, choose] = useState<number | null>(null); // the chosen token, of those that came; null: the last
+  const [pointed, point] = useState<number | null>(null); // the token under the pointer, of those that came
   const opening = useRef<AbortController>(undefined);
   useEffect(() => () => stop?.abort(), [stop]);
   const text = params.text ?? FIRST_TEXT;
@@ -66,6 +75,9 @@ export function Generation({ model }: { model: ModelInfo }) {
   const edits = editsOf(knocked);
   const path = `v1/models/${encodeURIComponent(model.id)}/forward`;
   const key = JSON.stringify([model.id, text, edits]);
+  const seed = integer(params.seed, 0);
+  const runKey = JSON.stringify([key, temperature, temperature ? seed : 0]);
+  const came = integer(params.came, 0, 0, MOST_TOKENS);
   // The next token: the logits of the whole vocabulary give its probabilities at any temperature.
   const next = useLoaded(key, async () => {
     opening.current = new AbortController();
@@ -78,24 +90,29 @@ export function Generation({ model }: { model: ModelInfo }) {
   const layer = integer(params.layer, 0, 0, Math.max(0, model.layers.length - 1));
   const heads = model.layers.length ? model.layers[layer].heads : 0;
   const head = integer(params.head, 0, 0, Math.max(0, heads - 1));
-  const toggle = (each: string) => go({ knocked: (knocked.includes(each) ? knocked.filter((one) => one !== each) : [...knocked, each]).join(",") });
-  const generate = async () => {
+  const toggle = (each: string) => go({ came: "", knocked: (knocked.includes(each) ? knocked.filter((one) => one !== each) : [...knocked, each]).join(",") });
+  const generate = async (most: number) => {
     const ending = new AbortController();
     const written = draft.trim() ? draft : text;
-    const body = { model: model.id, prompt: written, max_tokens: tokens, temperature, ...(temperature ? { seed: integer(params.seed, 0) } : {}), logprobs: 5, attention: { statistics: [], top_k: TOP_KEYS, edits } };
+    const body = { model: model.id, prompt: written, max_tokens: most, temperature, ...(temperature ? { seed } : {}), logprobs: 5, attention: { statistics: [], top_k: TOP_KEYS, edits } };
     const asked: Asked = { method: "POST", path: "v1/completions", body };
     setStop(ending);
     setProblem(null);
-    choose(null);
+    point(null);
     try {
-      const prompt = here && written === text ? here.reply.labels.tokens : (await callTensors<{ labels: ModelLabels }>(path, { text: written, top_k: 0 })).reply.labels.tokens;
-      let made: Run = { came: [], prompt, asked };
-      setRun(made);
-      for await (const { choices: [choice] } of events<CompletionChunk>("v1/completions", body, ending.signal)) {
-        const { logprobs } = choice;
-        const came = (choice.attention ?? []).map((of, i): Came => ({ of, logprob: logprobs?.token_logprobs[i] ?? NaN, likeliest: Object.entries(logprobs?.top_logprobs[i] ?? {}) }));
-        made = { ...made, came: [...made.came, ...came] };
-        setRun(made);
+      const prompt = here && written === text ? here.reply.labels : (await callTensors<{ labels: ModelLabels }>(path, { text: written, top_k: 0 })).reply.labels;
+      let made: Run = { key: JSON.stringify([JSON.stringify([model.id, written, edits]), temperature, temperature ? seed : 0]), came: [], prompt, edits, asked };
+      setRun((lastRun = made));
+      try {
+        for await (const { choices: [choice] } of events<CompletionChunk>("v1/completions", body, ending.signal)) {
+          const { logprobs } = choice;
+          const more = (choice.attention ?? []).map((of, i): Came => ({ of, logprob: logprobs?.token_logprobs[i] ?? NaN, likeliest: Object.entries(logprobs?.top_logprobs[i] ?? {}) }));
+          made = { ...made, came: [...made.came, ...more] };
+          setRun((lastRun = made));
+        }
+      } finally {
+        keep(KEPT, made);
+        if (made.came.length) go({ came: made.came.length }, "replace");
       }
       announce(`${made.came.length} tokens came.`);
     } catch (fault) {
@@ -104,9 +121,16 @@ export function Generation({ model }: { model: ModelInfo }) {
       setStop(null);
     }
   };
+  // An address with tokens that came shows them again: those that this tab has, else generated anew.
+  useEffect(() => {
+    if (!came || stop || (run?.key === runKey && run.came.length >= came)) return;
+    const kept = keptOf(KEPT) as Run | null;
+    if (kept?.key === runKey && kept.came.length >= came) setRun((lastRun = kept));
+    else void generate(came);
+  }, [came, runKey]);
   const submit = () => {
-    if (draft.trim() && draft !== text) go({ text: draft === FIRST_TEXT ? "" : draft });
-    void generate();
+    go({ came: "", token: "", ...(draft.trim() ? { text: draft === FIRST_TEXT ? "" : draft } : {}) });
+    void generate(tokens);
   };
   const predicted = here?.reply.predictions[0];
   const limit = model.max_length;
@@ -115,13 +139,13 @@ export function Generation({ model }: { model: ModelInfo }) {
       <Faulty problem={problem ?? next.problem}>
         <form class="sentence" onSubmit={(event) => { event.preventDefault(); submit(); }}>
           <label class="wide"><span>Text <span class="hint">{here ? `${here.reply.labels.tokens.length} tokens` : ""}{limit ? `; at most ${limit} with those that come` : ""}</span></span>
-            <input type="text" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} onChange={() => draft.trim() && go({ text: draft === FIRST_TEXT ? "" : draft })} /></label>
+            <input type="text" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} onChange={() => draft.trim() && draft !== text && go({ came: "", token: "", text: draft === FIRST_TEXT ? "" : draft })} /></label>
           {stop ? <Button class="primary" onClick={() => stop.abort()}>Stop</Button> : <button type="submit" class="primary" disabled={!draft.trim()}>Generate</button>}
         </form>
         <div class="fields">
-          <Field label="Temperature" hint={temperature ? temperature.toFixed(2) : "0: the likeliest token"} param="temperature" type="range" min={0} max={2} step={0.05} value={temperature} live set={(each) => go({ heat: Number(each) ? each : "" }, "slide")} />
-          <Field label="Tokens" type="number" param="max_tokens" min={1} max={MOST_TOKENS} value={tokens} set={(each) => go({ length: each })} />
-          {temperature > 0 && <Field label="Seed" type="number" min={0} value={integer(params.seed, 0)} set={(seed) => go({ seed })} />}
+          <Field label="Temperature" hint={temperature ? temperature.toFixed(2) : "0: the likeliest token"} param="temperature" type="range" min={0} max={2} step={0.05} value={temperature} live set={(each) => go({ came: "", heat: Number(each) ? each : "" }, "slide")} />
+          <Field label="Tokens" type="number" param="max_tokens" min={1} max={MOST_TOKENS} value={tokens} set={(each) => go({ came: "", length: each })} />
+          {temperature > 0 && <Field label="Seed" type="number" min={0} value={seed} set={(each) => go({ came: "", seed: each })} />}
         </div>
       </Faulty>
       {model.layers.length > 0 && (
@@ -141,7 +165,7 @@ export function Generation({ model }: { model: ModelInfo }) {
       )}
       <ProblemBox problem={problem ?? next.problem} />
       {!here && !next.problem && <Opening id={model.id} cancel={() => opening.current?.abort()} />}
-      {run && <Came run={run} layerRef={String(model.layers[layer]?.layer ?? 0)} layer={layer} head={head} at={at} choose={choose} busy={Boolean(stop)} />}
+      {run && <Came run={run} layerRef={String(model.layers[layer]?.layer ?? 0)} layer={layer} heads={heads} head={head} pointed={pointed} point={point} busy={Boolean(stop)} />}
       {here && predicted && (
         <>
           <h3>The next token after <code>{shownToken(here.reply.labels.tokens.at(-1) ?? "")}</code></h3>
@@ -162,22 +186,32 @@ function nextScene(logits: Float32Array, top: Predictions["predictions"][number]
   return barScene({ theme, title: temperature ? `probability at temperature ${temperature}` : "probability; the likeliest is taken", labels: top.map(({ token }) => shownToken(token)), values });
 }
 
+/** The last run, over changes of the view. */
+let lastRun: Run | null = null;
+
 interface CameProps {
   run: Run;
   layerRef: string;
   layer: number;
+  heads: number;
   head: number;
-  at: number | null;
-  choose: (at: number | null) => void;
+  pointed: number | null;
+  point: (at: number | null) => void;
   busy: boolean;
 }
 
 /** The text with the tokens that came; those before the chosen one are as dark as the head looked at them. */
-function Came({ run, layerRef, layer, head, at, choose, busy }: CameProps) {
-  const { go, theme } = usePage();
-  const { came, prompt } = run;
+function Came({ run, layerRef, layer, heads, head, pointed, point, busy }: CameProps) {
+  const { params, go, theme } = usePage();
+  const { came, edits, prompt: { tokens: prompt, ids } } = run;
   const all = [...prompt, ...came.map(({ of }) => of.token)].map(shownToken);
-  const chosen = at !== null && at < came.length ? came[at] : came.at(-1);
+  const clicked = integer(params.token, came.length - 1, 0, Math.max(0, came.length - 1)); // the last at first
+  const shown = SHOWN.some(([each]) => each === params.show) ? (params.show ?? "") : "";
+  // What is asked of the server waits for a click; what came with a token follows the pointer.
+  const own = pointed !== null && pointed < came.length && !shown ? pointed : clicked;
+  const chosen = came.at(own);
+  const { model } = run.asked.body as { model: string };
+  const before = [...ids, ...came.slice(0, own).map(({ of }) => of.id)];
   const looked = chosen?.of.layers[layer]?.top_keys;
   const weights = new Map((looked?.keys[head] ?? []).map((position, i) => [position, looked?.weights[head]?.[i] ?? 0]));
   const name = headName(layerRef, head);
@@ -192,17 +226,20 @@ function Came({ run, layerRef, layer, head, at, choose, busy }: CameProps) {
       <p class="generated">
         {all.map((token, i) => {
           const weight = weights.get(i) ?? 0;
-          const own = i - prompt.length;
+          const at = i - prompt.length;
           const style = weight > 0.005 ? { background: colour(theme, weight), color: onColour(theme, weight) } : {};
-          return own < 0
+          return at < 0
             ? <span key={i} style={style} title={weight ? precise(weight, 3) : undefined}>{token}</span>
-            : <button key={i} type="button" style={style} title={weight ? precise(weight, 3) : undefined} aria-pressed={came[own] === chosen} onClick={() => choose(own)} onPointerEnter={(event) => event.pointerType === "mouse" && choose(own)} onFocus={() => choose(own)}>{token}</button>;
+            : <button key={i} type="button" style={style} title={weight ? precise(weight, 3) : undefined} aria-pressed={came[at] === chosen} onClick={() => go({ token: at })} onPointerEnter={(event) => event.pointerType === "mouse" && point(at)} onPointerLeave={() => point(null)} onFocus={() => point(at)} onBlur={() => point(null)}>{token}</button>;
         })}
         {busy && <span class="hint"> …</span>}
       </p>
-      {chosen && (
+      {chosen && !busy && <div class="fields"><Choice wide label={`Of ${shownToken(chosen.of.token)} show`} value={shown} set={(each) => go({ show: each })} options={SHOWN} /></div>}
+      {chosen && !busy && shown === "depends" && <DependsOn model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} named={(id) => (id === chosen.of.id ? shownToken(chosen.of.token) : undefined)} pick={(row, i) => go({ layer: row, head: i })} />}
+      {chosen && !busy && shown === "heads" && <HeadEffects model={model} layerRef={layerRef} heads={Array.from({ length: heads }, (_, i) => headName(layerRef, i))} tokens={before} edits={edits} chosen={{ id: chosen.of.id, name: shownToken(chosen.of.token), logprob: chosen.logprob }} />}
+      {chosen && (busy || !shown) && (
         <>
-          <p class="small">To choose <code>{shownToken(chosen.of.token)}</code>, with probability {precise(Math.exp(chosen.logprob), 3)} at temperature 1, {name} looked from the token before it at those that are marked. Point at another token that came to see what chose it; each head's {TOP_KEYS} largest weights are kept.</p>
+          <p class="small">To choose <code>{shownToken(chosen.of.token)}</code>, with probability {precise(Math.exp(chosen.logprob), 3)} at temperature 1, {name} looked from the token before it at those that are marked. Point at another token that came to see what chose it, and click to keep it; each head's {TOP_KEYS} largest weights are kept.</p>
           <Table caption={`The strongest key of each head for ${shownToken(chosen.of.token)}`} rows={chosen.of.layers} columns={[
             { head: "layer", header: true, cell: (each) => String(each.layer) },
             ...chosen.of.layers.reduce<number[]>((longest, { top_keys: { keys } }) => (keys.length > longest.length ? keys.map((_, i) => i) : longest), []).map((i) => ({

@@ -1,21 +1,23 @@
-/** ∂L/∂weights, and attributions to weights and heads. */
+/** Gradients: of a prediction through a whole model, or of one attention's output; and attributions to weights and heads. */
 
-import { Problem, callTensors } from "../api";
+import { Problem, call, callTensors } from "../api";
 import type { Asked } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
+import { DependsOn } from "../dependence";
 import { barScene, heatScene } from "../drawings";
 import { precise } from "../format";
 import { MOST_TOKENS } from "../limits";
 import { HeatMap } from "../heatmap";
 import { attributionOf, forwardOf, gradientsOf, headOf } from "../live";
 import type { Matrix } from "../matrix";
+import { shownToken } from "../model_subject";
 import { integer } from "../state";
 import { headTitle, parsed, subjectKey } from "../subject";
 import type { Subject } from "../subject";
 import type { Body, Tensor } from "../tensors";
-import type { Ran } from "../types";
-import { Area, Choice, Commands, Drawing, Export, FactList, Faulty, ProblemBox, RanTable, Table, Waiting } from "../ui";
+import type { Predictions, Ran } from "../types";
+import { Area, Choice, Commands, Drawing, Export, FactList, Faulty, Field, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
 const READOUT = '{"weight": [[1, 0], [0, 1]], "targets": [0, 1]}';
@@ -68,29 +70,28 @@ interface Gradients {
   importance: number[];
   rans: Record<string, Ran>;
   calls: Asked[];
-  /** L in words, where the request alone does not say it. */
-  about?: string;
 }
 
-/** L is the log-probability of the likeliest next token: exact gradients through all later layers of the model. */
-async function ofPrediction(subject: Subject, layer: number): Promise<Gradients> {
+/** L is the log-probability of a token: exact gradients through all later layers of the model. */
+async function ofPrediction(subject: Subject, layer: number, of: Body, crop: number, signal: AbortSignal): Promise<Gradients> {
   const { whole, layers } = subject;
   const { ref = "", heads, queries, keys } = layers[layer];
-  const body: Body = { ...whole?.input, layers: [/^\d+$/.test(ref) ? Number(ref) : ref], wrt: ["weights"] };
+  const body: Body = { ...whole?.input, of, layers: [/^\d+$/.test(ref) ? Number(ref) : ref], wrt: ["weights"] };
   const asked: Asked = { method: "POST", path: `v1/models/${encodeURIComponent(whole?.id ?? "")}/gradients`, body };
-  const [{ tensors }, ...own] = await Promise.all([callTensors(asked.path, body), ...heads.map((_, head) => subject.weights(layer, head))]);
-  const slopes = tensors["layers.0.gradients.weights"];
+  const [{ tensors }, ...own] = await Promise.all([callTensors(asked.path, body, signal), ...heads.map((_, head) => subject.weights(layer, head))]);
   const cells = queries.length * keys.length;
-  const products = slopes.data.map((slope, at) => slope * own[Math.floor(at / cells)].data[at % cells]);
+  const { data: effects } = tensors["layers.0.heads"]; // of all crops of an image
+  const data = tensors["layers.0.gradients.weights"].data.slice(crop * heads.length * cells, (crop + 1) * heads.length * cells);
+  const slopes = { shape: [heads.length, queries.length, keys.length], data };
+  const products = data.map((slope, at) => slope * own[Math.floor(at / cells)].data[at % cells]);
   const relevance = new Float32Array(cells);
   products.forEach((each, at) => (relevance[at % cells] += Math.max(0, each) / heads.length));
   return {
     slopes,
     tensors: { gradient_attention: { shape: slopes.shape, data: products }, relevance: { shape: [queries.length, keys.length], data: relevance } },
-    importance: Array.from(tensors["layers.0.heads"].data, Math.abs),
+    importance: heads.map((_, head) => Math.abs(effects.reduce((total, each, at) => (at % heads.length === head ? total + each : total), 0))),
     rans: {},
     calls: [asked],
-    about: `L is the log-probability that ${whole?.model} gives to the token that it finds likeliest after the text: ${precise(tensors.value.data[0])}. The gradient goes through all layers behind this one.`,
   };
 }
 
@@ -118,19 +119,76 @@ function Shown({ of, name, title, signed, queries, keys, facts }: ShownProps) {
   );
 }
 
-export function Gradient({ subject, layer, head }: SubjectProps) {
+const LIKELIEST = 12;
+
+/** The prediction of a whole model whose log-probability is L. */
+interface Predicted {
+  id: string;
+  input: Body;
+  told: Predictions;
+  at: number;
+  /** `position` and `token` of the request, where they are chosen. */
+  of: Body;
+}
+
+export function Gradient(props: SubjectProps) {
+  const { params } = usePage();
+  const { whole } = props.subject;
+  const at = integer(params.at, (whole?.tokens ?? 1) - 1, 0, (whole?.tokens ?? 1) - 1);
+  const id = whole?.id;
+  const input = whole?.input;
+  const reads = input !== undefined && "text" in input; // else a class is of the whole image
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${at}`, async (signal) => {
+    if (!id || !input) return { told: null };
+    const body = { ...input, top_k: LIKELIEST, ...(reads ? { positions: [at] } : {}) };
+    return { told: await call<Predictions>("POST", `v1/models/${encodeURIComponent(id)}/forward`, body, signal) };
+  });
+  if (!value) return busy ? <Waiting what="Asking the server for the prediction" /> : <ProblemBox problem={problem} />;
+  const wanted = params.predicted ?? "";
+  const token = /^#\d+$/.test(wanted) ? Number(wanted.slice(1)) : wanted;
+  const of = { ...(reads ? { position: at } : {}), ...(token === "" ? {} : { token }) };
+  // A model without a head predicts nothing, and is offered no gradient of it.
+  return <Shaped {...props} predicted={id && input && value.told?.predicts ? { id, input, told: value.told, at, of } : null} />;
+}
+
+/** The choice of the token whose log-probability is L, and what that depends on, token by token and patch by patch. */
+function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: string | undefined }) {
+  const { params, go } = usePage();
+  const { id, input, at, of, told: { predicts, predictions: [prediction], labels } } = predicted;
+  const wanted = params.predicted ?? "";
+  const known = prediction.top.some(({ id: each }) => wanted === `#${each}`);
+  const shown = (token: string) => (predicts === "class" ? token : shownToken(token));
+  const named = (each: number) => {
+    const found = prediction.top.find(({ id: one }) => one === each)?.token ?? (wanted && !wanted.startsWith("#") ? wanted : undefined);
+    return found === undefined ? undefined : shown(found);
+  };
+  const options = prediction.top.map(({ id: each, token, probability }): [string, string] => [`#${each}`, `${shown(token)} ${precise(probability, 3)}`]);
+  return (
+    <>
+      <div class="fields">
+        {predicts !== "class" && <Choice label={predicts === "own" ? "In the place of" : "After"} value={String(at)} set={(each) => go({ at: each, predicted: "" })} options={labels.tokens.map((each, i): [string, string] => [String(i), `${i} ${shownToken(each)}`])} />}
+        <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", "the likeliest"], ...options]} />
+        {predicts !== "class" && <Field label="Another token" hint="one token of the model" param="of.token" value={known ? "" : wanted} set={(each) => go({ predicted: each })} />}
+      </div>
+      <DependsOn model={id} input={input} of={of} named={named} picture={picture} pick={(layer, head) => go({ layer, head })} />
+    </>
+  );
+}
+
+function Shaped({ subject, layer, head, predicted }: SubjectProps & { predicted: Predicted | null }) {
   const { params, go, theme } = usePage();
   const { name, heads, queries, keys } = subject.layers[layer];
   const fits = Math.max(queries.length, keys.length) <= MOST_TOKENS.gradient;
   const chosen = params.attribution && params.attribution in ATTRIBUTIONS ? params.attribution : "gradient_attention";
   const { label: kind, method = chosen, signed = false, together = false } = ATTRIBUTIONS[chosen];
-  const predicts = Boolean(subject.whole?.generates) && subject.sequences === 1 && OF_PREDICTION.includes(chosen);
+  const predicts = predicted !== null && OF_PREDICTION.includes(chosen);
+  const of = predicts ? predicted.of : {};
   // The sum of the whole output would give every query the same gradient.
   const usual = predicts ? PREDICTION : subject.sequences === 1 ? `token:${queries.length - 1}` : "sum";
   const loss = params.loss ?? usual;
-  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${loss}/${loss === "readout" ? (params.readout ?? "") : ""}/${method}`, async (): Promise<Gradients | null> => {
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${loss}/${loss === "readout" ? (params.readout ?? "") : ""}/${method}/${loss === PREDICTION ? JSON.stringify(of) : ""}`, async (signal): Promise<Gradients | null> => {
     if (!fits) return null;
-    if (loss === PREDICTION && predicts) return ofPrediction(subject, layer);
+    if (loss === PREDICTION && predicts) return ofPrediction(subject, layer, of, integer(params.sequence, 0), signal);
     const live = await subject.live(layer);
     if (!live) return null;
     const sequence = integer(params.sequence, 0);
@@ -154,7 +212,7 @@ export function Gradient({ subject, layer, head }: SubjectProps) {
   const importance = value?.importance ?? [];
   const gap = chosen === "integrated" ? tensors["completeness.gap"]?.data[0] : undefined;
   const label = headTitle(subject, layer, head);
-  const options: [string, string][] = [...(predicts ? [[PREDICTION, "the log-probability of the next token"] as [string, string]] : []), ["sum", "the sum of the output"]];
+  const options: [string, string][] = [...(predicts ? [[PREDICTION, predicted.told.predicts === "class" ? "the log-probability of a class" : "the log-probability of a token"] as [string, string]] : []), ["sum", "the sum of the output"]];
   if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
   const title = together ? `${kind}, ${name}` : `${kind} of ${label}`;
   const shared = { queries, keys, facts: { loss, layer: name, head, importance } };
@@ -165,6 +223,13 @@ export function Gradient({ subject, layer, head }: SubjectProps) {
         <Choice wide label="Attribution" value={chosen} set={(each) => go({ attribution: each === "gradient_attention" ? "" : each })} options={Object.entries(ATTRIBUTIONS).map(([each, { label: text }]) => [each, text])} />
       </div>
       {loss === "readout" && <Faulty problem={problem}><Area label="Readout" hint="a linear classifier of each query's output: weight [classes, width], bias, and the class of each query as targets (−1: not counted)" param="readout" rows={3} value={params.readout ?? ""} placeholder={READOUT} set={(readout) => go({ readout })} /></Faulty>}
+      {predicts && loss === PREDICTION && (
+        <>
+          <OfPrediction predicted={predicted} picture={subject.picture} />
+          <h3>The weights of {label}</h3>
+          <p class="small">The gradient goes through all layers behind this one.</p>
+        </>
+      )}
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the gradients of ${label}`} />}
       {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v." : `it has more than ${MOST_TOKENS.gradient} tokens.`}</p>}
@@ -175,7 +240,6 @@ export function Gradient({ subject, layer, head }: SubjectProps) {
             ["most important head", heads[importance.indexOf(Math.max(...importance))]],
             ...(gap === undefined ? [] : [["gap of completeness", precise(gap)] as const]),
           ]} />
-          {value.about && <p class="small">{value.about}</p>}
           <div class="side">
             {slopes && <Shown of={slopes} name="gradient" title={`∂L/∂weights of ${label}`} signed {...shared} />}
             <Shown of={attributed} name={chosen} title={title} signed={signed} {...shared} />

@@ -12,7 +12,7 @@ import { matrix, row } from "../matrix";
 import { Patches } from "../patches";
 import { integer } from "../state";
 import { MOST_CELLS, subjectKey } from "../subject";
-import type { Subject } from "../subject";
+import type { Layer, Subject } from "../subject";
 import { stacked } from "../tensors";
 import type { Body, Tensor } from "../tensors";
 import type { Ran } from "../types";
@@ -26,6 +26,8 @@ const METHODS: Record<string, { label: string; about: string }> = {
   flow: { label: "maximum flow", about: "The largest flow from a token of the last layer to each input, where an edge carries at most its entry of (1 − r)A + rI (Abnar & Zuidema 2020)." },
   relevance: { label: "relevance", about: "R ← R + relevance · R over the layers, from R = I (Chefer et al. 2021). L of each layer is here the sum of its own attention's output, since the page has no gradient of the whole model." },
 };
+const STACKS: Partial<Record<string, string>> = { layers: "the text", vision: "the image" };
+const stackOf = ({ name }: Layer) => name.split(".")[0];
 const COMBINED: [string, string][] = [["mean", "mean"], ["max", "largest"], ["min", "smallest"]];
 
 /** The weights of the layers, or what is accumulated of them: `[layer, head, query, key]` or `[layer, query, key]`. */
@@ -45,9 +47,10 @@ async function inputs(subject: Subject, layers: number[], method: string, sequen
 
 export function Rollout({ subject }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const first = subject.layers[0];
-  const [stack] = first.name.split(".");
-  const usable = subject.layers.map((each, i) => ({ each, i })).filter(({ each }) => each.name.split(".")[0] === stack && !each.name.endsWith(".cross") && each.queries.length === each.keys.length && each.queries.length === first.queries.length && each.heads.length === first.heads.length);
+  const stacks = [...new Set(subject.layers.map(stackOf))].filter((each) => each !== "cross");
+  const stack = stacks.find((each) => each === params.stack) ?? stackOf(subject.layers[0]);
+  const first = subject.layers.find((each) => stackOf(each) === stack) ?? subject.layers[0];
+  const usable = subject.layers.map((each, i) => ({ each, i })).filter(({ each }) => stackOf(each) === stack && !each.name.endsWith(".cross") && each.queries.length === each.keys.length && each.queries.length === first.queries.length && each.heads.length === first.heads.length);
   const upto = integer(params.upto, usable.length, 1, usable.length);
   const fits = first.queries.length <= MOST_TOKENS.rollout && usable.length > 0;
   const { queries } = first;
@@ -56,7 +59,7 @@ export function Rollout({ subject }: SubjectProps) {
   const asks = method === "flow" && queries.length > MOST_FLOWS ? { queries: [query] } : {};
   const shared: Body = { combine: params.combine ?? "mean", residual: Number(params.residual ?? 0.5), discard: Number(params.discard ?? 0) };
   const body: Body = { method, ...(method === "relevance" ? {} : shared), ...asks };
-  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${upto}/${JSON.stringify(body)}`, async () => {
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${stack}/${upto}/${JSON.stringify(body)}`, async () => {
     if (!fits) return null;
     const layers = usable.slice(0, upto);
     const asked: Asked = subject.recording && method !== "relevance"
@@ -77,6 +80,7 @@ export function Rollout({ subject }: SubjectProps) {
     <>
       <div class="fields">
         <Choice label="Method" value={method} set={(each) => go({ method: each === "rollout" ? "" : each })} options={Object.entries(METHODS).map(([each, { label }]) => [each, label])} />
+        {stacks.length > 1 && <Choice label="Layers of" value={stack} set={(each) => go({ stack: each, upto: "", query: "" })} options={stacks.map((each) => [each, STACKS[each] ?? `the ${each}`])} />}
         <Choice label="Layers" value={String(upto)} set={(each) => go({ upto: each })} options={usable.map((_, i) => [String(i + 1), `the first ${i + 1}`])} />
         <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i) => [String(i), `${i} ${each}`])} />
         {method !== "relevance" && <Choice label="Heads in one" value={String(shared.combine)} set={(each) => go({ combine: each === "mean" ? "" : each })} options={COMBINED} />}

@@ -7,6 +7,7 @@ import { useLoaded, usePage } from "../context";
 import { heatScene } from "../drawings";
 import { bytes, precise, whole } from "../format";
 import { HeatMap } from "../heatmap";
+import { forgetKept, keep, keptOf } from "../kept";
 import { matrix } from "../matrix";
 import type { Matrix } from "../matrix";
 import { normal } from "../random";
@@ -18,11 +19,30 @@ import { matrixRows } from "./head";
 
 const CAPACITY = 512;
 
-/** The weights of the steps that this page made, by session: for each step its position and [head, key]. */
-const seen = new Map<string, { at: number; heads: Float32Array[] }[]>();
+/** The weights of a step: its position, and [head, key]. */
+interface Step {
+  at: number;
+  heads: ArrayLike<number>[];
+}
+
+/** The steps that this page made, by session. */
+const seen = new Map<string, Step[]>();
+const keptAs = (session: string) => `steps of ${session}`; // for the next load of this tab
+
+/** The steps of a session that this page, or this tab before a reload, has made. */
+function stepsOf(session: string): Step[] {
+  const known = seen.get(session) ?? (keptOf(keptAs(session)) as Step[] | null) ?? [];
+  seen.set(session, known);
+  return known;
+}
+
+function setSteps(session: string, steps: Step[]): void {
+  seen.set(session, steps);
+  keep(keptAs(session), steps.map(({ at, heads }) => ({ at, heads: heads.map((each) => Array.from(each)) })));
+}
 
 function stepsMatrix(session: string, head: number): { of: Matrix; queries: string[]; keys: string[] } {
-  const steps = seen.get(session) ?? [];
+  const steps = stepsOf(session);
   const most = steps.reduce((wide, { heads }) => Math.max(wide, heads[0].length), 0);
   const of = matrix(steps.length, most);
   steps.forEach(({ heads }, i) => of.data.set(heads[Math.min(head, heads.length - 1)], i * most));
@@ -54,7 +74,6 @@ export function SessionSteps() {
   };
   const open = () => work(async () => {
     const made = await call<SessionInfo>("POST", `v1/modules/${encodeURIComponent(name)}/sessions`, { capacity: CAPACITY });
-    seen.set(made.session, []);
     go({ decode: name, session: made.session });
   });
   const step = (many: number) => work(async () => {
@@ -69,7 +88,7 @@ export function SessionSteps() {
       const { shape, data: weights } = tensors.weights;
       const keys = shape.at(-1) ?? 1;
       const heads = Array.from({ length: weights.length / keys }, (_, h) => weights.slice(h * keys, (h + 1) * keys));
-      seen.set(session, [...(seen.get(session) ?? []), { at: length, heads }]);
+      setSteps(session, [...stepsOf(session), { at: length, heads }]);
       length = reply.length;
       setLast({ asked, ran: reply.ran });
     }
@@ -78,11 +97,12 @@ export function SessionSteps() {
   const forgetLast = () => work(async () => {
     if (!info) return;
     await call("POST", `v1/sessions/${encodeURIComponent(session)}/truncate`, { length: info.length - 1, at: info.length });
-    seen.set(session, (seen.get(session) ?? []).filter(({ at }) => at < info.length - 1));
+    setSteps(session, stepsOf(session).filter(({ at }) => at < info.length - 1));
   });
   const end = () => work(async () => {
     await call("DELETE", `v1/sessions/${encodeURIComponent(session)}`);
     seen.delete(session);
+    forgetKept(keptAs(session));
     go({ session: "" });
   });
   const shown = stepsMatrix(session, head);
@@ -107,7 +127,7 @@ export function SessionSteps() {
         <>
           <FactList facts={[["session", info.session.slice(0, 12)], ["tokens", whole(info.length)], ["held", whole(info.held)], ["bytes", bytes(info.bytes)], ["expires", info.expires_at.slice(11, 19)]]} />
           {shown.of.rows > 0 && <HeatMap of={shown.of} queries={shown.queries} keys={shown.keys} title={title} />}
-          {shown.of.rows > 0 && <p class="small">The last step's largest weight is {precise(Math.max(...shown.of.data.subarray((shown.of.rows - 1) * shown.of.columns)))}. Steps that were made before this page was opened are not shown.</p>}
+          {shown.of.rows > 0 && <p class="small">The last step's largest weight is {precise(Math.max(...shown.of.data.subarray((shown.of.rows - 1) * shown.of.columns)))}. Steps that another page made are not shown.</p>}
           {shown.of.rows > 0 && <Export of={{ name: "decode", scene: () => heatScene(shown.of, { theme, title, queries: shown.queries, keys: shown.keys }), rows: () => matrixRows(shown.of, shown.queries, shown.keys), json: () => ({ session, head, weights: shown.queries.map((each, i) => ({ query: each, weights: Array.from(shown.of.data.subarray(i * shown.of.columns, (i + 1) * shown.of.columns)) })) }) }} />}
           {last && <RanTable rans={{ step: last.ran }} />}
           <Commands calls={[last?.asked ?? null]} />

@@ -52,6 +52,7 @@ class Access:
         self._needed = needs_keys(settings)
         self._hosts = Hosts(settings.host, listed(settings.allowed_hosts), keys=self._needed)
         self._origins = frozenset(listed(settings.allowed_origins))
+        self._framed = bool(settings.frame_origins)
         self._keys = keys
         self._quotas = quotas
         limits = limits_of(settings)
@@ -74,7 +75,10 @@ class Access:
             self._hosts.check(headers)
             page = None
             if not _OF_PAGES.isdisjoint(headers):
-                page = check_site(scope.get("method", "GET"), scope.get("scheme", "http"), headers, self._origins)
+                framed = self._framed and scope["path"] == "/"
+                page = check_site(
+                    scope.get("method", "GET"), scope.get("scheme", "http"), headers, self._origins, framed=framed
+                )
         except AttentionError as error:
             return problems.render(error)(scope, receive, send)
         return (self._admit if page is None else self._for_pages)(scope, receive, send)

@@ -1,6 +1,6 @@
 """The headers of every reply that tell a browser what it may not do with it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 Lines = tuple[tuple[bytes, bytes], ...]
@@ -19,7 +19,8 @@ _DOCS: Final = (
 """Swagger UI and ReDoc begin with a script in the page, and make styles."""
 
 
-_FOR_ALL: Final[Lines] = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"))
+_UNFRAMED: Final = (b"x-frame-options", b"DENY")
+_FOR_ALL: Final[Lines] = ((b"x-content-type-options", b"nosniff"), _UNFRAMED)
 _FOR_DOCUMENTS: Final[Lines] = (
     *_FOR_ALL,
     (b"referrer-policy", b"no-referrer"),
@@ -27,7 +28,16 @@ _FOR_DOCUMENTS: Final[Lines] = (
 )
 SECURITY_HEADERS: Final[Lines] = ((b"content-security-policy", _NOTHING), *_FOR_ALL)
 """Replies that are no documents: they refer to nothing, and the access layer answers no page of another site."""
-PAGES: Final[Mapping[str, Lines]] = {"/": ((b"content-security-policy", _PAGE), *_FOR_DOCUMENTS)} | dict.fromkeys(
-    ("/docs", "/docs/oauth2-redirect", "/redoc"), ((b"content-security-policy", _DOCS), *_FOR_DOCUMENTS)
-)
-"""Headers of the paths that answer documents."""
+
+
+def page_headers(frame_origins: Sequence[str]) -> Mapping[str, Lines]:
+    """Return the headers of the paths that answer documents.
+
+    ``frame_origins``: the pages that may show the built-in page in a frame. X-Frame-Options has no word for them.
+    """
+    page: Lines = ((b"content-security-policy", _PAGE), *_FOR_DOCUMENTS)
+    if frame_origins:
+        framed = _PAGE.replace(b"frame-ancestors 'none'", b"frame-ancestors " + " ".join(frame_origins).encode())
+        page = ((b"content-security-policy", framed), *(line for line in _FOR_DOCUMENTS if line != _UNFRAMED))
+    documents: Lines = ((b"content-security-policy", _DOCS), *_FOR_DOCUMENTS)
+    return {"/": page} | dict.fromkeys(("/docs", "/docs/oauth2-redirect", "/redoc"), documents)

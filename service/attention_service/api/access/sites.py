@@ -60,10 +60,13 @@ class Hosts:
         )
 
 
-def check_site(method: str, scheme: str, headers: Headers, allowed: Collection[str]) -> str | None:
+def check_site(
+    method: str, scheme: str, headers: Headers, allowed: Collection[str], *, framed: bool = False
+) -> str | None:
     """Return the origin of a page of another site that may ask, or None. Raises Forbidden for any other such page.
 
-    scheme: that by which the request came.
+    scheme: that by which the request came. framed: True if its reply may be shown in a frame, by whom the reply's
+    ``frame-ancestors`` says.
     """
     site = headers.get(b"sec-fetch-site")
     if site is None and b"origin" not in headers:
@@ -75,7 +78,7 @@ def check_site(method: str, scheme: str, headers: Headers, allowed: Collection[s
         return None
     if site is None and origin is not None and _is_own(origin, scheme, headers):
         return None
-    if site is not None and _follows_a_link(method, headers):
+    if site is not None and _follows_a_link(method, headers, framed=framed):
         return None
     raise Forbidden.at(
         "Origin",
@@ -102,9 +105,10 @@ def _is_own(origin: str, scheme: str, headers: Headers) -> bool:
     return named == _PAGES.get(scheme) and rest.removesuffix(port) == host.removesuffix(port) != ""
 
 
-def _follows_a_link(method: str, headers: Headers) -> bool:
-    """True if the browser shows the reply in a window of its own, where no other page can read it."""
-    navigates = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+def _follows_a_link(method: str, headers: Headers, *, framed: bool) -> bool:
+    """True if the browser shows the reply in a window or a frame of its own, where no other page can read it."""
+    places = (b"document", b"iframe") if framed else (b"document",)
+    navigates = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") in places
     return navigates and method in {"GET", "HEAD"}
 
 

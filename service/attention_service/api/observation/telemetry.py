@@ -11,7 +11,7 @@ from attention_contract.errors import Cancelled, HeadTooLarge
 from attention_contract.wire import VERSION_HEADER
 from attention_service import __version__
 from attention_service.api import problems
-from attention_service.api.access.security_headers import PAGES, SECURITY_HEADERS
+from attention_service.api.access.security_headers import SECURITY_HEADERS, page_headers
 from attention_service.api.bodies.negotiation import HEADERS, Headers, check_head
 from attention_service.api.http_limits.connection_limits import CAME, CROWDED
 from attention_service.api.observation.access_log import AccessLog, Answered
@@ -19,7 +19,7 @@ from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.tracing import add_spans
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import Later, RequestTiming, timing
-from attention_service.settings import Settings
+from attention_service.settings import Settings, listed
 
 REQUEST_ID: Final = b"x-request-id"
 VERSION: Final = (VERSION_HEADER.encode(), __version__.encode())
@@ -66,6 +66,7 @@ class Observe:
         self.app = app
         self._requests = requests
         self._settings = settings
+        self._pages = page_headers(listed(settings.frame_origins))
         self._sends_request_id = sends_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +79,7 @@ class Observe:
         scope[HEADERS] = headers = dict(scope["headers"])
         identity = new_identity(headers)
         problems.request_id.set(identity)
-        safety = PAGES.get(scope["path"], SECURITY_HEADERS)
+        safety = self._pages.get(scope["path"], SECURITY_HEADERS)
         noted = RequestTiming()
         timing.set(noted)
         state = scope.get("state", {})

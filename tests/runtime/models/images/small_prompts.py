@@ -1,5 +1,6 @@
 """Small models that read text with images, with random parameters and processors, beside their eager selves."""
 
+import json
 from functools import cache
 
 import transformers
@@ -143,6 +144,16 @@ def processor(kind):
     made = whole(*(parts.get(name) for name in whole.get_attributes()), **own)
     made.chat_template = TEMPLATE.replace("MARK", f"' {made.image_token} '")
     return made
+
+
+def save(folder, kind):
+    """Save a model that reads text with images, as a checkpoint has it."""
+    made = processor(kind)
+    for part in (eager(kind), made.tokenizer, made.image_processor):
+        part.save_pretrained(folder)
+    own = {"processor_class": type(made).__name__, **PROMPTS[kind][3]}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    (folder / "chat_template.jinja").write_text(made.chat_template)
 
 
 @cache

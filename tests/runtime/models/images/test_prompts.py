@@ -127,7 +127,7 @@ def test_rows_of_an_image_of_any_resolution_end_in_a_token_that_is_no_patch():
     labels, tokens = reply.labels, reply.labels.tokens[: -len(TEXT.split())]
     assert tokens[:16] == [f"[{row},{column}]/0" for row in range(4) for column in range(4)]
     assert tokens[16:25] == [*(f"[0,{column}]/1" for column in range(4)), *(f"[0,{column}]/2" for column in range(4)),
-                             "<image>"]  # fmt: skip
+                             "row end"]  # fmt: skip
     assert [at for at, each in enumerate(labels.patches[: len(tokens)]) if each is None] == [24, 33, 42, 51]
     assert (labels.rectangles[0], labels.rectangles[16]) == ((0, 0, 15, 7.5), (0, 0, 7.5, pytest.approx(7, abs=0.6)))
 

@@ -30,6 +30,8 @@ from attention_service.runtime.models.model_loading import image_tokens
 
 _MERGES: Final = range(1, 17)
 """Sides of the squares of patches that may become one token."""
+ROW_END: Final = "row end"
+"""The label of a token that ends a row of patches."""
 _OF_TEXT: Final = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Arguments that have a number for each token."""
 
@@ -109,12 +111,13 @@ class PromptInputs(InputReader):
         self._check_apart(tokens.ids, made, field)
         crops = [self.crops(*image.size) for image in images]
         ids = torch.tensor([tokens.ids], device=self._device)
-        patches = self._patches(tokens.ids, crops, made)
+        parts = self._parts(tokens.ids, crops, made)
         tiled = any(len(several) > 1 for several in crops)
         names = [
-            name if patch is None else patch_name(patch, len(images), crops=tiled)
-            for name, patch in zip(self.readable(tokens.ids), patches, strict=True)
+            patch_name(part, len(images), crops=tiled) if isinstance(part, Patch) else part or name
+            for name, part in zip(self.readable(tokens.ids), parts, strict=True)
         ]
+        patches = [part if isinstance(part, Patch) else None for part in parts]
         stack = Stack(ids, None, [tokens.spans], [names], [patches])
         return Inputs(False, stack, None, self._arguments(made), self._vision_stack(made, crops))
 
@@ -201,11 +204,13 @@ class PromptInputs(InputReader):
                 f"{field}: two images stand side by side; the model needs a token between", param=field
             )
 
-    def _patches(self, ids: Sequence[int], crops: Sequence[Sequence[Crop]], made: dict[str, Any]) -> list[Patch | None]:
-        """The patch that each token is; none where the tokens are not squares of patches, as the ends of rows are."""
-        found: list[Patch | None] = [None] * len(ids)
+    def _parts(
+        self, ids: Sequence[int], crops: Sequence[Sequence[Crop]], made: dict[str, Any]
+    ) -> list[Patch | str | None]:
+        """The patch that each token is, or ``ROW_END``; None for other tokens, also of squares that are no patches."""
+        found: list[Patch | str | None] = [None] * len(ids)
         places = [at for at, each in enumerate(ids) if each == self._image_token]
-        told: list[Patch | None]
+        told: Sequence[Patch | str | None]
         if self._pack is not None and "image_sizes" in made:
             told = self._packed(self._pack, crops, made["image_sizes"])
         else:
@@ -215,12 +220,14 @@ class PromptInputs(InputReader):
                 found[at] = patch
         return found
 
-    def _packed(self, pack: Callable[..., Any], crops: Sequence[Sequence[Crop]], sizes: Tensor) -> list[Patch | None]:
+    def _packed(
+        self, pack: Callable[..., Any], crops: Sequence[Sequence[Crop]], sizes: Tensor
+    ) -> list[Patch | str | None]:
         """The patches in the order in which the model packs them, which is given their numbers in place of features.
 
-        Where it mixes neighbours, since there are too many, a token is no patch.
+        Where it mixes neighbours, since there are too many, a token is no patch. It puts −1 at the ends of rows.
         """
-        found: list[Patch | None] = []
+        found: list[Patch | str | None] = []
         for image, (several, size) in enumerate(zip(crops, sizes, strict=True)):
             patches = [each for number, crop in enumerate(several) for each in crop.patches(image, number)]
             numbers = torch.arange(len(patches), dtype=torch.float64).view(len(several), -1, 1)
@@ -229,7 +236,9 @@ class PromptInputs(InputReader):
             told: list[float] = packed.flatten().tolist()
             mixed = any(each != int(each) for each in told)
             known = len(patches) // len(several) if mixed else len(told)
-            found += [patches[int(each)] if each >= 0 and at < known else None for at, each in enumerate(told)]
+            found += [
+                ROW_END if each == -1 else patches[int(each)] if at < known else None for at, each in enumerate(told)
+            ]
         return found
 
     def _vision_stack(self, made: dict[str, Any], crops: Sequence[Sequence[Crop]]) -> Stack:

@@ -200,14 +200,16 @@ def one_of_two(folder: Path, rounds: int) -> Outcome:
             client.modules.create("decoder", {**CONFIG, "spec": spec}, seed=1)
         with ThreadPoolExecutor(4) as threads:
             callers = [threads.submit(work, index) for index in range(2) for work in (load.write, load.decode)]
-            for _ in range(rounds):
-                time.sleep(rng.uniform(0.1, 1.0))
-                victim = rng.randrange(2)
-                running[victim].process.send_signal(signal.SIGKILL)
-                slots[victim].close()
-                running[victim] = start(victim)
-                time.sleep(_CHECKED_S)
-            load.ended.set()
+            try:
+                for _ in range(rounds):
+                    time.sleep(rng.uniform(0.1, 1.0))
+                    victim = rng.randrange(2)
+                    running[victim].process.send_signal(signal.SIGKILL)
+                    slots[victim].close()
+                    running[victim] = start(victim)
+                    time.sleep(_CHECKED_S)
+            finally:
+                load.ended.set()
             for each in callers:
                 outcome.broken += [repr(each.exception())] if each.exception() else []
     outcome.broken += load.faults

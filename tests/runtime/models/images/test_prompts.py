@@ -137,9 +137,10 @@ def test_patches_that_a_model_mixes_have_no_place():
     made.vision_aspect_ratio = model.config.vision_aspect_ratio = "anyres_max_1"
     mixing = LoadedModel("mixing", model, tokenizer(), Device.open("cpu"), made)
     labels = mixing.forward(ModelForwardRequest(text=TEXT, images=[sent(noise(60, 60))])).labels
-    places = labels.tokens.count("<image>")
+    places, ends = labels.tokens.count("<image>"), labels.tokens.count("row end")
     assert labels.patches[:16] == [(0, row, column) for row in range(4) for column in range(4)]
-    assert places == len(labels.tokens) - 16 - len(TEXT.split()) == 4 * 5
+    assert places + ends == len(labels.tokens) - 16 - len(TEXT.split()) == 4 * 5
+    assert ends == 4
     mixing.close()
 
 

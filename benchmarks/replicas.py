@@ -78,6 +78,7 @@ def rates(processes: tuple[int, ...], rounds: int, folder: Path) -> Iterator[str
                     for n, loads in found.items()
                 ),
             )
+            yield ""
 
 
 def _found(

@@ -1,7 +1,6 @@
 """deploy/scale: several processes behind a real HAProxy, which finds the process of a session by its header."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +19,10 @@ import yaml
 from attention_client import Client
 from tests.conftest import eventually
 from tests.docs.snippets import ROOT
+from tests.proof.chaos import haproxy
 
 FOLDER = ROOT / "deploy" / "scale"
-HAPROXY = shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
+HAPROXY = haproxy()
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="needs HAProxy: apt-get install haproxy")
 CONFIG = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
 X = np.random.default_rng(0).standard_normal((1, 20, 8)).astype(np.float32)
@@ -79,12 +79,10 @@ def _is_ready(url: str) -> bool:
 
 @needs_haproxy
 def test_the_proxy_reads_its_configuration():
-    for servers in (FOLDER / "containers.cfg",):
-        read = subprocess.run(
-            [HAPROXY, "-c", "-f", FOLDER / "haproxy.cfg", "-f", servers], capture_output=True, text=True, check=False
-        )
-        assert read.returncode == 0, read.stderr
-        assert "[WARNING]" not in read.stderr
+    command = [HAPROXY, "-c", "-f", FOLDER / "haproxy.cfg", "-f", FOLDER / "containers.cfg"]
+    read = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    assert "[WARNING]" not in read.stderr
 
 
 def test_compose_starts_containers_of_the_same_service_behind_the_proxy():

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attention_contract.errors import ModuleNotFound, VersionMismatch
-from attention_service.api.access.api_keys import divided
+from attention_service.api.access.api_keys import divided, limits_of
 from attention_service.api.endpoint import Call, Handler
 from attention_service.api.http_limits.descriptors import MAX_CONNECTIONS
 from attention_service.settings import Settings
@@ -13,11 +13,9 @@ def share_of(settings: Settings) -> Settings:
     """The settings of one of ``replicas`` processes. The engine divides the memory, once it knows the device."""
     if settings.replicas == 1:
         return settings
-    stated = settings.model_dump(exclude_none=True)
-    of_callers = {name.removeprefix("caller_"): value for name, value in stated.items() if name.startswith("caller_")}
-    shares = {f"caller_{name}": share for name, share in divided(of_callers, settings.replicas).items()}
-    connections = {"max_connections": settings.max_connections or MAX_CONNECTIONS}
-    return settings.model_copy(update=shares | divided(connections, settings.replicas))
+    of_callers = divided(limits_of(settings).model_dump(exclude_none=True), settings.replicas)
+    connections = divided({"max_connections": settings.max_connections or MAX_CONNECTIONS}, settings.replicas)
+    return settings.model_copy(update={f"caller_{name}": share for name, share in of_callers.items()} | connections)
 
 
 def following(handler: Handler) -> Handler:

@@ -74,7 +74,7 @@ gpu-hour: $(VENV)/.dev ## Test and measure a GPU: tests, claims, benchmarks, ven
 bench-peers: $(VENV)/.dev ## Install other servers, each apart, and measure them beside this one, into benchmarks/results
 	$(BIN)/python -m benchmarks.serving --peers --output benchmarks/results/peers.md $(ARGS)
 
-check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Python and TypeScript, and ask a server by each
+check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Python, TypeScript and Go, and ask a server by each
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients
 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)

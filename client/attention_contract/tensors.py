@@ -317,13 +317,13 @@ def nested(array: NDArray[Any]) -> Any:
 
 _SCHEMAS: Final = "#/components/schemas/"
 _NUMBERS: Final[list[dict[str, Any]]] = [
-    {"type": "number"},
+    {"type": "number", "format": "double"},
     {"type": "boolean"},
     {"$ref": f"{_SCHEMAS}NonFinite"},
 ]
 _FORM: Final[dict[str, Any]] = {
     "dtype": {"$ref": f"{_SCHEMAS}TensorDtype"},
-    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_RANK},
+    "shape": {"type": "array", "items": {"type": "integer", "format": "int64", "minimum": 0}, "maxItems": MAX_RANK},
 }
 
 
@@ -339,7 +339,7 @@ TENSOR_SCHEMAS: Final[dict[str, Any]] = {
     "Tensor": {
         "title": "Tensor",
         "description": "A number, nested lists of numbers, or an object with dtype, shape and flat data or base64.",
-        "anyOf": [
+        "oneOf": [  # of anyOf, openapi-generator makes one class with the fields of all
             *_NUMBERS,
             {"type": "array", "items": {}},  # of itself; generators do not read a union that contains itself
             {"$ref": f"{_SCHEMAS}TensorNumbers"},

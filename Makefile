@@ -24,7 +24,7 @@ ARGS ?=
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients schemathesis fuzz soak chaos constraints clean
+.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients release schemathesis fuzz soak chaos constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -46,7 +46,7 @@ test-web: $(VENV)/.dev ## Test the page in a browser (Debian's chromium; skipped
 test-all: $(VENV)/.dev ## Run every test, the long walks too
 	$(PYTEST) --durations=15 $(ARGS)
 
-check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and compose file
+check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile, compose file, workflows and citation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p attention_contract -p attention_pictures -p attention_transformers -p attention_client -p attention_service
@@ -54,8 +54,10 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile and 
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.web.built_page
-	$(BIN)/hadolint Dockerfile
+	$(BIN)/hadolint Dockerfile deploy/space/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 demo: $(VENV)/.server ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder, ATTENTION_URL=…)
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -76,6 +78,9 @@ bench-peers: $(VENV)/.dev ## Install other servers, each apart, and measure them
 
 check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Python, TypeScript and Go, and ask a server by each
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients
+
+release: | $(BIN)/python ## Build sdist, wheel, SBOM, images and chart, and try the wheel (VERSION=X.Y.Z names the version first)
+	$(BIN)/python deploy/release.py $(VERSION)
 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)

@@ -95,6 +95,14 @@ def check_text(size: TextSize, items: int | None = None) -> None:
 
 def from_json(text: Text, what: str = "the body") -> dict[str, Any]:
     """Read a JSON object. Raises Unreadable for any other text and calls it ``what``."""
+    value = json_value(text, what)
+    if not isinstance(value, dict):
+        raise Unreadable(f"{what} is not a JSON object but {type(value).__name__}")
+    return value
+
+
+def json_value(text: Text, what: str) -> Any:
+    """Read any JSON value. Raises Unreadable for a text that is none, and calls it ``what``."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as fault:
@@ -103,8 +111,6 @@ def from_json(text: Text, what: str = "the body") -> dict[str, Any]:
         near = bytes(text[max(fault.pos - 1, 0) : fault.pos + 9])
         advice = '; write NaN and Infinity as strings, as in "NaN"' if _NON_FINITE.search(near) else ""
         raise Unreadable(f"{what} is not JSON: {clip(fault.msg)} at character {fault.pos}{advice}") from None
-    if not isinstance(value, dict):
-        raise Unreadable(f"{what} is not a JSON object but {type(value).__name__}")
     if len(text) > 2 * MAX_DEPTH:  # a shorter text has no room for so many brackets
         _count_lists(value, what)
     return value
@@ -129,7 +135,7 @@ def read_json(text: Text, model: type[BaseModel], size: TextSize | None = None) 
         data = from_json(text)
         _check_names(data, model)
         for name, value in data.items():
-            if isinstance(value, list) and name not in _tensor_fields(model):
+            if isinstance(value, list) and name not in tensor_fields(model):
                 _check_length(name, len(value))
     return data
 
@@ -167,7 +173,7 @@ def _find_arrays(values: dict[str, Any], model: type[BaseModel]) -> dict[tuple[s
     arrays = {}
     for name, value in values.items():
         if isinstance(value, simdjson.Array):
-            if name not in _tensor_fields(model):
+            if name not in tensor_fields(model):
                 _check_length(name, len(value))
             elif (array := _numbers(value)) is not None:
                 arrays[name, ""] = array
@@ -180,7 +186,7 @@ def _find_arrays(values: dict[str, Any], model: type[BaseModel]) -> dict[tuple[s
 
 def _is_small_map(name: str, value: Any, model: type[BaseModel]) -> bool:
     """True for a map of tensors with few names. simdjson finds a name by going through all before it."""
-    small = isinstance(value, simdjson.Object) and name in _tensor_maps(model) and len(value) <= _MAX_MAPPED
+    small = isinstance(value, simdjson.Object) and name in tensor_maps(model) and len(value) <= _MAX_MAPPED
     return small and not _has_zero(value)
 
 
@@ -273,7 +279,7 @@ def _check_names(data: Any, model: type[BaseModel]) -> None:
 
 
 @cache
-def _tensor_fields(model: type[BaseModel]) -> frozenset[str]:
+def tensor_fields(model: type[BaseModel]) -> frozenset[str]:
     """The names on the wire of the fields that are tensors themselves."""
     return frozenset(
         field.alias or name
@@ -283,7 +289,7 @@ def _tensor_fields(model: type[BaseModel]) -> frozenset[str]:
 
 
 @cache
-def _tensor_maps(model: type[BaseModel]) -> frozenset[str]:
+def tensor_maps(model: type[BaseModel]) -> frozenset[str]:
     """The fields that map names to tensors."""
     return frozenset(
         name

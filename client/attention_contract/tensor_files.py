@@ -74,8 +74,7 @@ def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
     A model with a ``file_entry`` is a file of its own kind and has this entry whatever ``entry`` says.
     """
     entry = _entry_of(type(model), entry)
-    tensors: list[NamedTensor] = []
-    rest = _take_tensors(model, "", tensors)
+    rest, tensors = taken_apart(model)
     header: dict[str, Any] = {"__metadata__": {entry: orjson.dumps(rest).decode()}}
     pieces: list[bytes | memoryview] = []
     offset = 0
@@ -95,6 +94,12 @@ def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
 @cache  # pydantic's classes take long to say that they have no such attribute
 def _entry_of(model: type[BaseModel], entry: Entry) -> Entry:
     return getattr(model, "file_entry", entry)
+
+
+def taken_apart(model: BaseModel) -> tuple[dict[str, Any], list[NamedTensor]]:
+    """The data of a model without its tensors, and the tensors, each under its dotted field name."""
+    tensors: list[NamedTensor] = []
+    return _take_tensors(model, "", tensors), tensors
 
 
 def _take_tensors(value: Any, path: str, tensors: list[NamedTensor]) -> Any:

@@ -196,11 +196,15 @@ def _from_flat(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArr
         raise TensorFault(f"shape {list(shape)} takes {math.prod(shape)} numbers, got {len(data)}")
     if any(issubclass(kind, list | dict) for kind in set(map(type, data))):
         raise TensorFault("data is nested; expected a flat list of numbers, row by row")
-    numbers = _from_numbers(data) if data else np.zeros(0, dtype)
-    if dtype.kind in "bi":
-        if numbers.dtype.kind != dtype.kind or (data and _outside(numbers, dtype)):
+    return typed(_from_numbers(data) if data else np.zeros(0, dtype), dtype, shape)
+
+
+def typed(numbers: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Numbers of JSON, row by row, as a tensor of a dtype. Raises TensorFault where one of them does not fit it."""
+    if numbers.size and dtype.kind in "bi":
+        if numbers.dtype.kind != dtype.kind or _outside(numbers, dtype):
             raise TensorFault(f"data does not fit dtype {_NAMES[dtype]}")
-    elif numbers.dtype.kind == "b" and data:
+    elif numbers.size and numbers.dtype.kind == "b":
         raise TensorFault(f"data is true and false; expected numbers for dtype {_NAMES[dtype]}")
     return cast(numbers, _NAMES[dtype]).reshape(shape)
 

@@ -84,6 +84,9 @@ class Settings(BaseSettings):
     max_connections and the callers' limits are those of all of them, and each takes its share; each has a GPU of its
     own. Modules that are not durable are refused."""
 
+    oip: bool = False
+    """Answer the Open Inference Protocol (version 2, REST) under /v2 too, for clients of Triton and KServe."""
+
     hub: bool = False
     """Let callers fetch checkpoints from the Hugging Face hub into the model repository."""
 

@@ -87,7 +87,7 @@ def test_chunked_by_hand(http):
     assert answer.json()["output"] == x.tolist()
 
 
-@pytest.mark.parametrize("coding", ["compress", "deflate", "br"])
+@pytest.mark.parametrize("coding", ["compress", "identity, gzip", "br"])
 def test_an_unsupported_coding_is_refused(http, coding):
     """test_content_encoding_unsupported_client."""
     refused = problem(send(http, as_file(np.zeros((1, 8), np.float32)), **{"content-encoding": coding}))

@@ -4,6 +4,7 @@ import copy
 import gzip
 import json
 import random
+import zlib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -88,7 +89,9 @@ _SEEDS: Final = {
     "tensor": lambda: (json.dumps(each).encode() for each in ODD),
     "frame": _frames,
     "content_coding": lambda: (
-        prefix + pack(data) for prefix, pack in ((b"\0", gzip.compress), (b"\1", zstd.compress)) for data in _json()
+        prefix + pack(data)
+        for prefix, pack in ((b"\0", gzip.compress), (b"\1", zstd.compress), (b"\2", zlib.compress))
+        for data in _json()
     ),
     "negotiated_headers": lambda: iter(
         [

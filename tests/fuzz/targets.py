@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -155,7 +156,7 @@ def content_coding(data: bytes) -> bool:
     """Decompress a body. The first byte chooses the coding."""
     if not data:
         return False
-    coding, pack = ((b"gzip", gzip.compress), (b"zstd", zstd.compress))[data[0] & 1]
+    coding, pack = ((b"gzip", gzip.compress), (b"zstd", zstd.compress), (b"deflate", zlib.compress))[data[0] % 3]
     try:
         body = _LOOP.run_until_complete(_unpacked(data[1:], coding))
     except AttentionError as error:

@@ -31,6 +31,7 @@ from attention_service.api.observation.access_log import AccessLog
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.telemetry import Observe, RequestLog
 from attention_service.api.observation.tracing import telemetry_config
+from attention_service.api.oip.v2_routes import v2_routes
 from attention_service.api.replicas import share_of
 from attention_service.api.residency import keep_within_budget
 from attention_service.api.routes import make_routes
@@ -121,6 +122,8 @@ def create_app(
     app.state.streams = SessionStreams(requests, quotas)
     metrics.watch_streams(app.state.streams)
     app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))
+    if settings.oip:
+        app.router.routes += v2_routes(siblings=settings.replicas > 1)
     server: Any = {"tags": ["server"]}
     app.add_api_route(
         "/metrics", metrics.page, name="metrics", operation_id="metrics", response_class=_PlainText, **server

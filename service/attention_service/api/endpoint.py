@@ -82,6 +82,23 @@ def call_of(scope: Scope) -> Call:
     return Call(state.engine, state.settings, headers, scope["path_params"], pin, deadline)
 
 
+async def serve(
+    answer: Callable[[Scope, Receive, Body], Awaitable[ASGIApp]], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Send what ``answer`` makes of a request, or the error that it raises. Its memory is held until that is sent."""
+    memory = Body(scope["app"].state.engine.host)
+    try:
+        try:
+            response = await answer(scope, receive, memory)
+        except AttentionError as error:
+            memory.give_back()
+            response = problems.render(error)
+            problems.forget(error)
+        await response(scope, receive, send)
+    finally:
+        memory.give_back()
+
+
 class OperationRoute(APIRoute):
     """The route of an operation. It answers HEAD like GET, as Starlette's routes do and FastAPI's do not."""
 
@@ -110,19 +127,8 @@ class OperationRoute(APIRoute):
             return self.app(scope, receive, send)
         return super().handle(scope, receive, send)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp
-        memory = Body(scope["app"].state.engine.host)
-        try:
-            try:
-                answer = await self._answer(scope, receive, memory)
-            except AttentionError as error:
-                memory.give_back()
-                answer = problems.render(error)
-                problems.forget(error)
-            await answer(scope, receive, send)
-        finally:
-            memory.give_back()
+    def _serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return serve(self._answer, scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, memory: Body) -> ASGIApp:
         """The response, whose memory is held until it is sent."""
@@ -136,7 +142,7 @@ class OperationRoute(APIRoute):
             options = pictures.options_of(query_of(scope), operation)
         body = await read_request(scope, call.headers, receive, operation, call.settings, memory)
         if call.pin is not None:
-            body = _pinned(body, call.pin)
+            body = pinned(body, call.pin)
         if drawn:
             facts, heads = _facts(call, operation, body)
             body = pictures.with_needs(body, options, heads, facts.get("past", 0))
@@ -221,7 +227,7 @@ def _etag(given: str | None, name: str) -> str | None:
     return tag[1:-1]
 
 
-def _pinned(body: Any, pin: str) -> Any:
+def pinned(body: Any, pin: str) -> Any:
     """The body with the version that If-Match names, if it can carry one."""
     if body is None or "version" not in type(body).model_fields:
         return body

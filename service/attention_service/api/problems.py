@@ -24,6 +24,7 @@ from attention_contract.errors import (
     from_problem,
 )
 from attention_contract.wire import JSON, to_json
+from attention_service.api.oip.v2_errors import is_v2, v2_error, v2_status
 from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_error, openai_headers, openai_status
 from attention_service.runtime.request_timing import timing
 
@@ -53,7 +54,7 @@ def render(error: AttentionError) -> Response:
 
 
 class ProblemResponse(Response):
-    """An error as a problem document; on the paths of OpenAI's API, as its clients read it."""
+    """An error as a problem document; on the paths of other protocols, as their clients read it."""
 
     def __init__(self, error: AttentionError, headers: Mapping[str, str]) -> None:
         super().__init__(to_json(error.to_problem()), error.status, headers, PROBLEM_MEDIA_TYPE)
@@ -65,6 +66,9 @@ class ProblemResponse(Response):
             self.status_code, self.body = openai_status(self._error), to_json(openai_error(self._error))
             told = {"content-type": JSON, "content-length": str(len(self.body)), **openai_headers(self._error)}
             self.headers.update(told)
+        elif is_v2(scope):
+            self.status_code, self.body = v2_status(self._error), to_json(v2_error(self._error))
+            self.headers.update({"content-type": JSON, "content-length": str(len(self.body))})
         await super().__call__(scope, receive, send)
 
 

@@ -19,7 +19,7 @@ from attention_contract.wire import VERSION_HEADER
 from attention_service.api import problems
 from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, read_keys
 from attention_service.api.access.quotas import Quotas
-from attention_service.api.access.scopes import HELD, OPEN_PATHS
+from attention_service.api.access.scopes import HELD, OPEN_PATHS, OPEN_V2_PATHS
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
 from attention_service.api.bodies.negotiation import HEADERS, Headers
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
@@ -53,6 +53,7 @@ class Access:
         self._hosts = Hosts(settings.host, listed(settings.allowed_hosts), keys=self._needed)
         self._origins = frozenset(listed(settings.allowed_origins))
         self._framed = bool(settings.frame_origins)
+        self._open = OPEN_PATHS | OPEN_V2_PATHS if settings.oip else OPEN_PATHS
         self._keys = keys
         self._quotas = quotas
         limits = limits_of(settings)
@@ -66,7 +67,7 @@ class Access:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request, or let it in."""
-        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
+        if scope["type"] == "lifespan" or scope["path"] in self._open:
             return self.app(scope, receive, send)
         lines, headers = scope["headers"], scope[HEADERS]
         try:

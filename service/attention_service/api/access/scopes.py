@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_contract.errors import Forbidden
-from attention_contract.operations import ANY_KEY, INFER, METRICS, OPERATIONS, Scopes
+from attention_contract.operations import ANY_KEY, INFER, INSPECT, MANAGE, METRICS, NO_KEY, OPERATIONS, SEE, Scopes
 from attention_service.api import problems
 from attention_service.api.access.audit import AUDITED, Audited
 
@@ -17,6 +17,20 @@ HELD: Final = "attention.scopes"
 SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType(
     {operation.name: operation.scopes for operation in OPERATIONS}
     | {"metrics": METRICS, "session_stream": INFER}
+    | {
+        "v2_live": NO_KEY,
+        "v2_ready": NO_KEY,
+        "v2_server": ANY_KEY,
+        "v2_not_supported": ANY_KEY,
+        "v2_metadata": SEE,
+        "v2_config": SEE,
+        "v2_model_ready": SEE,
+        "v2_index": SEE,
+        "v2_statistics": INSPECT,
+        "v2_infer": INFER,
+        "v2_load": MANAGE,
+        "v2_unload": MANAGE,
+    }
     | dict.fromkeys(
         (
             "page",
@@ -32,6 +46,9 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType(
 )
 """The scopes of each route by its name. One of them is enough."""
 OPEN_PATHS: Final = frozenset(operation.path for operation in OPERATIONS if not operation.scopes)
+"""The paths that need no key."""
+OPEN_V2_PATHS: Final = frozenset(f"/v2/health/{state}{end}" for state in ("live", "ready") for end in ("", "/"))
+"""Paths of the Open Inference Protocol that need no key."""
 
 
 def require_scopes(routes: Iterable[BaseRoute]) -> None:

@@ -6,6 +6,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -32,7 +33,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-ModelT = TypeVar("ModelT", bound=WireModel)
+ReadT = TypeVar("ReadT")
 UNCOUNTED: Final = 32 * 1024
 """Largest body in bytes that is not counted."""
 _INLINE_HEADER: Final = 2**16
@@ -53,7 +54,7 @@ _SLICE: Final = 2**16
 _UNCHECKED: Final = 2**23
 """Decompressed bytes up to which the ratio of compression is not checked."""
 _MOST_MEMBERS: Final = 1024
-"""Members of a gzip file, or frames of zstd. Each costs time, even an empty one."""
+"""Members of a gzip or zlib stream, or frames of zstd. Each costs time, even an empty one."""
 _WINDOW: Final = 27
 """The largest window of zstd, as a power of 2: that of ``zstd --long`` (RFC 8878 recommends 8 MiB)."""
 
@@ -88,9 +89,9 @@ async def read_request(
 
 
 async def parsed(
-    body: memoryview, read: Callable[[memoryview, TextSize | None], ModelT], media_type: str, settings: Settings,
+    body: memoryview, read: Callable[[memoryview, TextSize | None], ReadT], media_type: str, settings: Settings,
     memory: Body,
-) -> ModelT:  # fmt: skip
+) -> ReadT:  # fmt: skip
     """A body, or a message of a stream, as ``read`` makes it of its bytes and of the size of its text, if it is JSON.
 
     A thread reads what takes long. Raises what ``read`` and ``memory`` raise, and BodyTooLarge for a text with more
@@ -242,25 +243,25 @@ async def _decompressed(body: memoryview, coding: str, room: _Room, ratio: float
         whole += piece
 
 
-def _gunzip(body: memoryview) -> Iterator[tuple[int, bytes]]:
+def _inflate(body: memoryview, coding: str, wbits: int) -> Iterator[tuple[int, bytes]]:
     """Yield the pieces of the content, each with the number of bytes that were read so far."""
     at = members = 0
     while at < len(body):
         members += 1
         if members > _MOST_MEMBERS:
-            raise _broken("gzip")
-        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            raise _broken(coding)
+        member = zlib.decompressobj(wbits=wbits)
         while not member.eof:
             given = body[at : at + _SLICE]  # what is not consumed is copied, so it is given little at a time
             try:
                 piece = member.decompress(given, _STEP)
             except zlib.error:
-                raise _broken("gzip") from None
+                raise _broken(coding) from None
             at += len(given) - len(member.unconsumed_tail) - len(member.unused_data)
             if piece:
                 yield at, piece
             elif not given and not member.eof:
-                raise _broken("gzip")
+                raise _broken(coding)
 
 
 def _unzstd(body: memoryview) -> Iterator[tuple[int, bytes]]:
@@ -289,5 +290,9 @@ def _broken(coding: str) -> Unreadable:
     return Unreadable(f"the body is not what Content-Encoding: {coding} says, or not all of it")
 
 
-_CODINGS: Final = {"gzip": _gunzip, "zstd": _unzstd}
+_CODINGS: Final[dict[str, Callable[[memoryview], Iterator[tuple[int, bytes]]]]] = {
+    "gzip": partial(_inflate, coding="gzip", wbits=zlib.MAX_WBITS | 16),
+    "deflate": partial(_inflate, coding="deflate", wbits=zlib.MAX_WBITS),
+    "zstd": _unzstd,
+}
 """The content codings that are read, and what takes them apart step by step."""

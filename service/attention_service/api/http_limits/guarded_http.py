@@ -269,7 +269,7 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
         elif silently or not self.transport.can_write_eof() or len(self.limits) > self.limits.crowded:
             self._cut()
         else:
-            self.transport.write(response(error))
+            self.transport.write(response(error, with_error=self.limits.settings.oip))
             self.transport.write_eof()
 
     def _gives_up_answer(self) -> bool:
@@ -293,9 +293,12 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
             yield self._answered
 
 
-def response(error: AttentionError) -> bytes:
-    """The whole answer that refuses a connection."""
-    body = to_json(error.to_problem())
+def response(error: AttentionError, *, with_error: bool = False) -> bytes:
+    """The whole answer that refuses a connection.
+
+    ``with_error``: with the member ``error`` of the Open Inference Protocol too, since the path may not have come.
+    """
+    body = to_json(error.to_problem() | ({"error": error.detail} if with_error else {}))
     lines = [
         b"content-type: " + PROBLEM_MEDIA_TYPE.encode(),
         b"content-length: %d" % len(body),

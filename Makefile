@@ -126,7 +126,7 @@ $(VENV)/.torch: constraints.txt deploy/install_torch.sh | $(BIN)/python
 
 $(VENV)/.server: pyproject.toml $(VENV)/.torch
 	@echo 'Installing the server and its libraries into $(VENV), a minute or two ...' >&2
-	@$(INSTALL) $(PINS) -e '.[server,plot,hub,transformers]'
+	@$(INSTALL) $(PINS) -e '.[server,plot,hub,mcp,transformers]'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python

@@ -90,6 +90,9 @@ class Settings(BaseSettings):
     hub: bool = False
     """Let callers fetch checkpoints from the Hugging Face hub into the model repository."""
 
+    mcp: bool = False
+    """Answer agents at /mcp by the Model Context Protocol; needs the extra mcp."""
+
     device: str = "auto"
     """Device of the modules: cpu, cuda, cuda:1, …; auto takes CUDA if there is one."""
 

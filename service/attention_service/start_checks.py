@@ -7,6 +7,7 @@ import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Final, TypeVar
 
 from dotenv import dotenv_values
@@ -60,6 +61,8 @@ def _faults(settings: Settings) -> Iterator[str]:
     yield from _misspelt()
     if _DEVICE.fullmatch(settings.device) is None:
         yield f"{_named('device')}: device {settings.device!r} is not known; expected auto, cpu, cuda or cuda:N"
+    if settings.mcp and find_spec("mcp") is None:
+        yield f"{_named('mcp')}: the package mcp is not installed: pip install 'attention-service[mcp]'"
     yield from _faults_of_certificate(settings)
     try:
         settings.models_dir.mkdir(parents=True, exist_ok=True)

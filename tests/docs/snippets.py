@@ -44,7 +44,7 @@ VOLATILE = frozenset(
     | {"time_exponent", "limits", "decode"}
 )
 """Fields of replies that depend on the machine, its settings or the moment."""
-SERVER_SETTINGS: dict[str, Any] = {"memory_budget": 2**30, "threads": 1, "oip": True}
+SERVER_SETTINGS: dict[str, Any] = {"memory_budget": 2**30, "threads": 1, "mcp": True, "oip": True}
 """Settings of the server that answers the documents' code blocks."""
 
 _RAN = re.compile(r"^(?:fused|materialized) on \S+ (in .*?: [\d.]+ \w*FLOP), .*")

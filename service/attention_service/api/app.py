@@ -2,8 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -100,7 +100,8 @@ def create_app(
             kept = asyncio.create_task(_go_on(engine, settings))
         else:
             kept = asyncio.create_task(_load(engine, settings))
-        yield
+        async with optional_doors():
+            yield
         kept.cancel()
         await engine.stop()
         requests.settle()
@@ -122,8 +123,7 @@ def create_app(
     app.state.streams = SessionStreams(requests, quotas)
     metrics.watch_streams(app.state.streams)
     app.router.routes.append(WebSocketRoute(STREAM_PATH, app.state.streams, name="session_stream"))
-    if settings.oip:
-        app.router.routes += v2_routes(siblings=settings.replicas > 1)
+    optional_doors = _add_optional_doors(app, settings)
     server: Any = {"tags": ["server"]}
     app.add_api_route(
         "/metrics", metrics.page, name="metrics", operation_id="metrics", response_class=_PlainText, **server
@@ -139,6 +139,19 @@ def create_app(
     app.add_middleware(Observe, requests=requests, settings=settings, sends_request_id=sends_request_id)
     problems.install(app)
     return app
+
+
+def _add_optional_doors(app: FastAPI, settings: Settings) -> Callable[[], AbstractAsyncContextManager[None]]:
+    """Add the routes of other protocols that the settings ask for, and return the context in which they answer."""
+    if settings.oip:
+        app.router.routes += v2_routes(siblings=settings.replicas > 1)
+    if not settings.mcp:
+        return nullcontext
+    from attention_service.api.agents.agent_door import AgentDoor  # noqa: PLC0415 - of an extra
+
+    agents = AgentDoor(app)
+    app.router.routes.append(agents.route())
+    return agents.running
 
 
 class _PlainText(Response):

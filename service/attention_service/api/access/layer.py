@@ -21,6 +21,7 @@ from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, r
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import HELD, OPEN_PATHS, OPEN_V2_PATHS
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
+from attention_service.api.agents.own_requests import PATH as AGENTS_PATH
 from attention_service.api.bodies.negotiation import HEADERS, Headers
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
 from attention_service.settings import Settings, listed
@@ -104,9 +105,14 @@ class Access:
         """Let a request in if its caller has not used too much."""
         try:
             with self._quotas.used(asks):
-                await self.app(scope, receive, send)
+                if scope["path"] != AGENTS_PATH:
+                    await self.app(scope, receive, send)
+                    return
         except CallerLimit as error:
             await problems.render(error)(scope, receive, send)
+            return
+        # The questions of an agent's message are requests of their own, which count while they run in its place.
+        await self.app(scope, receive, send)
 
     def _while_held(self, held: HeldKey, receive: Receive, send: Send) -> Receive:
         """Receive the messages of a WebSocket, and close it at the first one after its key was revoked."""

@@ -40,6 +40,7 @@ SCOPES: Final[Mapping[str, Scopes]] = MappingProxyType(
             "swagger_ui_redirect",
             "redoc_html",
             "static-offline-docs",
+            "mcp",
         ),
         ANY_KEY,
     )

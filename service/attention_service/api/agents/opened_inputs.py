@@ -1,0 +1,73 @@
+"""The inputs that callers opened: texts and images for a model, kept under a short handle.
+
+An agent names a handle in every further call, so that a text or an image goes through its context once. Handles live in
+the memory of this process, the least recently used go first, and an input that is opened again has its handle again.
+"""
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.wire import to_json
+
+MAX_BYTES: Final = 2**26
+"""Bytes of all inputs together."""
+MAX_BYTES_OF_ONE: Final = 2**24
+"""Bytes of the inputs of one caller."""
+InputHandle = Annotated[str, Field(pattern=r"^in_[0-9a-f]{12}$", examples=["in_3f9a1c52d07b"])]
+
+
+@dataclass(frozen=True)
+class OpenedInput:
+    """One input of a model."""
+
+    model: str
+    fields: dict[str, Any]
+    """The fields of a request that are the input: text, target, images."""
+    tokens: list[str]
+    ids: list[int]
+    size: int
+    """Bytes that it holds, about."""
+
+
+class OpenedInputs:
+    """All inputs that are open, of every caller. Used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._inputs: OrderedDict[tuple[str, str], OpenedInput] = OrderedDict()
+
+    def keep(self, owner: str, model: str, fields: dict[str, Any], tokens: list[str], ids: list[int]) -> str:
+        """Keep an input of a caller, and return its handle."""
+        text = to_json({"model": model, "fields": fields})
+        handle = f"in_{sha256(text).hexdigest()[:12]}"
+        size = len(text) + sum(map(sys.getsizeof, tokens)) + 36 * len(ids)
+        self._inputs[owner, handle] = OpenedInput(model, fields, tokens, ids, size)
+        self._inputs.move_to_end((owner, handle))
+        self._forget(MAX_BYTES_OF_ONE, [key for key in self._inputs if key[0] == owner])
+        self._forget(MAX_BYTES, list(self._inputs))
+        return handle
+
+    def find(self, owner: str, handle: str, argument: str = "input") -> OpenedInput:
+        """Return an input of a caller. Raises InvalidRequest, which names the argument, if it is not open."""
+        found = self._inputs.get((owner, handle))
+        if found is None:
+            raise InvalidRequest.at(
+                argument,
+                f"there is no open input {handle!r}: it was opened by another key or in another process, or made room "
+                "for others. Call open_input with its text or image; the same input gets the same handle",
+            )
+        self._inputs.move_to_end((owner, handle))
+        return found
+
+    def _forget(self, most: int, keys: list[tuple[str, str]]) -> None:
+        """Drop the first of these inputs until they hold no more than so many bytes; the last stays."""
+        held = sum(self._inputs[key].size for key in keys)
+        for key in keys[:-1]:
+            if held <= most:
+                return
+            held -= self._inputs.pop(key).size

@@ -9,61 +9,59 @@ from tests.modules.checkpoints.test_families import GRADIENTS, OUTPUT, TINY, WEI
 PAGE = ROOT / "docs" / "checkpoints.md"
 HEAD = f"""# Checkpoints
 
-A checkpoint is a folder in the model repository (`ATTENTION_MODELS_DIR`) with safetensors files, sharded or not, and
-a `config.json` beside them; or one safetensors file. Other formats are refused, since reading them can run code:
-`AutoModel.from_pretrained(folder).save_pretrained(folder)` of transformers converts one.
+A checkpoint is a folder in the model repository (`ATTENTION_MODELS_DIR`) with a `config.json` and safetensors files,
+sharded or not; or a single safetensors file. Other formats are refused, because reading them can run code. To convert
+one, use `AutoModel.from_pretrained(folder).save_pretrained(folder)` of transformers.
 
 ```console
-attention checkpoints                      # what the model repository holds
+attention checkpoints                      # the checkpoints in the model repository
 attention checkpoints gpt2                 # each attention layer: heads, widths, spec
 attention import gpt2 --layer 3            # one layer, as the module gpt2.3
 attention import gpt2 --all                # every layer, or none
-attention import openai-community/gpt2     # fetched from the Hugging Face hub (extra hub), then imported
+attention import openai-community/gpt2     # downloaded from the Hugging Face hub (extra hub), then imported
 ```
 
-The server fetches from the hub only where its operator allows it (`ATTENTION_HUB=true`). Otherwise the command
-fetches into the model repository of the machine on which it runs. Only tensors, configs and tokenizers are fetched,
-no code and no pickled file.
+The server downloads from the hub only if its operator allows it (`ATTENTION_HUB=true`). Otherwise the command
+downloads into the model repository of the machine on which it runs. It downloads only tensors, configs and
+tokenizers, no code and no pickled file.
 
 ## What an import computes
 
-`model_type` in `config.json` chooses the family, and the family's function makes the spec from the other entries. An
-entry that is left out has the default of its class in transformers. The fields of `spec` in the request replace
-those of the checkpoint: `--spec '{{"softcap": 30}}'` adds a softcap, and `--spec '{{"masks": []}}'` removes the
-causal mask.
+`model_type` in `config.json` chooses the family, and the family makes the spec from the other entries. A missing entry
+has the default of its class in transformers. The fields of `spec` in the request replace those of the checkpoint:
+`--spec '{{"softcap": 30}}'` adds a softcap, and `--spec '{{"masks": []}}'` removes the causal mask.
 
-Where a fact is missing that changes the numbers, the import is 422 and `param` names the field: `num_heads`,
-`spec.masks` or `spec.add_zero_attn`. A state dict of `torch.nn.MultiheadAttention` has none of these facts. A layer
-of `torch.nn.Transformer` tells all but its heads and the masks of self-attention. A checkpoint of BERT without
-`config.json` does not tell its masks.
+If a field that changes the numbers is missing, the import is refused with 422, and `param` names the field:
+`num_heads`, `spec.masks` or `spec.add_zero_attn`. A state dict of `torch.nn.MultiheadAttention` has none of these
+fields. A layer of `torch.nn.Transformer` lacks only the number of heads and the masks of self-attention. A checkpoint
+of BERT without `config.json` lacks its masks.
 
-The module takes the input of the attention block, after the norm before it, and gives its output, before the
-residual sum. Dropout is not part of the spec: a request asks for it. Fused and transposed tensors are cut into
-`q_proj`, `k_proj` and `v_proj`. The parts of a file that are read are memory-mapped, so a module takes its own bytes
-once.
+The input of the module is the input of the attention block, after the norm. Its output is the output of the block,
+before the residual sum. Dropout is not part of the spec; a request can add it. Fused and transposed tensors are split
+into `q_proj`, `k_proj` and `v_proj`. The server memory-maps the files, so a module takes its own bytes once.
 
 ## Families
 
 Tests build a tiny model of each family with random weights, save it, import its blocks, and compare them in float32
 with the eager attention of transformers. Differences are at most {OUTPUT:.0e} of the output and {WEIGHTS:.0e} of the
-weights; gradients of all parameters differ by at most {GRADIENTS:.0e} of the largest. "decode" computes the sequence
-in three parts with a past. Every `model_type` of the table has such a model.
+weights; gradients of all parameters differ by at most {GRADIENTS:.0e} of the largest. The column "decode" marks families
+whose sequence was also computed in three parts with a past. Every `model_type` in the table has such a tiny model.
 
 """
 TAIL = """
-A checkpoint of another `model_type` is refused. `layer` counts the groups of ALBERT's layers, which share one block.
-Longformer's global tokens come with each request, as `global_mask`. The `model_type` of a part of `config.json`
-(`text_config`, `vision_config`, `encoder`, `decoder`) chooses the family of that stack. A part without one takes it
-from the whole: `clip_text_model` for the text of `clip`.
+A checkpoint of another `model_type` is refused. For ALBERT, `layer` counts groups of layers, which share one block. For
+Longformer, each request sends the global tokens as `global_mask`. The `model_type` of a part of `config.json`
+(`text_config`, `vision_config`, `encoder`, `decoder`) chooses the family of that stack. A part without `model_type`
+gets it from the whole config, as `clip_text_model` for the text of `clip`.
 
-Some families cannot be exact, and the refusal says why:
+Some families cannot be computed exactly, and the error says why:
 
 {INEXACT}
 
-A bias is taken where the class of transformers makes one by `config.json` (`attention_bias`, `qkv_bias`, `use_bias`
-and so on). One that it denies is left out, and `source.ignored` of the module names it. One that it asks for and that
-the checkpoint lacks is refused. A `quantization_config` is refused, since transformers computes other numbers by it,
-unless it names the attention among the modules that stay as they are (`modules_to_not_convert`).
+`config.json` states whether the class in transformers has biases (`attention_bias`, `qkv_bias`, `use_bias` and so on).
+The import ignores a bias that the config excludes, and `source.ignored` of the module names it. It refuses a checkpoint
+without a bias that the config requires. It also refuses a `quantization_config`, because transformers then computes
+other numbers, unless `modules_to_not_convert` includes the attention.
 
 ## Refused
 

@@ -20,6 +20,8 @@ PATIENCE: Final = 40.0
 """Seconds that the waits of one call may add up to, unless ``retries`` states a number of attempts."""
 MAX_BREAKS: Final = 3
 """Repeats after connections that broke under the request: the request itself may be what breaks them."""
+_LOST_BEHIND_A_PROXY: Final = (500, 502)
+"""Statuses by which a proxy says that its server was lost. The service's own 500 is a problem document."""
 _CLOCKS_DIFFER: Final = 0.05
 """Seconds by which a transport's timer may be ahead of the deadline that it was set for."""
 _WAITING: Final[dict[type[httpx.TimeoutException], str]] = {
@@ -75,11 +77,16 @@ class Attempts:
         if isinstance(fault, ConnectionFailed):
             if not fault.facts["sent"]:
                 return "CERTIFICATE_VERIFY_FAILED" not in fault.detail
-            self._breaks += 1
-            return self._operation.safe_to_repeat and self._breaks <= MAX_BREAKS
+            return self._is_repeated_after_break()
+        if isinstance(fault, UnexpectedReply) and fault.facts.get("answered") in _LOST_BEHIND_A_PROXY:
+            return self._is_repeated_after_break()
         if self._operation.path.startswith("/health/"):  # asks how the server is right now
             return False
         return isinstance(fault, Overloaded | Unavailable) and not isinstance(fault, DeadlineExceeded)
+
+    def _is_repeated_after_break(self) -> bool:
+        self._breaks += 1
+        return self._operation.safe_to_repeat and self._breaks <= MAX_BREAKS
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -39,7 +39,7 @@ def test_an_unknown_code_gives_the_class_of_its_status(kind):
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [
-        (httpx.Response(502, html="<h1>Bad Gateway</h1>"), UnexpectedReply, "answered 502 with text/html.*Bad"),
+        (httpx.Response(504, html="<h1>Gateway Timeout</h1>"), UnexpectedReply, "answered 504 with text/html.*Gate"),
         (httpx.Response(401, text="who?"), Unauthorized, "answered 401"),
         (httpx.Response(404, html="<h1>nginx</h1>"), NotFound, "nginx"),
         (httpx.Response(413), TooLarge, "no media type"),
@@ -48,7 +48,7 @@ def test_an_unknown_code_gives_the_class_of_its_status(kind):
         (httpx.Response(200, json={"another": "service"}), UnexpectedReply, "does not read as ServerInfo"),
         (httpx.Response(200, json=[1]), UnexpectedReply, "does not read as ServerInfo"),
         (httpx.Response(200, content=b"{", headers={"content-type": "application/json"}), UnexpectedReply, "not read"),
-        (httpx.Response(500, content=b"{", headers={"content-type": PROBLEM_MEDIA_TYPE}), UnexpectedReply, "500"),
+        (httpx.Response(504, content=b"{", headers={"content-type": PROBLEM_MEDIA_TYPE}), UnexpectedReply, "504"),
     ],
     ids=lambda value: str(value.status_code) if isinstance(value, httpx.Response) else "",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def test_an_answer_of_somebody_else_says_so(kind, answer, error, text):
 
 
 def test_the_request_id_of_the_header_is_kept(kind):
-    played = Played(httpx.Response(500, text="oops", headers={"x-request-id": "r-2"}))
+    played = Played(httpx.Response(504, text="oops", headers={"x-request-id": "r-2"}))
     with pytest.raises(AttentionError) as caught:
         ask(kind, played, "server_info")
     assert caught.value.request_id == "r-2"

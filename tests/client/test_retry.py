@@ -85,6 +85,8 @@ def test_the_environment_names_the_server(monkeypatch, played):
         refusal(errors.Loading),
         refusal(errors.Draining),
         httpx.Response(503, html="<h1>proxy</h1>"),
+        httpx.Response(502, html="<h1>proxy</h1>"),
+        httpx.Response(500, text="Internal Server Error"),
     ],
     ids=str,
 )
@@ -148,9 +150,13 @@ def test_a_server_that_restarts_answers_in_the_end(kind):
     thread.join(5)
 
 
-def test_a_request_that_breaks_its_connections_is_not_repeated_for_long(kind):
-    played = Played(*[httpx.ReadError("reset")] * 20)
-    with pytest.raises(ConnectionFailed, match="reset"):
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [(httpx.ReadError("reset"), ConnectionFailed), (httpx.Response(502, text="reset"), UnexpectedReply)],
+)
+def test_a_request_that_breaks_its_connections_is_not_repeated_for_long(kind, failure, error):
+    played = Played(*[failure] * 20)
+    with pytest.raises(error, match="reset"):
         ask(kind, played, "forward", "demo", X)
     assert len(played.requests) == 1 + retry.MAX_BREAKS
 
@@ -164,14 +170,17 @@ def test_repeats_are_logged(kind, caplog, capsys):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_only_what_is_safe_to_repeat_is_repeated_after_a_lost_reply(operation):
+@pytest.mark.parametrize(
+    "failure", [httpx.ReadError("reset"), httpx.Response(500, text="reset")], ids=["broken", "500"]
+)
+def test_only_what_is_safe_to_repeat_is_repeated_after_a_lost_reply(operation, failure):
     args, kwargs, _ = EXAMPLES[operation.name]
-    played = Played(httpx.ReadError("reset"))
+    played = Played(failure)
     if operation.safe_to_repeat or "step" in kwargs:  # a step with a name is appended once
         ask("sync", played, operation.name, *args, **kwargs)
         assert len(played.requests) == 2
     else:
-        with pytest.raises(ConnectionFailed, match="reset"):
+        with pytest.raises((ConnectionFailed, UnexpectedReply), match="reset"):
             ask("sync", played, operation.name, *args, **kwargs)
         assert len(played.requests) == 1
 

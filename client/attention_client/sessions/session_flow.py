@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from attention_client.calls.base import Call, CallOptions, ReplyT
 from attention_client.calls.method import Flow
-from attention_client.errors import ConnectionFailed
+from attention_client.errors import ConnectionFailed, UnexpectedReply
 from attention_client.sessions.kept_inputs import Change, KeptInputs
 from attention_contract import operations
 from attention_contract.errors import (
@@ -128,8 +128,8 @@ class SessionFlow:
         """Let sequences continue others. After a lost reply nobody knows their order, so the session is replayed."""
         try:
             info = yield from self.ask(call)
-        except ConnectionFailed as fault:
-            if not fault.facts["sent"]:
+        except (ConnectionFailed, UnexpectedReply) as fault:
+            if not fault.facts.get("sent", True):
                 raise
             info = yield from self._replayed(f"the reply to a reorder was lost: {fault.detail}", lambda: call)
         self.kept.add(self.length, cast("ReorderSession", call.request))

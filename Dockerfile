@@ -16,14 +16,14 @@ RUN python -c 'import os, tomllib; p = tomllib.load(open("pyproject.toml", "rb")
 # The CPU build of torch, or none: with the CUDA packages this image would be some GB larger for nothing.
 FROM build AS packages-cpu
 ARG TORCH_INDEX_URL=
-RUN deploy/install_torch.sh /opt/attention/bin/python cpu \
-    && pip install -c constraints.txt -r requirements.txt \
+RUN deploy/install_torch.sh /opt/attention/bin/python cpu --no-compile \
+    && pip install --no-compile -c constraints.txt -r requirements.txt \
     && deploy/trim.sh /opt/attention
 
 FROM build AS packages-cuda
 ARG TORCH_INDEX_URL=
-RUN deploy/install_torch.sh /opt/attention/bin/python index \
-    && pip install -c constraints.txt -r requirements.txt \
+RUN deploy/install_torch.sh /opt/attention/bin/python index --no-compile \
+    && pip install --no-compile -c constraints.txt -r requirements.txt \
     && deploy/trim.sh /opt/attention
 
 # The project alone, laid over the packages, as a layer of its own: a change of code moves a megabyte.

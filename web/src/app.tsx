@@ -12,6 +12,7 @@ import { keep, keptOf } from "./kept";
 import { FIRST, changed, format, integer, parse } from "./state";
 import type { Patch, State } from "./state";
 import { DEFAULT_RECORDING } from "./subject";
+import { SharePointed } from "./pointed";
 import type { ModelInfo, ModuleInfo, RecordingSummary } from "./types";
 import { Button, ProblemBox, Saving, Waiting } from "./ui";
 import { Overview } from "./views/overview";
@@ -237,7 +238,9 @@ export function App() {
       </header>}
       <main id="main" tabIndex={-1}>
         <Saving key={view.id} intro={<><h2>{view.title}</h2><p>{view.about}{most ? ` Texts of at most ${whole(most)} tokens.` : ""}</p></>}>
-          {view.subject && !page.params.source ? <Waiting what="Asking the server for its models" /> : view.subject ? <WithSubject load={view.subject} /> : view.plain && <Loaded load={view.plain} />}
+          <SharePointed>
+            {view.subject && !page.params.source ? <Waiting what="Asking the server for its models" /> : view.subject ? <WithSubject load={view.subject} /> : view.plain && <Loaded load={view.plain} />}
+          </SharePointed>
         </Saving>
       </main>
       {embedded ? <p class="small"><a href={format({ view: view.id, params: { ...state.params, embed: undefined } })} target="_blank" rel="noreferrer">{view.title} on the whole page</a></p> : <footer>

@@ -62,8 +62,9 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
   const cell = Math.max(5, Math.min(28, Math.floor(640 / Math.max(shown.rows, shown.columns))));
   const labelled = pool === 1 && cell >= 11;
   const size = Math.min(12, cell - 2);
-  const left = labelled ? 12 + 0.62 * size * Math.max(...queries.map((each) => clip(each).length)) : 12;
-  const top = 30 + (labelled ? 0.62 * size * Math.max(...keys.map((each) => clip(each).length)) + 8 : 0);
+  const named = 6.2 * (Math.max(...axes.map((each) => each.length)) + 2); // the corner has room for the names of the axes
+  const left = labelled ? 12 + Math.max(named, 0.62 * size * Math.max(...queries.map((each) => clip(each).length))) : 26;
+  const top = 30 + (labelled ? Math.max(20, 0.62 * size * Math.max(...keys.map((each) => clip(each).length))) + 8 : 14);
   const at = ranged(shown, range, range === "shared" ? shared : largest(shown.data), signed);
   const { css } = SCALES[signed ? "differences" : "weights"][theme];
   const full = pool > 1 ? `${title} (largest of ${pool} × ${pool} cells)` : title;
@@ -78,9 +79,13 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
       if (cell >= 26) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: value.toFixed(2).replace(/^(-?)0\./, "$1."), size: 9, anchor: "middle", fill: signed ? inks.ink : onColour(theme, place) });
     }
   }
+  const soft = { size: 10, fill: inks.soft } as const;
   if (labelled) {
+    shapes.push({ kind: "text", x: left - 6, y: top - 18, text: `${axes[1]} →`, anchor: "end", ...soft }, { kind: "text", x: left - 6, y: top - 5, text: `${axes[0]} ↓`, anchor: "end", ...soft });
     queries.forEach((each, i) => shapes.push({ kind: "text", x: left - 6, y: top + (i + 0.5) * cell + size / 3, text: clip(each), size, anchor: "end", fill: inks.soft }));
     keys.forEach((each, j) => shapes.push({ kind: "text", x: left + (j + 0.5) * cell + size / 3, y: top - 6, text: clip(each), size, turn: -90, fill: inks.soft }));
+  } else {
+    shapes.push({ kind: "text", x: left, y: top - 4, text: `${axes[1]} →`, ...soft }, { kind: "text", x: left - 5, y: top + 6.2 * (axes[0].length + 2), text: `← ${axes[0]}`, turn: -90, ...soft });
   }
   const key = legendShapes(12, top + shown.rows * cell + 22, endsOf(largest(shown.data), range, shared, signed), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed);
   const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length, 430);
@@ -102,8 +107,29 @@ export function legendShapes(x: number, y: number, [low, high]: [string, string]
   ];
 }
 
-/** Token lines: queries on the left, keys on the right, a line for each weight of at least `least`; of one query or one key alone if asked. */
-export function lineScene(of: Matrix, options: HeatOptions & { least: number; only?: number | null; onlyKey?: number | null }): Scene & { top: number; high: number } {
+/** The weights of a head to be drawn as lines; in the accent colour by default. */
+export interface Lines {
+  of: Matrix;
+  ink?: string;
+  dash?: number[];
+  name?: string;
+}
+
+interface LineOptions extends HeatOptions {
+  /** The least weight that is a line. */
+  least: number;
+  /** The query or the key whose lines are drawn alone; of both the query's, and that of the pair stands out. */
+  only?: number | null;
+  onlyKey?: number | null;
+}
+
+const MOST_LINES = 3000;
+
+/**
+ * Token lines of heads over the same tokens: queries on the left, keys on the right. Each line has a name, `at,query,key`
+ * with the index of its head. `left`: how many weaker lines are not drawn, where there are too many.
+ */
+export function lineScene(heads: Lines[], options: LineOptions): Scene & { top: number; high: number; drawn: number; left: number } {
   const { theme, title, queries, keys, least, only = null, onlyKey = null } = options;
   const inks = INKS[theme];
   const high = 20;
@@ -113,18 +139,28 @@ export function lineScene(of: Matrix, options: HeatOptions & { least: number; on
   const faintKey = (j: number) => (onlyKey !== null && onlyKey !== j ? { opacity: 0.45 } : {});
   queries.forEach((each, i) => shapes.push({ kind: "text", x: left - 8, y: top + i * high + 4, text: clip(each, 16), size: 13, anchor: "end", fill: inks.ink, ...faint(i) }));
   keys.forEach((each, j) => shapes.push({ kind: "text", x: right + 8, y: top + j * high + 4, text: clip(each, 16), size: 13, fill: inks.ink, ...faintKey(j) }));
-  for (let i = 0; i < of.rows; i += 1) {
-    if (only !== null && only !== i) continue;
-    for (let j = 0; j < of.columns; j += 1) {
-      if (onlyKey !== null && onlyKey !== j) continue;
-      const weight = of.data[i * of.columns + j];
-      if (weight < least || weight <= 0) continue;
-      const [from, to] = [top + i * high, top + j * high];
-      const tip = `${queries[i]} → ${keys[j]}: ${precise(weight)}`;
-      shapes.push({ kind: "path", d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: inks.accent, width: 0.75 + 3 * Math.min(1, weight), opacity: Math.min(1, 0.08 + weight), tip });
+  const pairs: { weight: number; at: number; i: number; j: number }[] = [];
+  heads.forEach(({ of }, at) => {
+    for (let i = 0; i < of.rows; i += 1) {
+      if (only !== null && only !== i) continue;
+      for (let j = 0; j < of.columns; j += 1) {
+        const weight = of.data[i * of.columns + j];
+        if (weight >= least && weight > 0 && (onlyKey === null || only !== null || onlyKey === j)) pairs.push({ weight, at, i, j });
+      }
     }
+  });
+  const drawn = pairs.length > MOST_LINES ? pairs.sort((a, b) => b.weight - a.weight).slice(0, MOST_LINES) : pairs;
+  const beside = Math.min(2.5, (high - 6) / heads.length); // between lines of heads from one token to the same other
+  for (const { weight, at, i, j } of drawn) {
+    const { ink = inks.accent, dash = [], name } = heads[at];
+    const shift = (at - (heads.length - 1) / 2) * beside;
+    const [from, to] = [top + i * high + shift, top + j * high + shift];
+    const beheld = only === null || onlyKey === null || onlyKey === j;
+    const tip = `${name ? `${name}: ` : ""}${queries[i]} → ${keys[j]}: ${precise(weight)}`;
+    shapes.push({ kind: "path", name: [at, i, j].join(), d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: ink, width: 0.75 + 3 * Math.min(1, weight), opacity: (beheld ? 1 : 0.3) * Math.min(1, 0.08 + weight), ...(dash.length ? { dash } : {}), tip });
   }
-  return { width: 500, height: top + high * Math.max(of.rows, of.columns) + 4, title, shapes, top: top - high / 2, high };
+  const rows = Math.max(queries.length, keys.length);
+  return { width: 500, height: top + high * rows + 4, title, shapes, top: top - high / 2, high, drawn: drawn.length, left: pairs.length - drawn.length };
 }
 
 export interface Line {
@@ -206,21 +242,24 @@ export interface BarOptions {
   signed?: boolean;
   /** A number in words. */
   told?: (value: number) => string;
+  /** The bar that is pointed at. */
+  marked?: number | null;
 }
 
-/** Horizontal bars, one for each label, with its number. */
-export function barScene({ theme, title, labels, values, signed = false, told = precise }: BarOptions): Scene {
+/** Horizontal bars, one for each label, with its number; the first begins at `top`, and each is `high`. */
+export function barScene({ theme, title, labels, values, signed = false, told = precise, marked = null }: BarOptions): Scene & { top: number; high: number } {
   const inks = INKS[theme];
-  const [left, wide, high] = [120, 250, 20];
+  const [left, wide, top, high] = [120, 250, 28, 20];
   const most = largest(values) || 1;
   const x = scaleLinear(signed ? [-most, most] : [0, most], [left, left + wide]);
   const shapes: Shape[] = [{ kind: "text", x: 4, y: 16, text: title, size: 13, bold: true, fill: inks.ink }];
   values.forEach((value, i) => {
-    const y = 28 + i * high;
+    const y = top + i * high;
+    if (i === marked) shapes.push({ kind: "rect", x: 1, y, w: left + wide + 88, h: high - 2, fill: "none", stroke: inks.second, width: 1.5 });
     const [from, to] = [Math.min(x(0), x(value)), Math.max(x(0), x(value))];
     shapes.push({ kind: "text", x: left - 8, y: y + 13, text: clip(labels[i] ?? String(i), 16), size: 12, anchor: "end", fill: inks.ink });
     shapes.push({ kind: "rect", x: from, y: y + 2, w: Math.max(0.5, to - from), h: high - 6, fill: value < 0 ? inks.second : inks.accent });
     shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: told(value), fill: inks.soft });
   });
-  return { width: left + wide + 90, height: 34 + values.length * high, title, shapes };
+  return { width: left + wide + 90, height: top + 6 + values.length * high, title, shapes, top, high };
 }

@@ -15,10 +15,12 @@ import { precise } from "./format";
 import type { Matrix } from "./matrix";
 import { Painter } from "./painter";
 import type { Cell, Zoom } from "./painter";
+import { NOWHERE, usePointed, usePointing } from "./pointed";
+import type { Pointed } from "./pointed";
 import { Button, Table } from "./ui";
 
 interface HeatMapProps {
-  of: Matrix | Tiles;
+  of: Matrix | Cells;
   queries: string[];
   keys: string[];
   title: string;
@@ -28,11 +30,12 @@ interface HeatMapProps {
   large?: boolean;
   /** The names of the rows and of the columns. */
   axes?: [string, string];
+  /** The cell of the cursor while nothing is pointed at. */
   at?: Cell | null;
+  /** Its queries and keys are not the tokens of the other drawings of the view. */
+  alone?: boolean;
   /** The cursor moved by keys. */
   move?: (cell: Cell) => void;
-  /** The cell under the cursor changed. */
-  hovered?: (cell: Cell | null) => void;
   /** A cell was clicked, or Enter pressed on it. */
   pick?: (cell: Cell) => void;
   zoom?: Zoom | null;
@@ -44,21 +47,23 @@ const SCALES: Partial<Record<string, number>> = { "+": 1.5, "=": 1.5, "-": 1 / 1
 const QUERIES_AND_KEYS: [string, string] = ["queries", "keys"];
 const MOST_CELLS = 10_000; // of the table
 
+const cellOf = ({ query, key }: Pointed): Cell | null => (query === null || key === null ? null : { query, key });
+
 export function HeatMap(props: HeatMapProps) {
-  const { of, queries, keys, title, range = "own", shared = 0, signed = false, large = false, axes = QUERIES_AND_KEYS, at = null } = props;
+  const { of, queries, keys, title, range = "own", shared = 0, signed = false, large = false, axes = QUERIES_AND_KEYS, at = null, alone = axes !== QUERIES_AND_KEYS } = props;
   const { theme } = usePage();
-  const cells: Cells = useMemo(() => (of instanceof Tiles ? of : whole(of)), [of]);
+  const cells: Cells = useMemo(() => ("levels" in of ? of : whole(of)), [of]);
   const [place, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const painter = useRef<Painter>(undefined);
   const behaviour = useRef<ZoomBehavior<HTMLCanvasElement, unknown>>(undefined);
   const newest = useRef(props);
   newest.current = props;
-  const [cursor, setCursor] = useState<Cell | null>(at);
+  const pointing = usePointing(alone);
+  const now = usePointed(pointing);
+  const pointed: Pointed = now.query === null && now.key === null && at ? at : now;
   const frame = useRef(0);
   const [, count] = useState(0); // of strips that came
-  const held = useRef(cursor); // the cursor at once, before the next rendering
-  held.current = cursor;
 
   const repaint = () => {
     cancelAnimationFrame(frame.current);
@@ -72,9 +77,9 @@ export function HeatMap(props: HeatMapProps) {
 
   useEffect(() => {
     if (!width || !painter.current) return;
-    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large }, width);
+    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large, axes }, width);
     behave();
-  }, [cells, queries, keys, theme, range, shared, signed, large, width]);
+  }, [cells, queries, keys, theme, range, shared, signed, large, axes.join(), width]);
 
   useEffect(() => {
     if (!(of instanceof Tiles)) return;
@@ -87,11 +92,14 @@ export function HeatMap(props: HeatMapProps) {
 
   useEffect(() => {
     if (!painter.current) return;
-    painter.current.cursor = cursor;
+    painter.current.pointed = pointed;
     repaint();
-  }, [cursor]);
+  }, [pointed.query, pointed.key]);
 
-  useLayoutEffect(() => setCursor(at), [at?.query, at?.key]); // at once: a later effect would undo a key pressed meanwhile
+  useLayoutEffect(() => {
+    // A step back in the address; at once: a later effect would undo a key pressed meanwhile.
+    if (at && (at.query !== pointing.now.query || at.key !== pointing.now.key)) pointing.set(NOWHERE);
+  }, [at?.query, at?.key]);
 
   /** Zoom with wheel (with Ctrl, or while focused), pinch, or the buttons; drag to pan. */
   function behave() {
@@ -130,20 +138,15 @@ export function HeatMap(props: HeatMapProps) {
     if (painter.current) newest.current.zoomed?.(painter.current.zoom);
   };
 
-  const hover = (cell: Cell | null) => {
-    if (cell?.query === cursor?.query && cell?.key === cursor?.key) return;
-    setCursor(cell);
-    newest.current.hovered?.(cell);
-  };
   const point = (event: TargetedPointerEvent<HTMLCanvasElement>) => {
-    if (!event.buttons || event.type === "pointerdown") hover(painter.current?.at(event.offsetX, event.offsetY) ?? null);
+    if (!event.buttons || event.type === "pointerdown") pointing.set(painter.current?.at(event.offsetX, event.offsetY) ?? NOWHERE);
   };
   const move = (cell: Cell) => {
-    held.current = cell;
-    setCursor(cell);
-    newest.current.hovered?.(cell);
+    pointing.set(cell);
     newest.current.move?.(cell);
   };
+  /** The cell at once, before the next rendering. */
+  const held = () => cellOf(pointing.now) ?? at;
   const press = (event: TargetedKeyboardEvent<HTMLCanvasElement>) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (large && event.key in SCALES) scaleBy(SCALES[event.key] ?? 0);
@@ -152,12 +155,13 @@ export function HeatMap(props: HeatMapProps) {
       const way = STEPS[event.key];
       if (!way) return;
       const far = event.shiftKey ? 10 : 1;
-      const from = held.current ?? { query: 0, key: 0 };
+      const from = held() ?? { query: 0, key: 0 };
       const kept = (value: number, many: number) => Math.min(many - 1, Math.max(0, value));
       move({ query: kept(from.query + far * way[0], of.rows), key: kept(from.key + far * way[1], of.columns) });
     }
     event.preventDefault();
   };
+  const cursor = cellOf(pointed);
   const told = cursor && cursor.query < of.rows && cursor.key < of.columns ? cursor : null;
   const number = told ? cells.value(told.query, told.key) : undefined;
   const label = `Heat map of ${title}: ${of.rows} ${axes[0]} by ${of.columns} ${axes[1]}. Arrow keys move from cell to cell${large ? "; plus, minus and 0 zoom" : ""}. The table below has the numbers.`;
@@ -173,11 +177,11 @@ export function HeatMap(props: HeatMapProps) {
       <Legend most={cells.most} range={range} shared={shared} signed={signed} axes={axes} />
       <div ref={place} class="stage">
         <canvas ref={canvas} tabIndex={0} role="img" aria-label={label} onPointerMove={point} onPointerDown={point}
-          onPointerLeave={() => { hover(at); newest.current.hovered?.(null); }} onKeyDown={press}
-          onFocus={(event) => event.currentTarget.matches(":focus-visible") && !cursor && move({ query: 0, key: 0 })}
+          onPointerLeave={() => pointing.set(NOWHERE)} onKeyDown={press}
+          onFocus={(event) => event.currentTarget.matches(":focus-visible") && !held() && move({ query: 0, key: 0 })}
           onClick={(event) => { const cell = painter.current?.at(event.offsetX, event.offsetY); if (cell) newest.current.pick?.(cell); }} />
       </div>
-      <output class="readout" aria-live="polite">
+      <output class="readout" aria-live={document.activeElement === canvas.current ? "polite" : "off"}>
         {told ? <><span>{queries[told.query]} → {keys[told.key]}</span><b>{worded(number, 6)}</b></> : "\u00a0"}
       </output>
       <CellTable of={cells} queries={queries} keys={keys} title={title} axes={axes} />

@@ -77,5 +77,5 @@ export async function allWeights(subject: Subject, layers: number[]): Promise<Te
 export function headOf({ shape, data }: Tensor, head: number): Matrix {
   const [rows, columns] = shape.slice(-2);
   const cells = rows * columns;
-  return shape.length < 3 ? matrix(rows, columns, data) : matrix(rows, columns, data.slice(head * cells, (head + 1) * cells));
+  return shape.length < 3 ? matrix(rows, columns, data) : matrix(rows, columns, data.subarray(head * cells, (head + 1) * cells));
 }

@@ -186,16 +186,23 @@ export function divergence(one: Matrix, other: Matrix): { rows: Float32Array; me
     const [a, b] = [row(one, i), row(other, i)];
     const [ofA, ofB] = [total(a) || 1, total(b) || 1];
     let sum = 0;
-    for (let j = 0; j < a.length; j += 1) {
-      const p = a[j] / ofA;
-      const q = b[j] / ofB;
-      const middle = (p + q) / 2;
-      if (p > 0) sum += (p * Math.log(p / middle)) / 2;
-      if (q > 0) sum += (q * Math.log(q / middle)) / 2;
-    }
+    for (let j = 0; j < a.length; j += 1) sum += apart(a[j] / ofA, b[j] / ofB);
     rows[i] = sum;
   }
   return { rows, mean: rows.reduce((a, b) => a + b, 0) / Math.max(1, one.rows) };
+}
+
+const SERIES = 0.3;
+
+/** The part of two shares in the divergence: with m their mean and p, q = m(1 ± x), m/2 · ((1 + x) ln(1 + x) + (1 − x) ln(1 − x)). */
+function apart(p: number, q: number): number {
+  const both = p + q;
+  if (!(both > 0)) return 0;
+  const x = (p - q) / both;
+  const square = x * x;
+  // The series Σ x²ⁿ / (n(2n − 1)) to its sixth term is right to 1e-9, and much faster than two logarithms.
+  if (x < SERIES && x > -SERIES) return (both / 4) * square * (1 + square * (1 / 6 + square * (1 / 15 + square * (1 / 28 + square * (1 / 45 + square / 66)))));
+  return (both / 4) * ((x > -1 ? (1 + x) * Math.log(1 + x) : 0) + (x < 1 ? (1 - x) * Math.log(1 - x) : 0));
 }
 
 function total(weights: Float32Array): number {

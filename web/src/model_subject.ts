@@ -3,6 +3,7 @@
 import { Problem, call, callTensors } from "./api";
 import type { Asked } from "./api";
 import { duration } from "./format";
+import { ofSequence } from "./live";
 import { matrix } from "./matrix";
 import { integer } from "./state";
 import { MOST_CELLS, cached, countingOf, isCausal, isScaledDot, namesOf } from "./subject";
@@ -112,7 +113,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     const [rows, columns] = shape.slice(-2);
     const many = shape.at(-3) ?? 1;
     const from = ((batched(ref) ? crop * many : 0) + head) * rows * columns;
-    return matrix(rows, columns, data.slice(from, from + rows * columns));
+    return matrix(rows, columns, data.subarray(from, from + rows * columns));
   };
   /** The largest weights of squares of all heads: one pass for all of them. */
   const pooled = new Map<number, Promise<Record<string, Tensor>>>();
@@ -170,6 +171,13 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       const causal = isCausal(weights);
       if (!isScaledDot(weights, query, key, causal)) return null;
       return { module: "", body: { query, key, value, spec: causal ? { masks: [{ name: "causal" }] } : {} } };
+    },
+    taps: async (layer, head, query) => {
+      const taps = { return: ["q", "k", "v", "scores", "masked_scores", "weights", "context"], top_k: 0, layers: [reply.layers[layer].layer] };
+      const asked: Asked = { method: "POST", path: `${path}/forward`, body: { ...input, ...taps, select: { heads: [head], queries: [query] } } };
+      const { tensors } = await callTensors(asked.path, asked.body);
+      const own = Object.entries(tensors).filter(([name]) => name.startsWith("layers.0."));
+      return { asked, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, crop)])) };
     },
     statistics: async (layer) => (whole ? null : (await served())[layer]),
     asked: (layer, head) => Promise.resolve<Asked>({ method: "POST", path: `${path}/weights`, body: body(layer, head) }),

@@ -8,12 +8,15 @@ import { clip } from "./format";
 import type { Cells, Strip } from "./cells";
 import { largest } from "./matrix";
 import type { Matrix } from "./matrix";
+import { NOWHERE } from "./pointed";
+import type { Pointed } from "./pointed";
 import { FONT } from "./scene";
 
 const LABEL = 12; // the smallest cell with room for a label, in CSS pixels
 const NUMBER = 34; // the smallest cell with room for a number
 const HIGH = 420; // the most of a map that shows all of its rows
 const STRIP = 26; // the width of the marginals
+const MARGIN = 15; // beside cells without labels: the names of the axes
 
 export interface Picture {
   of: Cells;
@@ -26,6 +29,8 @@ export interface Picture {
   /** Show the bars of rows and columns. */
   strips: boolean;
   large: boolean;
+  /** The names of the rows and of the columns. */
+  axes: [string, string];
 }
 
 /** A zoom: a point p of the unzoomed picture lies at p·k + (x, y). */
@@ -47,7 +52,7 @@ export class Painter {
   /** Where the cells lie, in CSS pixels: the frame and the unzoomed size of a cell. */
   frame = { left: 0, top: 0, width: 0, height: 0, cell: 1 };
   zoom: Zoom = { k: 1, x: 0, y: 0 };
-  cursor: Cell | null = null;
+  pointed: Pointed = NOWHERE;
 
   constructor(readonly canvas: HTMLCanvasElement) {}
 
@@ -59,21 +64,22 @@ export class Painter {
     this.paint();
   }
 
-  private layout({ of, queries, keys, strips, large }: Picture, width: number): void {
+  private layout({ of, queries, keys, strips, large, axes }: Picture, width: number): void {
     const pen = this.canvas.getContext("2d");
     if (!pen) return;
     pen.font = `11px ${FONT}`;
     const longest = (labels: string[]) => labels.slice(0, 400).reduce((most, each) => Math.max(most, pen.measureText(clip(each)).width), 0);
     const bars = strips ? STRIP + 6 : 0;
-    const [left, top] = [Math.ceil(longest(queries)) + 10, Math.ceil(longest(keys)) + 10];
+    const named = Math.max(...axes.map((each) => pen.measureText(each).width)) + 14; // and an arrow
+    const [left, top] = [Math.ceil(Math.max(longest(queries), named)) + 10, Math.ceil(Math.max(longest(keys), 18)) + 10];
     const room = Math.max(60, width - left - bars - 2);
     const tall = large ? Math.max(LABEL, 640 / of.rows) : HIGH / of.rows;
     let cell = Math.min(large ? 44 : 30, room / of.columns, tall);
     const labelled = cell >= LABEL || large;
-    if (!labelled) cell = Math.min((width - bars - 2) / of.columns, tall);
+    if (!labelled) cell = Math.min((width - MARGIN - bars - 2) / of.columns, tall);
     if (cell >= 2) cell = Math.floor(cell);
     const high = Math.min(cell * of.rows, large ? 680 : HIGH);
-    this.frame = { left: labelled ? left : 0, top: labelled ? top : 0, width: cell * of.columns, height: high, cell };
+    this.frame = { left: labelled ? left : MARGIN, top: labelled ? top : MARGIN, width: cell * of.columns, height: high, cell };
     const ratio = globalThis.devicePixelRatio || 1;
     const size = [this.frame.left + this.frame.width + bars + 1, this.frame.top + high + bars + 1];
     this.canvas.width = Math.round(size[0] * ratio);
@@ -121,11 +127,19 @@ export class Painter {
     const rows = this.visible(zoom.y, side * 2 ** level, frame.height, Math.ceil(picture.of.rows / 2 ** level));
     pen.imageSmoothingEnabled = false;
     for (const strip of picture.of.strips(level, ...rows)) this.strip(pen, picture, strip, side);
-    if (this.cursor) {
-      pen.strokeStyle = INKS[picture.theme].second;
-      pen.lineWidth = 2;
-      pen.strokeRect(frame.left + zoom.x + this.cursor.key * side - 0.5, frame.top + zoom.y + this.cursor.query * side - 0.5, Math.max(side, 3), Math.max(side, 3));
-    }
+    this.mark(pen, picture, side);
+  }
+
+  /** A frame around the cell, the row or the column that is pointed at. */
+  private mark(pen: CanvasRenderingContext2D, { of, theme }: Picture, side: number): void {
+    const { frame, zoom } = this;
+    const { query, key } = this.pointed;
+    if ((query === null && key === null) || (query ?? 0) >= of.rows || (key ?? 0) >= of.columns) return;
+    pen.strokeStyle = INKS[theme].second;
+    pen.lineWidth = 2;
+    const [x, wide] = key === null ? [frame.left + 1.5, frame.width - 2] : [frame.left + zoom.x + key * side, Math.max(side, 3)];
+    const [y, high] = query === null ? [frame.top + 1.5, frame.height - 2] : [frame.top + zoom.y + query * side, Math.max(side, 3)];
+    pen.strokeRect(x - 0.5, y - 0.5, wide, high);
   }
 
   /** The visible part of a strip; the cells of level 0 are `side` wide. */
@@ -187,13 +201,15 @@ export class Painter {
     }
   }
 
-  private labels(pen: CanvasRenderingContext2D, { of, queries, keys, theme }: Picture): void {
+  private labels(pen: CanvasRenderingContext2D, { of, queries, keys, theme, axes }: Picture): void {
     const { frame, zoom } = this;
     const side = frame.cell * zoom.k;
-    if (side < LABEL || !frame.left) return;
     pen.fillStyle = INKS[theme].soft;
     pen.font = `11px ${FONT}`;
     pen.textBaseline = "middle";
+    const labelled = side >= LABEL && frame.left > MARGIN;
+    this.names(pen, axes, labelled);
+    if (!labelled) return;
     pen.textAlign = "right";
     const [top, below] = this.visible(zoom.y, side, frame.height, of.rows);
     const middle = (i: number, from: number, offset: number) => from + offset + (i + 0.5) * side;
@@ -212,6 +228,25 @@ export class Painter {
       pen.fillText(clip(keys[j]), 0, 0);
       pen.restore();
     }
+  }
+
+  /** The names of the axes: in the corner of the labels, else along the sides. */
+  private names(pen: CanvasRenderingContext2D, [rows, columns]: [string, string], labelled: boolean): void {
+    const { left, top, width, height } = this.frame;
+    if (labelled) {
+      pen.textAlign = "right";
+      pen.fillText(`${columns} →`, left - 6, top - 20);
+      pen.fillText(`${rows} ↓`, left - 6, top - 7);
+      return;
+    }
+    pen.textAlign = "center";
+    if (pen.measureText(columns).width <= width) pen.fillText(`${columns} →`, left + width / 2, top - 7);
+    if (pen.measureText(rows).width > height) return;
+    pen.save();
+    pen.translate(left - 7, top + height / 2);
+    pen.rotate(-Math.PI / 2);
+    pen.fillText(`← ${rows}`, 0, 0);
+    pen.restore();
   }
 
   private strips(pen: CanvasRenderingContext2D, { of, theme }: Picture): void {

@@ -15,6 +15,8 @@ interface Styled {
   opacity?: number;
   /** Told when the pointer rests on the shape. */
   tip?: string;
+  /** What the shape stands for, for those who click it. */
+  name?: string;
 }
 export type Shape =
   | ({ kind: "rect"; x: number; y: number; w: number; h: number } & Styled)
@@ -59,18 +61,24 @@ export function toSvg(scene: Scene, paper: string, facts: Record<string, unknown
   ].join("\n");
 }
 
-/** Draw the scene on a canvas of twice its size. */
-export function toCanvas(scene: Scene, paper: string, ratio = 2): HTMLCanvasElement {
+/** Draw the scene on a new canvas of twice its size. */
+export function toCanvas(scene: Scene, paper: string): HTMLCanvasElement {
   const canvas = document.createElement("canvas");
+  paintScene(canvas, scene, paper, 2);
+  return canvas;
+}
+
+/** Draw the scene on a canvas, with so many pixels a unit, and return the pen. */
+export function paintScene(canvas: HTMLCanvasElement, scene: Scene, paper: string, ratio: number): CanvasRenderingContext2D | null {
   canvas.width = Math.ceil(scene.width * ratio);
   canvas.height = Math.ceil(scene.height * ratio);
   const pen = canvas.getContext("2d");
-  if (!pen) return canvas;
+  if (!pen) return null;
   pen.scale(ratio, ratio);
   pen.fillStyle = paper;
   pen.fillRect(0, 0, scene.width, scene.height);
   for (const shape of scene.shapes) draw(pen, shape);
-  return canvas;
+  return pen;
 }
 
 function draw(pen: CanvasRenderingContext2D, shape: Shape): void {
@@ -86,6 +94,8 @@ function draw(pen: CanvasRenderingContext2D, shape: Shape): void {
     pen.translate(shape.x, shape.y);
     pen.rotate(((shape.turn ?? 0) * Math.PI) / 180);
     pen.fillText(shape.text, 0, 0);
+  } else if (shape.kind === "rect" && !shape.stroke) {
+    pen.fillRect(shape.x, shape.y, shape.w, shape.h);
   } else {
     const path = new Path2D(shape.kind === "path" ? shape.d : undefined);
     if (shape.kind === "rect") path.rect(shape.x, shape.y, shape.w, shape.h);

@@ -44,6 +44,12 @@ export interface Told {
   ran: Ran;
 }
 
+/** Taps of one head and one query, and the request that brought them. */
+export interface Tapped {
+  asked: Asked;
+  tensors: Record<string, Tensor>;
+}
+
 /** The model and the text of a recording. */
 export interface Whole {
   model: string;
@@ -71,6 +77,8 @@ export interface Subject {
   weights(layer: number, head: number): Promise<Matrix>;
   /** How to read the weights of a head in strips that the server pools; null where they are read whole. */
   strips(layer: number, head: number): Read | null;
+  /** What one query of a head goes through, by the taps of the whole model itself. */
+  taps?(layer: number, head: number, query: number): Promise<Tapped>;
   /** The fields of a request for this layer, or null if the subject cannot be computed again. */
   live(layer: number): Promise<Live | null>;
   /** The request that brings these weights; null for a file. */
@@ -418,7 +426,7 @@ async function served(module: string, body: Body, params: Params, name: string, 
     keys: label(keyLabels.length ? keyLabels : labels, size[1]),
   };
   const cells = size[0] * size[1];
-  const cut = ({ data }: Tensor, at: number) => matrix(size[0], size[1], data.slice(at * cells, (at + 1) * cells));
+  const cut = ({ data }: Tensor, at: number) => matrix(size[0], size[1], data.subarray(at * cells, (at + 1) * cells));
   const weights = cached(async (_, head) => {
     if (all) return cut(tensors.weights, sequence * many + head);
     check(rows, columns);
@@ -442,7 +450,7 @@ async function served(module: string, body: Body, params: Params, name: string, 
         const { tensors: found } = await callTensors(path, asked);
         const { shape, data } = pool > 1 ? found.pooled : found.weights;
         const [high, wide] = shape.slice(-2);
-        return matrix(high, wide, data.slice(sequence * high * wide, (sequence + 1) * high * wide));
+        return matrix(high, wide, data.subarray(sequence * high * wide, (sequence + 1) * high * wide));
       };
     },
     live: () => Promise.resolve({ module, body }),

@@ -11,8 +11,16 @@ export type Body = Record<string, unknown>;
 const isTensor = (value: unknown): value is Tensor =>
   typeof value === "object" && value !== null && "data" in value && value.data instanceof Float32Array;
 
+const texts = new WeakMap<Float32Array, string>(); // a view sends the same inputs again and again
+
 /** The base64 text of numbers, little-endian. */
 export function base64(data: Float32Array): string {
+  const known = texts.get(data) ?? encoded(data);
+  texts.set(data, known);
+  return known;
+}
+
+function encoded(data: Float32Array): string {
   const raw = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
   let text = "";
   for (let at = 0; at < raw.length; at += 8192) text += String.fromCharCode(...raw.subarray(at, at + 8192));
@@ -94,16 +102,17 @@ const MOST_HEADER = 2 ** 24;
 /** Bytes that can be read in parts: a file of this browser, a reply, or a file of the server. */
 export interface Bytes {
   size: number;
-  read(from: number, to: number): Promise<ArrayBuffer>;
+  /** Some of the bytes; of bytes that are in memory a view, not a copy. */
+  read(from: number, to: number): Promise<Uint8Array<ArrayBuffer>>;
 }
 
 /** The bytes of a file or a blob. */
-export const ofBlob = (blob: Blob): Bytes => ({ size: blob.size, read: (from, to) => blob.slice(from, to).arrayBuffer() });
+export const ofBlob = (blob: Blob): Bytes => ({ size: blob.size, read: async (from, to) => new Uint8Array(await blob.slice(from, to).arrayBuffer()) });
 
 /** The bytes of a reply. */
 export const ofBuffer = (buffer: ArrayBuffer): Bytes => ({
   size: buffer.byteLength,
-  read: (from, to) => Promise.resolve(from === 0 && to >= buffer.byteLength ? buffer : buffer.slice(from, to)),
+  read: (from, to) => Promise.resolve(new Uint8Array(buffer).subarray(from, to)),
 });
 
 /** The bytes of a file on the server, read by ranges; the first range also brings the header's usual length. */
@@ -118,7 +127,7 @@ export async function ofUrl(url: string, ahead = 49_152): Promise<Bytes> {
   const first = await range(0, ahead);
   return {
     size: first.size,
-    read: async (from, to) => (to <= first.buffer.byteLength ? first.buffer.slice(from, to) : (await range(from, to)).buffer),
+    read: async (from, to) => (to <= first.buffer.byteLength ? new Uint8Array(first.buffer).subarray(from, to) : new Uint8Array((await range(from, to)).buffer)),
   };
 }
 
@@ -136,9 +145,11 @@ export interface TensorFile {
   read(name: string, from?: number, to?: number): Promise<Tensor>;
 }
 
+const viewOf = ({ buffer, byteOffset, byteLength }: Uint8Array) => new DataView(buffer, byteOffset, byteLength);
+
 /** Open a safetensors file. Only its header is read. Throws an Error for bytes that are none. */
 export async function openTensors(bytes: Bytes): Promise<TensorFile> {
-  const head = new DataView(await bytes.read(0, 8));
+  const head = viewOf(await bytes.read(0, 8));
   const length = head.byteLength === 8 ? Number(head.getBigUint64(0, true)) : NaN;
   if (!(length <= Math.min(MOST_HEADER, bytes.size - 8))) throw new Error("This is not a safetensors file.");
   const text = new TextDecoder().decode(await bytes.read(8, 8 + length));
@@ -157,8 +168,8 @@ export async function openTensors(bytes: Bytes): Promise<TensorFile> {
       const last = Math.min(to, rows);
       const raw = await bytes.read(8 + length + start + from * step, 8 + length + start + last * step);
       const kept = shape.length ? [last - from, ...shape.slice(1)] : [];
-      if (dtype === "F32" && raw.byteLength % 4 === 0) return { shape: kept, data: new Float32Array(raw) };
-      const view = new DataView(raw);
+      if (dtype === "F32" && raw.byteLength % 4 === 0) return { shape: kept, data: raw.byteOffset % 4 ? new Float32Array(raw.slice().buffer) : new Float32Array(raw.buffer, raw.byteOffset, raw.byteLength / 4) };
+      const view = viewOf(raw);
       return { shape: kept, data: Float32Array.from({ length: raw.byteLength / size }, (_, i) => number(view, i * size)) };
     },
   };

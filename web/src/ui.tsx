@@ -220,16 +220,20 @@ export function NumberTable({ caption, labels, width, data }: { caption: string;
 
 // ── drawings ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** A scene as SVG in the page. `onPick` gets the index of a shape that was clicked. */
+/** A scene as SVG in the page. */
 interface DrawingProps {
   scene: Scene;
   fit?: boolean;
   /** Called with the place under the pointer, in the drawing's own units. */
   point?: (x: number, y: number) => void;
   leave?: () => void;
+  /** Called with the name of a shape that was clicked. */
+  pick?: (name: string) => void;
 }
 
-export function Drawing({ scene, fit, point, leave }: DrawingProps) {
+const NEAR = 9; // width of the strip around a line that can be clicked
+
+export function Drawing({ scene, fit, point, leave, pick }: DrawingProps) {
   const move = (event: TargetedPointerEvent<SVGSVGElement>) => {
     const { left, top, width } = event.currentTarget.getBoundingClientRect();
     const scale = scene.width / width;
@@ -240,7 +244,10 @@ export function Drawing({ scene, fit, point, leave }: DrawingProps) {
       {scene.shapes.map((shape, i) => {
         const [Name, given] = attributes(shape);
         const Element = Name as "text";
-        return <Element key={i} {...given}>{shape.kind === "text" ? shape.text : null}{shape.tip ? <title>{shape.tip}</title> : null}</Element>;
+        const { name, tip } = shape;
+        const drawn = <Element key={i} {...given}>{shape.kind === "text" ? shape.text : null}{tip ? <title>{tip}</title> : null}</Element>;
+        if (!pick || name === undefined || shape.kind !== "path") return drawn;
+        return <g key={i} class="pick" onClick={() => pick(name)}>{drawn}<path d={shape.d} fill="none" stroke="transparent" stroke-width={NEAR}>{tip ? <title>{tip}</title> : null}</path></g>;
       })}
     </svg>
   );

@@ -8,6 +8,7 @@ import type { SubjectProps } from "./context";
 import { openModel } from "./model_subject";
 import { Opening, Sentence, modelLabel } from "./sentence";
 import { recordingNames } from "./names";
+import { useNowhere } from "./pointed";
 import { integer } from "./state";
 import { BUILT_IN, countingOf, openSubject, subjectKey } from "./subject";
 import type { Params, Subject } from "./subject";
@@ -111,6 +112,7 @@ function Corrected({ subject }: { subject: Subject }) {
 
 function Chosen({ subject, Component }: { subject: Subject; Component: OfSubject }) {
   const { layer, head } = placeOf(usePage().params, subject);
+  useNowhere(subject);
   return <Component subject={subject} layer={layer} head={head} />;
 }
 

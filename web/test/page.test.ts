@@ -1,10 +1,14 @@
 import { describe, expect, it, vi } from "vitest";
 import { Tiles } from "../src/cells";
-import { rgb } from "../src/colour";
+import { INKS, rgb } from "../src/colour";
 import { wholeEdits } from "../src/edits";
 import type { Edit } from "../src/edits";
 import { bytes, count, describe as spec, duration, effect, precise, real, settled } from "../src/format";
+import { lineScene } from "../src/drawings";
+import { HEAD_COLOURS, headStroke } from "../src/head_colours";
 import { difference, divergence, matrix, pooled, pyramid, statistics } from "../src/matrix";
+import { layoutOf, placeAt, productScene, productsOf, scaleName } from "../src/products";
+import { pairOf } from "../src/pair";
 import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
 import { changed, format, integer, parse } from "../src/state";
@@ -73,6 +77,118 @@ describe("induction", () => {
     expect(told.induction).toBeCloseTo(0.75 / 3, 6);
     expect(told.duplicate_token).toBeCloseTo(0, 6);
     expect(statistics(of([[1, 0], [1, 0]]), { queries: ["a", "b"], keys: ["a", "b"] }).induction).toBe(0);
+  });
+});
+
+describe("colours of heads", () => {
+  // sRGB as eyes without one kind of cones see it, in linear light (Machado, Oliveira and Fernandes 2009, severity 1).
+  const EYES = {
+    all: [1, 0, 0, 0, 1, 0, 0, 0, 1],
+    noLong: [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
+    noMiddle: [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.01182, 0.04294, 0.968881],
+    noShort: [1.255528, -0.076749, -0.178779, -0.078411, 0.930809, 0.147602, 0.004733, 0.691367, 0.3039],
+  };
+  const times = (by: number[], [x, y, z]: number[]) => [0, 3, 6].map((at) => by[at] * x + by[at + 1] * y + by[at + 2] * z);
+  const linear = (hex: string) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  const lab = (light: number[]) => times(
+    [0.2104542553, 0.793617785, -0.0040720468, 1.9779984951, -2.428592205, 0.4505937099, 0.0259040371, 0.7827717662, -0.808675766],
+    times([0.4122214708, 0.5363325363, 0.0514459929, 0.2119034982, 0.6806995451, 0.1073969566, 0.0883024619, 0.2817188376, 0.6299787005], light.map((each) => Math.min(1, Math.max(0, each)))).map(Math.cbrt),
+  );
+  const luminance = (hex: string) => linear(hex).reduce((sum, each, i) => sum + each * [0.2126, 0.7152, 0.0722][i], 0);
+  for (const theme of ["light", "dark"] as const) {
+    it(`differ for everybody and are seen on ${theme} paper`, () => {
+      for (const [eyes, matrixOf] of Object.entries(EYES)) {
+        const seen = HEAD_COLOURS[theme].map((each) => lab(times(matrixOf, linear(each))));
+        seen.forEach((one, i) => seen.slice(0, i).forEach((other) => expect(Math.hypot(...one.map((each, at) => each - other[at]))).toBeGreaterThan(eyes === "all" ? 0.24 : 0.12)));
+      }
+      const paper = luminance(INKS[theme].paper);
+      for (const each of HEAD_COLOURS[theme].map(luminance)) expect((Math.max(each, paper) + 0.05) / (Math.min(each, paper) + 0.05)).toBeGreaterThan(3);
+    });
+  }
+  it("and dashes make 24 heads differ", () => {
+    expect(new Set(Array.from({ length: 24 }, (_, head) => JSON.stringify(headStroke("light", head)))).size).toBe(24);
+  });
+});
+
+describe("lines of heads", () => {
+  const [one, two] = [of([[0.9, 0.1], [0.4, 0.6]]), of([[0.2, 0.8], [0, 1]])];
+  const drawn = (options: object) => lineScene([{ of: one }, { of: two, name: "two" }], { theme: "light", title: "", queries: ["a", "b"], keys: ["a", "b"], least: 0.3, ...options }).shapes.flatMap(({ name }) => name ?? []);
+  it("are those of at least the least weight, each by its head, query and key", () => {
+    expect(drawn({})).toEqual(["0,0,0", "0,1,0", "0,1,1", "1,0,1", "1,1,1"]);
+  });
+  it("are of one query or one key alone, and of a pair the query's", () => {
+    expect(drawn({ only: 1 })).toEqual(["0,1,0", "0,1,1", "1,1,1"]);
+    expect(drawn({ onlyKey: 0 })).toEqual(["0,0,0", "0,1,0"]);
+    expect(drawn({ only: 1, onlyKey: 0 })).toEqual(drawn({ only: 1 }));
+  });
+  it("are the strongest where there are too many", () => {
+    const side = 64;
+    const many = matrix(side, side, Float32Array.from({ length: side ** 2 }, (_, i) => (i + 1) / side ** 2));
+    const tokens = Array.from({ length: side }, String);
+    const scene = lineScene([{ of: many }], { theme: "light", title: "", queries: tokens, keys: tokens, least: 0 });
+    expect([scene.drawn, scene.left]).toEqual([3000, side ** 2 - 3000]);
+    expect(scene.shapes.some(({ name }) => name === "0,0,0")).toBe(false);
+  });
+});
+
+describe("q · k by dimension", () => {
+  const [q, k] = [Float32Array.of(1, -2, 3, 0), [Float32Array.of(0.5, 1, 2, 7), Float32Array.of(-1, 0, 1, 1)]];
+  const scores = (scale: number) => Float32Array.of(4.5 * scale, 2 * scale);
+  it("has parts that add up to the scores, whatever the scale", () => {
+    for (const [scale, name] of [[0.5, "1/√4"], [1, ""], [-0.3, "−0.300"]] as const) {
+      const made = productsOf(q, k, scores(scale), [0.9, 0.1]);
+      expect(made?.parts.map((each) => each.reduce((a, b) => a + b, 0))).toEqual([expect.closeTo(4.5 * scale, 5), expect.closeTo(2 * scale, 5)]);
+      expect(made && scaleName(made)).toBe(name);
+    }
+  });
+  it("is not of scores that are no products", () => {
+    expect(productsOf(q, k, Float32Array.of(4.5, 2.5), [0.9, 0.1])).toBeNull();
+  });
+  it("is drawn where the pointer finds it", () => {
+    const made = productsOf(q, k, scores(1), [0.9, 0.1]);
+    if (!made) throw new Error("no products");
+    const layout = layoutOf(made, 700);
+    const cells = productScene(made, layout, { theme: "light", title: "", query: "a", keys: ["b", "c"] }).shapes.filter((shape) => shape.kind === "rect");
+    const places = cells.flatMap(({ x, y }) => placeAt(layout, made, x + 1, y + 1) ?? []);
+    const row = (key: number) => [0, 1, 2, 3].map((dimension) => ({ key, dimension }));
+    expect(places).toEqual([-1, 0, 0, 1, 1].flatMap(row)); // q, then of each key its vector and its products; no bar is a cell
+    expect(placeAt(layout, made, 1, 1)).toBeNull();
+  });
+});
+
+describe("two heads side by side", () => {
+  /** Rows of shares, some of them exactly 0. */
+  const shares = (side: number, seed: number) => {
+    const made = matrix(side, side, normal(side, side, seed).map((each) => Math.max(0, each)));
+    for (let i = 0; i < side; i += 1) {
+      const row = made.data.subarray(i * side, (i + 1) * side);
+      const total = row.reduce((a, b) => a + b, 0);
+      row.forEach((each, j) => (row[j] = each / total));
+    }
+    return made;
+  };
+  it("are apart by the divergence's formula, also where their weights are nearly equal", () => {
+    const [one, other] = [shares(40, 0), shares(40, 1)];
+    for (const two of [other, matrix(40, 40, one.data.map((each, i) => each * (1 + (i % 7) / 50)))]) {
+      const total = (of: Float32Array) => of.reduce((a, b) => a + b, 0);
+      const expected = Array.from({ length: 40 }, (_, i) => {
+        const [p, q] = [one, two].map(({ data }) => data.subarray(i * 40, (i + 1) * 40)).map((row) => Array.from(row, (each) => each / total(row)));
+        return p.reduce((sum, each, j) => sum + (each && (each * Math.log((2 * each) / (each + q[j]))) / 2) + (q[j] && (q[j] * Math.log((2 * q[j]) / (each + q[j]))) / 2), 0);
+      });
+      divergence(one, two).rows.forEach((each, i) => expect(each).toBeCloseTo(expected[i], 6));
+    }
+  });
+  it("of many weights have the pictures of those that are pooled step by step, and exact numbers", () => {
+    const side = 1500;
+    const [one, other] = [shares(side, 0), shares(side, 1)];
+    const pair = pairOf(one, other);
+    expect(pair.pool).toBe(4);
+    const picture = (of: typeof pair.one) => of.strips(0, 0, side)[0].of.data;
+    expect(picture(pair.one)).toEqual(pooled(pooled(one)).data);
+    expect(pair.shown.data).toEqual(pooled(pooled(difference(one, other))).data);
+    expect(picture(pair.less)).toEqual(pair.shown.data);
+    expect(pair.less.value(700, 3)).toBe(one.data[700 * side + 3] - other.data[700 * side + 3]);
+    expect(pair.one.most).toBe(one.data.reduce((most, each) => Math.max(most, each), 0));
   });
 });
 

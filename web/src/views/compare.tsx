@@ -5,8 +5,11 @@ import type { SubjectProps } from "../context";
 import { RANGES, heatScene } from "../drawings";
 import type { Range } from "../drawings";
 import { clip, precise, real } from "../format";
+import { whole } from "../cells";
 import { HeatMap } from "../heatmap";
-import { difference, divergence, largest, statistics, statisticsOf } from "../matrix";
+import { statistics, statisticsOf } from "../matrix";
+import { pairOf } from "../pair";
+import type { Pair } from "../pair";
 import { integer } from "../state";
 import { headTitle, subjectKey } from "../subject";
 import type { Subject } from "../subject";
@@ -25,7 +28,7 @@ async function statisticsAt(subject: Subject, layer: number, head: number): Prom
 const textOf = ({ whole, title }: Subject) => (whole ? `“${clip(whole.text, 90)}”` : title);
 
 export function Compare({ subject, layer, head }: SubjectProps) {
-  const { params, go, theme } = usePage();
+  const { params, go } = usePage();
   const sources = useSources();
   const source = params.b_source ?? "";
   const text = params.b_text ?? "";
@@ -44,16 +47,15 @@ export function Compare({ subject, layer, head }: SubjectProps) {
     if (!other) return null;
     const [one, two] = await Promise.all([subject.weights(layer, head), other.weights(otherLayer, otherHead)]);
     const alike = one.rows === two.rows && one.columns === two.columns;
-    const less = alike ? difference(one, two) : null;
+    const pair = alike ? pairOf(one, two) : null;
+    const drawn = pair ?? { one: whole(one), other: whole(two) };
     return {
       place,
-      one,
-      two,
+      one: drawn.one,
+      two: drawn.other,
       of: other.layers[otherLayer],
-      most: Math.max(largest(one.data), largest(two.data)),
-      less,
-      furthest: less ? largest(less.data) : 0,
-      apart: alike ? divergence(one, two) : null,
+      most: Math.max(drawn.one.most, drawn.other.most),
+      pair,
       calls: [await subject.asked(layer, head), await other.asked(otherLayer, otherHead)],
     };
   });
@@ -64,7 +66,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
   const otherLabel = other ? headTitle(other, otherLayer, otherHead) : "";
   const [title, otherTitle] = source || text ? [`${label}: ${textOf(subject)}`, other ? `${otherLabel}: ${textOf(other)}` : ""] : [label, otherLabel];
   const merged = (mine: string[], theirs: string[]) => mine.map((each, i) => (theirs[i] === each ? each : `${each} / ${theirs[i]}`));
-  const both: [string[], string[]] = here?.less ? [merged(queries, here.of.queries), merged(keys, here.of.keys)] : [queries, keys];
+  const both: [string[], string[]] = here?.pair ? [merged(queries, here.of.queries), merged(keys, here.of.keys)] : [queries, keys];
   return (
     <>
       <div class="fields" role="group" aria-label="Compared with">
@@ -78,14 +80,14 @@ export function Compare({ subject, layer, head }: SubjectProps) {
       {!here && !problem && !second.problem && <Waiting what="Reading the weights of both heads" />}
       {here && (
         <>
-          {here.less && here.apart
-            ? <FactList facts={[["Jensen-Shannon divergence, nats", real(here.apart.mean, 4)], ["largest difference", precise(here.furthest)]]} />
+          {here.pair
+            ? <FactList facts={[["Jensen-Shannon divergence, nats", real(here.pair.divergence.mean, 4)], ["largest difference", precise(here.pair.less.most)]]} />
             : <p class="small">The texts have {queries.length} and {here.of.queries.length} tokens, so that their weights have no difference cell by cell.</p>}
-          {here.less && here.apart && <Export of={{ name: "difference", label: "the difference", scene: () => heatScene(here.less ?? here.one, { theme, title: `${label} less ${otherLabel}`, queries: both[0], keys: both[1], signed: true }), rows: () => matrixRows(here.less ?? here.one, ...both), json: () => ({ one: title, other: otherTitle, queries, keys, divergence: Array.from(here.apart?.rows ?? []), difference: Array.from(here.less?.data ?? []) }) }} />}
+          {here.pair && <Difference of={here.pair} title={`${label} less ${otherLabel}`} one={title} other={otherTitle} queries={both[0]} keys={both[1]} />}
           <div class="side">
-            <figure><figcaption>{title}</figcaption><HeatMap of={here.one} queries={queries} keys={keys} title={label} range={range} shared={here.most} /></figure>
-            <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.most} /></figure>
-            {here.less && <figure><figcaption>the first less the second</figcaption><HeatMap of={here.less} queries={both[0]} keys={both[1]} title="the difference" signed /></figure>}
+            <figure><figcaption>{title}</figcaption><HeatMap of={here.one} queries={queries} keys={keys} title={label} range={range} shared={here.most} alone={!here.pair} /></figure>
+            <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.most} alone={!here.pair} /></figure>
+            {here.pair && <figure><figcaption>the first less the second</figcaption><HeatMap of={here.pair.less} queries={both[0]} keys={both[1]} title="the difference" signed /></figure>}
           </div>
           {told.value?.place === place ? (
             <Table caption="Statistics of both" rows={statisticsOf(subject.counting)} columns={[
@@ -94,9 +96,25 @@ export function Compare({ subject, layer, head }: SubjectProps) {
             ]} />
           ) : <ProblemBox problem={told.problem} />}
           <Commands calls={here.calls} />
-          {other && here.less && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}
+          {other && here.pair && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}
         </>
       )}
     </>
   );
+}
+
+interface DifferenceProps {
+  of: Pair;
+  title: string;
+  one: string;
+  other: string;
+  queries: string[];
+  keys: string[];
+}
+
+/** The difference as a file: all of its numbers, or of very many the picture alone. */
+function Difference({ of: { shown, pool, divergence }, title, one, other, queries, keys }: DifferenceProps) {
+  const { theme } = usePage();
+  const numbers = { rows: () => matrixRows(shown, queries, keys), json: () => ({ one, other, queries, keys, divergence: Array.from(divergence.rows), difference: Array.from(shown.data) }) };
+  return <Export of={{ name: "difference", label: "the difference", scene: () => heatScene(shown, { theme, title, queries, keys, signed: true, pool }), ...(pool === 1 ? numbers : {}) }} />;
 }

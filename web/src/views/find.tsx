@@ -13,6 +13,7 @@ import { precise, whole } from "../format";
 import { LinkedHead } from "../linked_head";
 import { matrix } from "../matrix";
 import { shownToken } from "../model_subject";
+import { useNowhere } from "../pointed";
 import { Opening } from "../sentence";
 import { attributes } from "../scene";
 import type { Scene, Shape } from "../scene";
@@ -173,6 +174,7 @@ function Passage({ of, at, text }: { of: Survey; at: number; text: number }) {
     const names = (labels: ModelLabels) => labels.tokens.map(shownToken);
     return { text, of: matrix(shape[1], shape[2], data), queries: names(stack === "encoder" ? read : reply.labels), keys: names(stack === "decoder" ? reply.labels : read) };
   });
+  useNowhere(value);
   if (!value) return problem ? <ProblemBox problem={problem} /> : <Waiting what={`Asking for the weights of ${each.name}`} />;
   return (
     <div aria-busy={busy || value.text !== text}>

@@ -3,15 +3,18 @@
 import { Tiles } from "../cells";
 import { usePage, useLoaded } from "../context";
 import type { SubjectProps } from "../context";
-import { RANGES, heatScene, lineScene } from "../drawings";
+import { RANGES, heatScene } from "../drawings";
 import type { Range } from "../drawings";
 import { real } from "../format";
 import { HeatMap } from "../heatmap";
 import { marginals, matrix, row, statistics, statisticsOf } from "../matrix";
 import type { Matrix } from "../matrix";
 import type { Cell, Zoom } from "../painter";
+import { useNowhere } from "../pointed";
 import { headTitle, subjectKey } from "../subject";
-import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox } from "../ui";
+import { TokenRow } from "../token_row";
+import { Choice, Commands, Export, FactList, Field, ProblemBox } from "../ui";
+import { HeadLines } from "./head_lines";
 
 const MOST_LINES = 128; // tokens of the view with lines
 const MOST_SAVED = 2_000_000; // cells of a table
@@ -44,6 +47,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
   });
   const small = Math.max(queries.length, keys.length) <= MOST_LINES;
   const lines = params.show === "lines" && small;
+  useNowhere(lines);
   const large = queries.length * keys.length > MOST_SAVED;
   const range = (params.range ?? (small ? "own" : "log")) as Range;
   if (problem) return <ProblemBox problem={problem} />;
@@ -53,8 +57,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const title = headTitle(subject, layer, head);
   const least = Number(params.least ?? 0.05);
   const only = params.query ? Number(params.query) : null;
-  const drawing = () =>
-    lines ? lineScene(coarsest, { theme, title, queries, keys, least, only }) : heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
+  const drawing = () => heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
   return (
     <>
       <div class="fields">
@@ -63,8 +66,9 @@ export function Head({ subject, layer, head }: SubjectProps) {
         {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, "slide")} hint={least.toFixed(2)} />}
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
       </div>
-      <Export of={{ name: `weights-${name}-${head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />
-      {lines ? <Drawing scene={drawing()} /> : (
+      {!lines && <Export of={{ name: `weights-${name}-${head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />}
+      {!lines && !tiled && <TokenRow say of={of} queries={queries} keys={keys} at={{ query: only, key: only !== null && params.key ? Number(params.key) : null }} pick={(query) => go({ view: "query", query, key: "" })} />}
+      {lines ? <HeadLines subject={subject} layer={layer} head={head} least={least} only={only} /> : (
         <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={cellOf(params.query, params.key)}
           move={(cell) => go({ query: cell.query, key: cell.key }, "replace")} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
           zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, "replace")} />

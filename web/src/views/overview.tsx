@@ -1,6 +1,7 @@
 /** Layers × heads as small multiples, with the statistics of every head. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
+import type { ComponentChildren, TargetedPointerEvent } from "preact";
 import { INKS, SCALES, step } from "../colour";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
@@ -16,8 +17,10 @@ import { Choice, Commands, Export, FactList, NumberTable, ProblemBox, RanTable, 
 import { Legend } from "../heatmap";
 import { LinkedHead } from "../linked_head";
 import { Patches } from "../patches";
+import { NOWHERE, usePointed, usePointing } from "../pointed";
 import { format, integer } from "../state";
 import { forwardOf } from "../live";
+import { TokenRow } from "../token_row";
 
 interface Head {
   layer: number;
@@ -49,6 +52,7 @@ async function read(subject: Subject): Promise<Head[]> {
   }));
 }
 
+const placeOf = ({ layer, head }: Head) => `${layer}/${head}`;
 const plainName = (name: string, i: number) => name || `head ${i}`;
 
 export function Overview({ subject }: SubjectProps) {
@@ -68,10 +72,12 @@ export function Overview({ subject }: SubjectProps) {
   const statistic = counted.find(([name]) => name === sort);
   const sorted = statistic ? [...heads.made].sort((a, b) => (b.statistics[statistic[0]] - a.statistics[statistic[0]]) * (params.rising ? -1 : 1)) : heads.made;
   const open = (head: Head) => ({ view: "head", layer: head.layer, head: head.head });
-  const [hovered, hover] = useState<Head | null>(null);
+  const pointing = usePointing();
+  const pointedHead = usePointed(pointing, ({ head }) => head);
   const panel = useRef<HTMLElement>(null);
   const chosen = sorted.find(({ layer, head }) => layer === integer(params.layer, -1, -1) && head === integer(params.head, 0)) ?? sorted[0];
-  const large = hovered && sorted.includes(hovered) ? hovered : chosen;
+  const large = sorted.find((each) => placeOf(each) === pointedHead) ?? chosen;
+  const point = (each: Head, cell = NOWHERE) => pointing.set({ ...cell, head: placeOf(each) });
   const choose = ({ layer, head }: Head) => {
     go({ layer, head }, "replace");
     if (matchMedia("(max-width: 60rem)").matches) panel.current?.scrollIntoView({ block: "nearest" }); // it is below the heads
@@ -86,18 +92,19 @@ export function Overview({ subject }: SubjectProps) {
         <Choice label="Colour range" value={range} set={(value) => go({ range: value })} options={Object.entries(RANGES)} />
         <Legend range={range} shared={shared} />
       </div>
+      {large.of.rows > 0 && <TokenRow of={large.of} queries={subject.layers[large.layer].queries} keys={subject.layers[large.layer].keys} />}
       <div class="beside">
-        <ul onPointerLeave={() => hover(null)} class={["multiples", subject.layers.length > 1 && !statistic ? "by-layer" : "", sorted.length <= 16 ? "few" : ""].join(" ")} style={{ "--heads": String(Math.max(...subject.layers.map((each) => each.heads.length))) }}>
+        <Multiples class={["multiples", subject.layers.length > 1 && !statistic ? "by-layer" : "", sorted.length <= 16 ? "few" : ""].join(" ")} heads={Math.max(...subject.layers.map((each) => each.heads.length))}>
         {sorted.map((each) => (
           <li key={`${each.layer}/${each.head}`}>
-            <a href={linked(each)} aria-current={each === chosen ? "true" : undefined} onPointerEnter={(event) => event.pointerType === "mouse" && hover(each)} onFocus={() => hover(null)}
+            <a href={linked(each)} aria-current={each === chosen ? "true" : undefined} onPointerEnter={(event) => event.pointerType === "mouse" && point(each)} onFocus={() => pointing.set(NOWHERE)}
               onClick={(event) => { if (event.ctrlKey || event.metaKey) return; event.preventDefault(); choose(each); }} aria-label={`Open ${plainName(each.name, each.head)}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
-              {each.of.rows > 0 && <Thumbnail of={each.of} range={range} shared={shared} />}
+              {each.of.rows > 0 && <Map of={each.of} queries={subject.layers[each.layer].queries.length} keys={subject.layers[each.layer].keys.length} point={(cell) => point(each, cell)} range={range} shared={shared} />}
               <span aria-hidden="true">{clip(each.name, 18)}{statistic ? <b> {real(each.statistics[statistic[0]], 2)}</b> : null}</span>
             </a>
           </li>
         ))}
-      </ul>
+      </Multiples>
       <section ref={panel} aria-label="The chosen head" class="large">
         <h3>{plainName(large.name, large.head)} <a href={linked(large)} onClick={(event) => { event.preventDefault(); go(open(large)); }}>Open</a></h3>
         <p class="small">{counted.slice(0, 4).map(([name, label]) => `${label} ${real(large.statistics[name], 2)}`).join(" · ")}</p>
@@ -154,6 +161,44 @@ function Output({ subject }: { subject: Subject }) {
       <Commands calls={[asked, made?.asked ?? null]} />
     </>
   );
+}
+
+/** The list of small maps. Each marks the tokens that are pointed at, by the style of the list: nothing is drawn again. */
+function Multiples({ class: kind, heads, children }: { class: string; heads: number; children: ComponentChildren }) {
+  const list = useRef<HTMLUListElement>(null);
+  const pointing = usePointing();
+  useLayoutEffect(() => {
+    const mark = () => {
+      const { query, key } = pointing.now;
+      const element = list.current;
+      if (!element) return;
+      element.dataset.pointed = query === null ? (key === null ? "" : "key") : key === null ? "query" : "pair";
+      element.style.setProperty("--query", String(query ?? 0));
+      element.style.setProperty("--key", String(key ?? 0));
+    };
+    mark();
+    return pointing.heard(mark);
+  }, [pointing]);
+  return <ul ref={list} onPointerLeave={() => pointing.set(NOWHERE)} class={kind} style={{ "--heads": String(heads) }}>{children}</ul>;
+}
+
+interface MapProps {
+  of: Matrix;
+  queries: number;
+  keys: number;
+  point: (cell: { query: number; key: number }) => void;
+  range: Range;
+  shared: number;
+}
+
+/** A small map of a head, whose cells can be pointed at where none of them are pooled. */
+function Map({ of, queries, keys, point, range, shared }: MapProps) {
+  const move = ({ currentTarget, offsetX, offsetY, pointerType }: TargetedPointerEvent<HTMLDivElement>) => {
+    if (pointerType !== "mouse" || of.rows !== queries || of.columns !== keys) return;
+    const at = (offset: number, size: number, many: number) => Math.min(many - 1, Math.max(0, Math.floor((offset / size) * many)));
+    point({ query: at(offsetY, currentTarget.clientHeight, queries), key: at(offsetX, currentTarget.clientWidth, keys) });
+  };
+  return <div class="map" style={{ "--queries": String(queries), "--keys": String(keys) }} onPointerMove={move}><Thumbnail of={of} range={range} shared={shared} /></div>;
 }
 
 function Thumbnail({ of, range, shared }: { of: Matrix; range: Range; shared: number }) {

@@ -6,26 +6,51 @@ import { barScene } from "../drawings";
 import { precise, real } from "../format";
 import { forwardOf, headOf } from "../live";
 import type { Made } from "../live";
+import { productsOf } from "../products";
 import { integer } from "../state";
 import { row } from "../matrix";
+import { NOWHERE, usePointed, usePointing } from "../pointed";
 import { headTitle, subjectKey } from "../subject";
+import type { Tapped } from "../subject";
+import { TokenRow } from "../token_row";
+import type { ModuleInfo } from "../types";
 import { Choice, Commands, Drawing, Export, NumberTable, ProblemBox, RanTable, Table } from "../ui";
+import { Dimensions } from "./dimensions";
 
 const TAPS = ["q", "k", "v", "scores", "masked_scores", "weights", "context", "output"];
 const FALLBACK = ["q", "k", "v", "scores", "weights", "context", "output"];
 
 /** The rows of one head of a tap; key/value heads may be fewer than query heads. */
-function tapRows(made: Made, tap: string, head: number, heads: number): Float32Array[] {
-  const tensor = made.tensors[tap];
+function tapRows({ tensors }: Tapped, tap: string, head: number, heads: number): Float32Array[] {
+  const tensor = tensors[tap];
   const of = tensor.shape.length < 3 ? 0 : Math.floor((head * tensor.shape[0]) / heads);
   const { rows, columns, data } = headOf(tensor, of);
   return Array.from({ length: rows }, (_, i) => data.subarray(i * columns, (i + 1) * columns));
 }
 
+const MOST_KEYS = 64; // of the drawing by dimension
+const MOST_DIMENSIONS = 512;
+
+/** The keys with the largest weights, in their order. */
+function strongest(k: Float32Array[], scores: Float32Array, weights: Float32Array) {
+  const places = Array.from(weights, (_, j) => j).sort((a, b) => weights[b] - weights[a]).slice(0, MOST_KEYS).sort((a, b) => a - b);
+  return { places, k: places.map((j) => k[j]), scores: Float32Array.from(places, (j) => scores[j]), weights: Float32Array.from(places, (j) => weights[j]) };
+}
+
+/** What q and k are, of a source. */
+function vectorsOf(source: string, modules: ModuleInfo[]): string {
+  const [kind, id] = source.split(/:(.*)/s);
+  if (kind === "raw") return "These are your q and k, as the score reads them.";
+  if (kind === "model") return "These are q and k as the score reads them: after the projections, and where the model has them after norms and the rotation by positions (RoPE).";
+  if (kind !== "module") return "These are q and k as they were recorded; they give the recorded weights.";
+  const position = modules.find(({ name }) => name === id)?.config.spec?.position?.name ?? "none";
+  return `These are q and k as the score reads them: projected${position === "rope" ? " and rotated by position (rope)" : ""}.`;
+}
+
 const norm = (of: Float32Array) => Math.hypot(...of);
 
 export function Query({ subject, layer, head }: SubjectProps) {
-  const { params, go, theme } = usePage();
+  const { params, go, theme, modules } = usePage();
   const { name, heads, queries, keys } = subject.layers[layer];
   const query = integer(params.query, 0, 0, queries.length - 1);
   useCorrected({ query });
@@ -38,33 +63,48 @@ export function Query({ subject, layer, head }: SubjectProps) {
     const ask = (taps: string[]): Promise<Made> | null => (live ? forwardOf(live, { return: taps, ...(heads.length > 1 ? { select } : { select: { queries: [query] } }) }, sequence) : null);
     // Methods without scores have no steps.
     const made = await (ask(TAPS)?.catch(() => ask(FALLBACK)).catch(() => null) ?? null);
-    return { weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, asked: await subject.asked(layer, head), query };
+    // A whole model whose attention cannot be computed apart from it has steps too.
+    const steps = made ?? (await subject.taps?.(layer, head, query).catch(() => null)) ?? null;
+    return { of: strips ? null : ofQuery, weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, steps, asked: await subject.asked(layer, head), query };
   });
+  const pointing = usePointing();
+  const { key: marked } = usePointed(pointing);
   if (problem) return <ProblemBox problem={problem} />;
   if (!value || value.query >= queries.length || value.weights.length !== keys.length) return <p class="empty">Reading the weights…</p>;
-  const { weights, made, asked } = value;
-  const scores = made?.tensors.scores ? Array.from(made.tensors.scores.data) : null;
-  const masked = made?.tensors.masked_scores ? Array.from(made.tensors.masked_scores.data) : scores;
-  const shown = made?.tensors.weights ? made.tensors.weights.data : weights;
-  const values = made?.tensors.v ? tapRows(made, "v", 0, 1) : null;
-  const context = made?.tensors.context ? made.tensors.context.data : null;
-  const q = made?.tensors.q ? made.tensors.q.data : null;
+  const { weights, made, steps, asked } = value;
+  const tensors: Partial<Tapped["tensors"]> = steps?.tensors ?? {};
+  const scores = tensors.scores ? Array.from(tensors.scores.data) : null;
+  const masked = tensors.masked_scores ? Array.from(tensors.masked_scores.data) : scores;
+  const shown = tensors.weights?.data ?? weights;
+  const values = steps && tensors.v ? tapRows(steps, "v", 0, 1) : null;
+  const context = tensors.context?.data ?? null;
+  const q = tensors.q?.data ?? null;
+  const drawn = steps && q && tensors.k && scores ? strongest(tapRows(steps, "k", 0, 1), Float32Array.from(scores), shown) : null;
+  const products = drawn && q ? productsOf(q, drawn.k, drawn.scores, drawn.weights) : null;
+  const biased = scores && masked?.some((each, j) => Number.isFinite(each) && Math.abs(each - scores[j]) > 1e-5);
   const output = made?.taps.output ? (made.heads > 1 ? made.taps.output[head * queries.length + query] : made.taps.output[query]) : null;
-  const drift = made ? Math.max(...Array.from(shown, (each, j) => Math.abs(each - weights[j]))) : 0;
+  const drift = steps ? Math.max(...Array.from(shown, (each, j) => Math.abs(each - weights[j]))) : 0;
   const title = `${queries[query]} attends to`;
   const most = Math.max(...shown);
   const rows = keys.map((key, j) => ({ key, j }));
+  const bars = (bar: number | null = null) => barScene({ theme, title, labels: keys, values: Array.from(shown), marked: bar });
+  /** The bar at a point of the drawing. */
+  const point = (_: number, y: number) => {
+    const key = Math.floor((y - bars().top) / bars().high);
+    pointing.set(key >= 0 && key < keys.length ? { query, key } : NOWHERE);
+  };
   const csv = () => [["key", "score", "masked score", "weight"], ...rows.map(({ key, j }) => [key, scores?.[j] ?? "", masked?.[j] ?? "", shown[j]])];
   return (
     <>
       <div class="fields">
         <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i) => [String(i), `${i} ${each}`])} />
       </div>
-      <Export of={{ name: `query-${query}`, scene: () => barScene({ theme, title, labels: keys, values: Array.from(shown) }), rows: csv, json: () => ({ layer: name, head, query: queries[query], keys, scores, weights: Array.from(shown), context: context && Array.from(context), output: output && Array.from(output) }) }} />
+      <Export of={{ name: `query-${query}`, label: "weights of the query", scene: () => bars(), rows: csv, json: () => ({ layer: name, head, query: queries[query], keys, scores, weights: Array.from(shown), context: context && Array.from(context), output: output && Array.from(output) }) }} />
+      {value.of && <TokenRow say of={value.of} queries={queries} keys={keys} at={{ query, key: null }} pick={(each) => go({ query: each, key: "" })} />}
       <div class="side">
-        <Drawing scene={barScene({ theme, title, labels: keys, values: Array.from(shown) })} fit />
+        <Drawing scene={bars(marked)} fit point={point} leave={() => pointing.set(NOWHERE)} />
         <div>
-          {made ? (
+          {steps ? (
             <ol class="steps">
               {q && <li><b>The query.</b> {queries[query]} has q of length {precise(norm(q))} in {q.length} dimensions.</li>}
               {scores && <li><b>Scores.</b> q · k of each key, times the scale: from {precise(Math.min(...scores))} to {precise(Math.max(...scores))}.</li>}
@@ -74,9 +114,15 @@ export function Query({ subject, layer, head }: SubjectProps) {
               {output && subject.layers.length === 1 && <li><b>Output.</b> {heads.length > 1 ? "The contexts of all heads, projected" : "The context"}: length {precise(norm(output))}.</li>}
             </ol>
           ) : <p class="small">This recording holds no q, k and v (or the method has no scores), so the steps before the weights cannot be shown.</p>}
-          {drift > 1e-4 && <p class="small">Computed again from the recorded q, k and v. The recorded weights differ by at most {precise(drift, 2)}: they were stored with fewer digits.</p>}
+          {drift > 1e-4 && made && <p class="small">Computed again from the recorded q, k and v. The recorded weights differ by at most {precise(drift, 2)}: they were stored with fewer digits.</p>}
         </div>
       </div>
+      {products && drawn && products.q.length <= MOST_DIMENSIONS && (
+        <Dimensions of={products} query={query} name={queries[query]} places={drawn.places} keys={drawn.places.map((j) => keys[j])} title={`q · k of ${queries[query]}, ${headTitle(subject, layer, head)}`}
+          about={[`${vectorsOf(params.source ?? "", modules)}${drawn.places.length < keys.length ? ` Of ${keys.length} keys these are the ${drawn.places.length} with the largest weights.` : ""}`,
+            biased ? "Softcap, position bias and masks then change the scores, and the normalizer makes the weights of them." : "The normalizer makes the weights of the scores that no mask hides."]} />
+      )}
+      {scores && !products && <p class="small">The score of this attention is no sum of products q × k, so that it has no parts by dimension.</p>}
       <Table caption={`${headTitle(subject, layer, head)}, query ${queries[query]}`} rows={rows} columns={[
         { head: "key", header: true, cell: ({ key }) => key },
         ...(scores ? [{ head: "score", number: true, cell: ({ j }: { j: number }) => real(scores[j]) }] : []),
@@ -88,7 +134,7 @@ export function Query({ subject, layer, head }: SubjectProps) {
       {context && <NumberTable caption={`Context of head ${heads[head]}: Σ w · v`} labels={[queries[query]]} width={context.length} data={context} />}
       {output && <NumberTable caption="Output" labels={[queries[query]]} width={output.length} data={output} />}
       {made && <RanTable rans={{ forward: made.ran }} />}
-      <Commands calls={[made?.asked ?? asked]} />
+      <Commands calls={[steps?.asked ?? asked]} />
     </>
   );
 }

@@ -96,7 +96,7 @@ export function Rollout({ subject }: SubjectProps) {
           <Export of={{ name: method, scene: () => heatScene(of, { theme, title, queries: rows, keys: queries }), rows: () => matrixRows(of, rows, queries), json: () => ({ ...body, layers: upto, tokens: queries, values: rows.map((_, i) => Array.from(row(of, i))) }) }} />
           {subject.picture && first.places && of.rows > 1 && <Patches of={of} layer={first} picture={subject.picture} title={title} />}
           <div class="side">
-            <HeatMap of={of} queries={rows} keys={queries} title={title} pick={(cell) => of.rows > 1 && go({ query: cell.query })} />
+            <HeatMap of={of} queries={rows} keys={queries} title={title} alone={of.rows === 1} pick={(cell) => of.rows > 1 && go({ query: cell.query })} />
             <Drawing fit scene={barScene({ theme, title: `${queries[query]} comes from`, labels: queries.slice(0, 60), values: Array.from(row(of, of.rows > 1 ? query : 0)).slice(0, 60) })} />
           </div>
           <RanTable rans={{ [method]: value.ran }} />

@@ -1,0 +1,75 @@
+/** Lines from token to token of one head or of several; what is pointed at is shared with the other drawings of the view. */
+
+import { usePage } from "./context";
+import { lineScene } from "./drawings";
+import type { Lines } from "./drawings";
+import { precise, whole } from "./format";
+import { row } from "./matrix";
+import type { Matrix } from "./matrix";
+import { NOWHERE, usePointed, usePointing } from "./pointed";
+import type { Pointed } from "./pointed";
+import { Drawing } from "./ui";
+
+interface TokenLinesProps {
+  drawn: Lines[];
+  queries: string[];
+  keys: string[];
+  title: string;
+  /** The least weight that is a line: of all tokens, and of one that is pointed at. */
+  least: { all: number; one: number };
+  /** The query whose lines are drawn while nothing is pointed at; null for all. */
+  only?: number | null;
+  /** A line was clicked: the index of its head among those drawn. */
+  pick?: (at: number, query: number, key: number) => void;
+  fit?: boolean;
+}
+
+export function TokenLines({ drawn, queries, keys, title, least, only = null, pick, fit = false }: TokenLinesProps) {
+  const { theme } = usePage();
+  const pointing = usePointing();
+  const pointed = usePointed(pointing);
+  const query = pointed.query ?? (pointed.key === null ? only : null);
+  const scene = lineScene(drawn, { theme, title: "", queries, keys, least: query === null && pointed.key === null ? least.all : least.one, only: query, onlyKey: pointed.key });
+  /** The token at a point of the drawing. */
+  const at = (x: number, y: number) => {
+    const i = Math.floor((y - scene.top) / scene.high);
+    const isKey = x > scene.width / 2;
+    const inside = i >= 0 && i < (isKey ? keys : queries).length;
+    pointing.set(!inside ? NOWHERE : isKey ? { query: pointing.now.query, key: i } : { query: i, key: null });
+  };
+  return (
+    <>
+      <Drawing fit={fit} scene={{ ...scene, title: `Token lines of ${title}` }} point={at} leave={() => pointing.set(NOWHERE)}
+        {...(pick ? { pick: (name: string) => pick(...(name.split(",").map(Number) as [number, number, number])) } : {})} />
+      {scene.left > 0 && <p class="small">The {whole(scene.drawn)} strongest of {whole(scene.drawn + scene.left)} lines.</p>}
+    </>
+  );
+}
+
+/** What the tokens that are pointed at say, of one head. */
+export function told(of: Matrix, queries: string[], keys: string[], { query, key }: Pointed): string {
+  if ((query !== null && query >= of.rows) || (key !== null && key >= of.columns) || (query === null && key === null)) return "Point at a token or a cell.";
+  if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${precise(of.data[query * of.columns + key], 3)}`;
+  const weights = query !== null ? Array.from(row(of, query)) : Array.from({ length: of.rows }, (_, i) => of.data[i * of.columns + (key ?? 0)]);
+  const list = strongest(weights, TOLD).map(({ weight, i }) => `${(query !== null ? keys : queries)[i]} ${weight.toFixed(2)}`).join(" · ");
+  return query !== null ? `${queries[query]} looks at ${list}` : `${keys[key ?? 0]} is looked at by ${list}`;
+}
+
+/** What the tokens that are pointed at say, of several heads: the weight of a pair, or the strongest one of a token. */
+export function toldOfHeads(heads: { name: string; of: Matrix }[], queries: string[], keys: string[], pointed: Pointed): string {
+  const { query, key } = pointed;
+  if (heads.length === 1) return told(heads[0].of, queries, keys, pointed);
+  if (query === null && key === null) return "Point at a token.";
+  if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${heads.map(({ name, of }) => `${name} ${precise(of.data[query * of.columns + key], 3)}`).join(" · ")}`;
+  const most = heads.map(({ name, of }) => {
+    const best = strongest(query !== null ? Array.from(row(of, query)) : Array.from({ length: of.rows }, (_, i) => of.data[i * of.columns + (key ?? 0)]), 1).at(0);
+    return `${name} ${best ? `${(query !== null ? keys : queries)[best.i]} ${best.weight.toFixed(2)}` : "nothing"}`;
+  });
+  return `${query !== null ? `${queries[query]} looks most at` : `${keys[key ?? 0]} is looked at most by`} ${most.join(" · ")}`;
+}
+
+const TOLD = 4; // tokens that are named
+
+function strongest(weights: number[], most: number): { weight: number; i: number }[] {
+  return weights.map((weight, i) => ({ weight, i })).sort((a, b) => b.weight - a.weight).slice(0, most).filter(({ weight }) => weight > 0);
+}

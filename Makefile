@@ -24,7 +24,7 @@ ARGS ?=
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients release schemathesis fuzz soak chaos constraints clean
+.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients release test-interop schemathesis fuzz soak chaos constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -81,6 +81,9 @@ check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Pytho
 
 release: | $(BIN)/python ## Build sdist, wheel, SBOM, images and chart, and try the wheel (VERSION=X.Y.Z names the version first)
 	$(BIN)/python deploy/release.py $(VERSION)
+
+test-interop: $(VENV)/.test ## Ask a server by tritonclient and KServe's client, which get an environment of their own
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.interop
 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)

@@ -13,6 +13,7 @@ PAGES = (
     "decode",
     "generation",
     "wire",
+    "protocols",
     "planning",
     "admission",
     "beside",

@@ -131,7 +131,7 @@ def read_json(text: Text, model: type[BaseModel], size: TextSize | None = None) 
     size = size or measure_text(text)
     data = None if simdjson is None or not size.characters else _read_by_simdjson(text, model, size, limit)
     if data is None:
-        _check_objects(size.items, limit)
+        check_objects(size.items, limit)
         data = from_json(text)
         _check_names(data, model)
         for name, value in data.items():
@@ -157,7 +157,7 @@ def _read_by_simdjson(text: Text, model: type[BaseModel], size: TextSize, limit:
     if len(values) < len(document):  # a name that comes twice
         return None
     arrays = _find_arrays(values, model)
-    _check_objects(size.items - sum(array.size for array in arrays.values()), limit)
+    check_objects(size.items - sum(array.size for array in arrays.values()), limit)
     data: dict[str, Any] = {}
     for name, value in values.items():
         if _is_small_map(name, value, model):
@@ -252,7 +252,8 @@ def _count_lists(value: Any, what: str, levels: int = MAX_DEPTH) -> int:
     return 1 + sum(map(_count_lists, value, repeat(what), repeat(levels - 1)))
 
 
-def _check_objects(count: int, limit: int) -> None:
+def check_objects(count: int, limit: int = MAX_OBJECTS) -> None:
+    """Raise BodyTooLarge for a text with more values that become Python objects."""
     if count > limit:
         raise BodyTooLarge(
             f"the JSON text has up to {count} values that are no plain numbers of a tensor; expected at most {limit}. "

@@ -31,7 +31,7 @@ from attention_service.api.observation.access_log import AccessLog
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.telemetry import Observe, RequestLog
 from attention_service.api.observation.tracing import telemetry_config
-from attention_service.api.oip.v2_routes import v2_routes
+from attention_service.api.oip.v2_routes import add_v2_routes
 from attention_service.api.replicas import share_of
 from attention_service.api.residency import keep_within_budget
 from attention_service.api.routes import make_routes
@@ -144,7 +144,7 @@ def create_app(
 def _add_optional_doors(app: FastAPI, settings: Settings) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Add the routes of other protocols that the settings ask for, and return the context in which they answer."""
     if settings.oip:
-        app.router.routes += v2_routes(siblings=settings.replicas > 1)
+        add_v2_routes(app.router.routes, siblings=settings.replicas > 1)
     if not settings.mcp:
         return nullcontext
     from attention_service.api.agents.agent_door import AgentDoor  # noqa: PLC0415 - of an extra

@@ -52,6 +52,10 @@ def test_the_version_is_1_or_the_content_hash(http, version, native):
 def test_a_version_that_if_match_pins_holds_here_too(http, version):
     assert http.post(INFER, json=ASKED, headers={"if-match": f'"{version}"'}).status_code == 200
     refused(http.post(INFER, json=ASKED, headers={"if-match": '"0a"'}), 409)
+    both = f"/v2/models/demo/versions/{version}/infer"
+    assert http.post(both, json=ASKED, headers={"if-match": f'"{version}"'}).status_code == 200
+    refused(http.post(both, json=ASKED, headers={"if-match": '"0a"'}), 400, "If-Match")
+    refused(http.post(both, json=ASKED | {"model_version": "0a"}), 400, "version")
 
 
 def test_names_arrive_percent_encoded(http):

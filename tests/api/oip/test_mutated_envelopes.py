@@ -53,19 +53,22 @@ def mutated(draw, envelope):
     """An envelope with one to three changes: a value replaced, removed, repeated or added."""
     envelope = copy.deepcopy(envelope)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        *path, last = draw.choice([path for path in places(envelope) if path] or [("inputs",)])
+        found = [path for path in places(envelope) if path]
+        if not found:
+            break
+        *path, last = draw.choice(found)
         node = envelope
         for key in path:
             node = node[key]
         change = draw.random()
         if change < 0.5:
-            node[last] = draw.choice(VALUES)
+            node[last] = copy.deepcopy(draw.choice(VALUES))
         elif change < 0.65:
             del node[last]
         elif isinstance(node, list):
             node.insert(0, copy.deepcopy(draw.choice([*node, *VALUES])))
         else:
-            node[draw.choice(NAMES)] = draw.choice([*VALUES, *node.values()])
+            node[draw.choice(NAMES)] = copy.deepcopy(draw.choice([*VALUES, *node.values()]))
     return envelope
 
 

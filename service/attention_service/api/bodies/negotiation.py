@@ -141,9 +141,9 @@ def _media_type(value: bytes) -> str:
 
 
 async def render(
-    model: BaseModel, media_type: str, *, encoding: Encoding = "list", status: int = 200, headers: Mapping[str, str]
+    model: Any, media_type: str, *, encoding: Encoding = "list", status: int = 200, headers: Mapping[str, str]
 ) -> Response:
-    """The response that carries a reply."""
+    """The response that carries a reply: a model, or as JSON also a value of mappings, lists and arrays."""
     began = time.monotonic()
     size = 0 if media_type == SAFETENSORS else tensor_bytes(model)
     if size > STREAMED_TENSOR_BYTES:
@@ -153,7 +153,7 @@ async def render(
     return Reply(pieces, media_type, status, headers)
 
 
-async def pieces_of(model: BaseModel, media_type: str, encoding: Encoding, size: int) -> Sequence[bytes | memoryview]:
+async def pieces_of(model: Any, media_type: str, encoding: Encoding, size: int) -> Sequence[bytes | memoryview]:
     """The pieces of a reply's body. A thread writes tensors of a large ``size`` in bytes as JSON."""
     if media_type == SAFETENSORS:
         return to_safetensors(model, "reply")

@@ -1,5 +1,6 @@
 """The reply to an inference: a native reply's tensors as outputs, and all else of it as parameters."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -7,11 +8,10 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
-from attention_contract.base import WireModel, valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Ran
 from attention_contract.tensor_files import NamedTensor, taken_apart
-from attention_contract.tensors import DTYPES, Array
+from attention_contract.tensors import DTYPES
 from attention_contract.validation import clip
 from attention_contract.wire import JSON
 from attention_service.api.bodies import negotiation
@@ -19,6 +19,7 @@ from attention_service.api.bodies.negotiation import Reply, tensor_bytes
 from attention_service.api.bodies.request_body import UNCOUNTED
 from attention_service.api.oip.inference_envelope import DATATYPES, SIZE
 from attention_service.api.oip.model_questions import VERSION, Model
+from attention_service.runtime.request_timing import note
 from attention_service.runtime.scheduling.budget import Body
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
@@ -26,26 +27,6 @@ HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 BINARY_TYPE: Final = "application/octet-stream"
 _TEXT_BYTES: Final = 10
 """Bytes of memory for each byte of a tensor while it is written as numbers, at most."""
-
-
-class OutputTensor(WireModel):
-    """One output, whose numbers are here or behind the JSON object."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, int] | None = None
-    data: Array | None = None
-
-
-class InferenceReply(WireModel):
-    """The JSON object of a reply."""
-
-    model_name: str
-    model_version: str
-    id: str | None = None
-    parameters: dict[str, Any]
-    outputs: list[OutputTensor]
 
 
 def parameters_of(rest: Mapping[str, Any], ran: Ran) -> dict[str, Any]:
@@ -82,10 +63,8 @@ def is_binary(tensor: NamedTensor, wish: bool | None, index: int) -> bool:
     lacks = tensor.dtype == "bfloat16" or (tensor.array.dtype.kind == "f" and not np.isfinite(tensor.array).all())
     if wish is False and lacks:
         fault = "is BF16" if tensor.dtype == "bfloat16" else "has NaN or infinite numbers"
-        raise InvalidRequest.at(
-            f"outputs.{index}.parameters.binary_data",
-            f"the output {tensor.name!r} {fault}, which JSON lacks; ask for true",
-        )
+        place = f"outputs.{index}.parameters.binary_data"
+        raise InvalidRequest.at(place, f"the output {tensor.name!r} {fault}, which JSON lacks; ask for true")
     return bool(lacks)
 
 
@@ -98,25 +77,31 @@ async def write(
     memory: Body,
 ) -> Response:
     """The response with the outputs of a native reply. ``memory`` is held for what it writes as numbers."""
+    began = time.monotonic()
     rest, tensors = taken_apart(reply)
-    outputs, behind = [], []
+    outputs: list[dict[str, Any]] = []
+    behind: list[memoryview] = []
     for index, tensor in enumerate(selected(tensors, wanted)):
-        array = np.ascontiguousarray(tensor.array, dtype=DTYPES[tensor.dtype])
+        array = np.ascontiguousarray(tensor.array, dtype=DTYPES[tensor.dtype]).reshape(-1)
         facts = {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": list(tensor.array.shape)}
         if is_binary(tensor, wanted.get(tensor.name, by_default), index):
-            behind.append(array.reshape(-1).view(np.uint8).data)
-            outputs.append(valid(OutputTensor, facts | {"parameters": {SIZE: array.nbytes}}))
+            behind.append(array.view(np.uint8).data)
+            outputs.append(facts | {"parameters": {SIZE: array.nbytes}})
         else:
-            outputs.append(valid(OutputTensor, facts | {"data": array.reshape(-1)}))
-    told = {"model_name": model.name, "model_version": VERSION, "id": request_id, "outputs": outputs}
-    written = valid(InferenceReply, told | {"parameters": parameters_of(rest, reply.ran)})
+            outputs.append(facts | {"data": array})
+    told: dict[str, Any] = {"model_name": model.name, "model_version": VERSION}
+    if request_id is not None:
+        told["id"] = request_id
+    told |= {"parameters": parameters_of(rest, reply.ran), "outputs": outputs}
     if not behind:
-        answer = await negotiation.render(written, JSON, headers={})
-        if (size := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
-            memory.become_reply(size)
-        return answer
-    if (size := tensor_bytes(written)) > UNCOUNTED:
-        memory.become_reply(_TEXT_BYTES * size)
-    pieces = [*await negotiation.pieces_of(written, JSON, "list", size)]
-    headers = {HEADER_LENGTH: str(sum(map(len, pieces)))}
-    return Reply([*pieces, *behind], BINARY_TYPE, 200, headers)
+        answer = await negotiation.render(told, JSON, headers={})
+    else:
+        size = 0 if len(behind) == len(outputs) else tensor_bytes(outputs)
+        if size > UNCOUNTED:
+            memory.become_reply(_TEXT_BYTES * size)
+        head = await negotiation.pieces_of(told, JSON, "list", size) if size else [orjson.dumps(told)]
+        note("encode", began)
+        answer = Reply([*head, *behind], BINARY_TYPE, 200, {HEADER_LENGTH: str(sum(map(len, head)))})
+    if (held := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
+        memory.become_reply(held)
+    return answer

@@ -37,6 +37,7 @@ QUESTIONS: Final[Mapping[str, tuple[Operation[Any], Operation[Any]]]] = MappingP
 VERSION: Final = "1"
 """The version of every model. Clients expect a number, so the content hash stands in the reply's parameters."""
 _DIFFERENCES: Final = "differences."
+_TAPS: Final = frozenset(Taps.model_fields)
 _LONG_TEXT: Final = 2**16
 
 
@@ -147,17 +148,21 @@ def _is_text(kind: Any) -> bool:
 
 def _asked_by_outputs(kind: type[WireModel], names: list[str]) -> dict[str, Any]:
     """The fields of a request that ask for the requested outputs."""
-    if not names:
-        return {}
-    plain = [name.removeprefix(_DIFFERENCES) for name in names]
-    lists = {
-        "return": [name for name in plain if name in Taps.model_fields],
-        "wrt": [name.removeprefix("gradients.") for name in names if name.startswith("gradients.")],
-        "statistics": [name.split(".")[1] for name in plain if name.startswith("statistics.")],
-    }
-    fields = fields_of(kind)
-    asked: dict[str, Any] = {field: [*dict.fromkeys(each)] for field, each in lists.items() if each and field in fields}
-    return asked | ({"return_weights": "weights" in plain} if "return_weights" in fields else {})
+    fields = _options(kind)
+    asked: dict[str, Any] = {}
+    for name in names:
+        plain = name.removeprefix(_DIFFERENCES)
+        first, _, rest = plain.partition(".")
+        if plain in _TAPS and "return" in fields:
+            asked.setdefault("return", {})[plain] = True
+        elif first == "gradients" and "wrt" in fields:
+            asked.setdefault("wrt", {})[rest] = True
+        elif first == "statistics" and "statistics" in fields:
+            asked.setdefault("statistics", {})[rest.partition(".")[0]] = True
+    lists: dict[str, Any] = {field: [*each] for field, each in asked.items()}
+    if names and "return_weights" in fields:
+        lists["return_weights"] = any(name.removeprefix(_DIFFERENCES) == "weights" for name in names)
+    return lists
 
 
 def _check_outputs(reply: type[WireModel], names: list[str]) -> None:

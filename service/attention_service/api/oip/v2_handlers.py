@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, Conflict, InvalidRequest, ModuleNotFound, Unreadable
-from attention_contract.json_reading import TextSize, from_json, read_json
+from attention_contract.json_reading import TextSize, check_objects, from_json
 from attention_contract.schemas.modules import CreateModule, ImportModule
 from attention_contract.tensors import DTYPES, Array
 from attention_contract.validation import clip, validate
@@ -43,9 +43,13 @@ from attention_service.api.oip.v2_errors import NotSupported
 from attention_service.api.replicas import following
 from attention_service.api.routes import HANDLERS
 from attention_service.modules.resident import Module
+from attention_service.runtime.request_timing import note
 from attention_service.runtime.scheduling.budget import Body
 
 EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+ModelT = TypeVar("ModelT", bound=WireModel)
+_TINY_HEAD: Final = 1024
+"""Bytes of a JSON object that has too few values for any limit, as that of most requests with binary tensors."""
 _HEADER: Final = HEADER_LENGTH.lower().encode()
 
 
@@ -134,10 +138,12 @@ class V2Handlers:
             statistics = self._statistics[model.name] = ModelStatistics()
         try:
             envelope, request = await _read(scope, receive, memory, call, model, module)
+            if call.pin is not None:
+                request = pinned(request, call.pin)
             read_s = time.monotonic() - began
             if (timeout := envelope.timeout_s) is not None:
                 until = scope.get("state", {}).get(CAME, began) + timeout
-                call = replace(call, deadline=until if call.deadline is None else min(until, call.deadline))
+                call.deadline = until if call.deadline is None else min(until, call.deadline)
             told = envelope.id, envelope.wanted, envelope.binary_by_default
             del envelope
             work = self._ask[model.operation.name](call, request)
@@ -204,11 +210,13 @@ class V2Handlers:
         model = model_of(path["model"])
         call = call_of(scope)
         if (pin := pin_of(path.get("version"), model)) is not None:
-            call = replace(call, pin=pin)
+            if call.pin not in {None, pin}:
+                raise InvalidRequest.at("If-Match", "it and the path name different versions; send one of them")
+            call.pin = pin
         if model.module is None:
             call.engine.runner.check_ready()
             return model, None, call
-        call = replace(call, path={"name": model.module})
+        call.path = {"name": model.module}
         try:
             return model, await self._module(call, None), call
         except ModuleNotFound:
@@ -235,13 +243,17 @@ async def _read(
     head, behind = (body, body[:0]) if length is None else (body[:length], body[length:])
 
     def read(text: memoryview, size: TextSize | None) -> tuple[InferenceRequest, WireModel]:
-        envelope = validate(InferenceRequest, read_json(text, InferenceRequest, size), by_name=False)
+        envelope = _model(InferenceRequest, text, size)
         envelope.check()
         request = request_of(model, envelope.options, envelope.wanted, tensors_of(envelope, behind))
-        for pin in (pin_of(envelope.model_version, model), call.pin):
-            request = request if pin is None else pinned(request, pin)
-        return envelope, request
+        pin = pin_of(envelope.model_version, model)
+        return envelope, request if pin is None else pinned(request, pin)
 
+    if len(head) <= _TINY_HEAD:
+        began = time.monotonic()
+        found = read(head, None)
+        note("decode", began)
+        return found
     return await parsed(head, read, JSON, settings, memory)
 
 
@@ -274,11 +286,14 @@ async def _small(kind: type[WireModel], scope: Scope, receive: Receive, memory: 
     settings, state = call.settings, scope.get("state", {})
     ratio = settings.max_compression_ratio
     body = await read_body(call.headers, receive, settings.max_json_bytes, memory, ratio, state)
-    if not body:
-        return kind()
-    return await parsed(
-        body, lambda text, size: validate(kind, read_json(text, kind, size), by_name=False), JSON, settings, memory
-    )
+    return await parsed(body, partial(_model, kind), JSON, settings, memory) if body else kind()
+
+
+def _model(kind: type[ModelT], text: memoryview, size: TextSize | None) -> ModelT:
+    """A JSON text of this measured size as a model."""
+    if size is not None:
+        check_objects(size.items)
+    return validate(kind, from_json(text), by_name=False)
 
 
 def _of_repository(scope: Scope) -> tuple[Model, Call]:

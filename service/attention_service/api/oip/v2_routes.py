@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from starlette._utils import get_route_path
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope
@@ -24,10 +25,12 @@ _NOT_SUPPORTED: Final = (
 Answer = Callable[[Scope, Receive, Body], Awaitable[Response]]
 
 
-def v2_routes(*, siblings: bool) -> list[BaseRoute]:
-    """The routes. ``siblings``: other processes change the modules too."""
+def add_v2_routes(routes: list[BaseRoute], *, siblings: bool) -> None:
+    """Add the routes to others. ``siblings``: other processes change the modules too."""
     at = V2Handlers(siblings=siblings)
-    routes = [
+    # A router tries its routes in this order, so the most frequent ones come first.
+    routes[:0] = [V2Route("v2_infer", "POST", f"{model}/infer", at.infer) for model in (_MODEL, _VERSION)]
+    routes += [
         V2Route("v2_live", "GET", "/v2/health/live", at.live),
         V2Route("v2_ready", "GET", "/v2/health/ready", at.ready),
         V2Route("v2_server", "GET", "/v2", at.server),
@@ -38,18 +41,16 @@ def v2_routes(*, siblings: bool) -> list[BaseRoute]:
     ]
     for model in (_MODEL, _VERSION):
         routes += [
-            V2Route("v2_infer", "POST", f"{model}/infer", at.infer),
             V2Route("v2_metadata", "GET", model, at.metadata),
             V2Route("v2_config", "GET", f"{model}/config", at.config),
             V2Route("v2_model_ready", "GET", f"{model}/ready", at.model_ready),
             V2Route("v2_statistics", "GET", f"{model}/stats", at.statistics),
         ]
-    refused = [
+    routes += [
         V2Route("v2_not_supported", method, path, at.not_supported)
         for path in _NOT_SUPPORTED
         for method in ("GET", "POST")
     ]
-    return [*routes, *refused]
 
 
 class V2Route(Route):
@@ -63,5 +64,8 @@ class V2Route(Route):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match a request by path and method."""
-        match, child = super().matches(scope)
-        return match, {**child, "route": self}  # by whose name it is counted
+        found = self.path_regex.match(get_route_path(scope)) if scope["type"] == "http" else None
+        if found is None:
+            return Match.NONE, {}
+        match = Match.FULL if scope["method"] in (self.methods or ()) else Match.PARTIAL
+        return match, {"endpoint": self.endpoint, "path_params": found.groupdict(), "route": self}

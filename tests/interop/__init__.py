@@ -1,0 +1,1 @@
+"""Stock clients of the Open Inference Protocol, in an environment of their own, against a live server."""

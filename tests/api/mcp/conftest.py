@@ -11,6 +11,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.api_keys import create_key
+from tests.client.tiny_models import tokenizer
+from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 from tests.runtime.models.images import small_encoders
 
@@ -36,6 +38,8 @@ def agents(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for part in (small_encoders.eager("vit"), small_encoders.processor("vit")):
         part.save_pretrained(root / "seer")
+    for part in (tiny("bert"), tokenizer()):
+        part.save_pretrained(root / "encoder")
     keys = (
         create_key(root, "agent", ["infer", "inspect"]),
         create_key(root, "reader", ["inspect"]),

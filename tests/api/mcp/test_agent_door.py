@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import json
-import time
+import signal
 
 import httpx
 import jsonschema
@@ -16,6 +16,7 @@ from attention_client import Client
 from attention_service import start_checks
 from attention_service.settings import Settings
 from tests.api.mcp.conftest import OTHER, REPEATED, TEXT, answer, connected, opened, refusal
+from tests.api.processes import process
 from tests.conftest import eventually, live_server
 
 TOOLS = [
@@ -205,7 +206,7 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
     ("tool", "arguments", "told"),
     [
         ("open_input", {}, "text: expected a text or an image"),
-        ("open_input", {"text": "x", "model": "nope"}, "Call open_input with model one of: tiny, seer"),
+        ("open_input", {"text": "x", "model": "nope"}, "Call open_input with model one of: tiny, "),
         ("open_input", {"image": "AAAA"}, "images"),
         ("open_input", {"text": "a " * 2000}, "512"),
         ("open_input", {"text": 5}, "text"),
@@ -294,17 +295,43 @@ async def test_a_picture_comes_on_request(agents):
         assert base64.b64decode(drawn.content[1].data).startswith(b"\x89PNG")
 
 
-async def test_a_caller_who_leaves_stops_the_work(agents):
-    async with connected(agents.url, agents.key) as client:
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_caller_who_leaves_stops_the_work(agents, mode):
+    def stopped():
+        answered = httpx.get(f"{agents.url}/metrics", headers=by(agents.metrics)).text
+        told = 'attention_requests_cancelled_total{operation="model_gradients"} '
+        return sum(float(line.removeprefix(told)) for line in answered.splitlines() if line.startswith(told))
+
+    before = stopped()
+    async with connected(agents.url, agents.key, mode) as client:
         handle = await opened(client, LONG)
-        asked = {"input": handle, "heads": [{"layer": 1, "head": 0}], "detail": "detailed"}
-        for _ in range(3):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.02):
-                    await client.call_tool("effect_of_edit", asked)
-        began = time.monotonic()
-        assert (await answer(client, "effect_of_edit", **asked))["loss_tokens"] == 64
-        assert time.monotonic() - began < 5
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.call_tool("gradient_of_prediction", {"input": handle})
+        assert await asyncio.to_thread(eventually, lambda: stopped() == before + 1)  # the loop closes the connection
+        assert (await answer(client, "rank_heads", input=handle, statistic="induction"))["heads"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_server_that_stops_answers_first(tmp_path, mode):
+    with process(tmp_path, "--threads", "1", ATTENTION_MCP="true", ATTENTION_REQUIRE_KEYS="false") as (server, url):
+        async with connected(url, "none", mode) as client:
+            loading = asyncio.create_task(client.call_tool("open_input", {"text": TEXT}))
+            await asyncio.sleep(1)
+            server.send_signal(signal.SIGTERM)
+            told = (await loading).content[0].text
+        assert "the server is stopping" in told  # by its second question, after the model was loaded
+        assert told.endswith("make the same call again.")
+        assert server.wait(30) == 0
+
+
+def test_a_message_counts_in_the_memory_of_bodies(tmp_path):
+    with live_server(tmp_path, mcp=True, memory_budget=2**22) as url:
+        asked = message("tools/call", name="open_input", arguments={"image": "A" * 2**23})
+        answered = httpx.post(f"{url}/mcp", **asked)
+        assert (answered.status_code, answered.json()["code"]) == (413, "over_budget")
+        assert httpx.post(f"{url}/mcp", **message("tools/list")).status_code == 200
 
 
 def test_a_server_without_keys_answers_everybody(tmp_path):
@@ -337,3 +364,23 @@ async def test_an_image_is_opened_and_looked_at(agents):
         sizes = [{"width": 96, "height": 64}]
         assert (await answer(client, "estimate_cost", model="seer", images=sizes))["flops"] > 0
         assert "is of model tiny" in await refusal(client, "compare_inputs", **about, other=await opened(client))
+        turned = await answer(client, "open_input", model="seer", image=sent(noise()[::-1])["base64"])
+        compared = await answer(client, "compare_inputs", **about, other=turned["input"])
+        assert compared["differing"] == []
+        assert compared["divergence"] > 0
+
+
+@pytest.mark.slow
+async def test_a_model_that_predicts_nothing_is_looked_at_and_compared(agents):
+    async with connected(agents.url, agents.key) as client:
+        found = await answer(client, "open_input", model="encoder", text="the cat sat on the mat")
+        assert found["predicted"] == []
+        about = {"input": found["input"]}
+        assert (await answer(client, "look_at_head", **about, layer=0, head=1))["rows"]
+        other = await opened(client, "the dog sat on the mat", model="encoder")
+        compared = await answer(client, "compare_inputs", **about, other=other)
+        assert len(compared["differing"]) == 1
+        assert "divergence" not in compared
+        effect = await answer(client, "effect_of_edit", **about, heads=[{"layer": 0, "head": 1}])
+        assert effect["predicted"] == []
+        assert (await answer(client, "explain_weight", **about, layer=0, head=1))["error"] < 1e-5

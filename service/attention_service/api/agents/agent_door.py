@@ -5,6 +5,7 @@ this application (``own_requests``). Access is that of every path, and the acces
 """
 
 import base64
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -32,8 +33,9 @@ from mcp_types import (
     ToolAnnotations,
 )
 from pydantic.json_schema import GenerateJsonSchema
+from sse_starlette.sse import AppStatus
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, InternalError, InvalidRequest
 from attention_contract.operations import model_forward
@@ -57,6 +59,7 @@ from attention_service.api.agents.tools import (
     rank_heads,
 )
 from attention_service.runtime.callers import caller
+from attention_service.runtime.scheduling.budget import Body
 
 TOOLS: Final[Sequence[AgentTool[Any]]] = tuple(
     module.TOOL
@@ -101,6 +104,9 @@ class AgentDoor:
 
     def __init__(self, app: ASGIApp) -> None:
         """``app``: the whole application, which the tools ask."""
+        # A server that stops lets every answer end; by default this library cuts those of clients of 2025-11-25.
+        AppStatus.enable_automatic_graceful_drain = False
+        logging.getLogger("mcp").setLevel(logging.WARNING)  # the log of requests has a line for each message
         self._app = app
         self._inputs = OpenedInputs()
         self._tools = {tool.name: tool for tool in TOOLS}
@@ -122,6 +128,7 @@ class AgentDoor:
         )
         self._listed = [_described(tool, self._schemas[tool.name]) for tool in TOOLS]
         self._sessions: StreamableHTTPSessionManager | None = None
+        self._route = Route(PATH, self, methods=["POST"], name="mcp", include_in_schema=False)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -134,7 +141,6 @@ class AgentDoor:
 
     def route(self) -> Route:
         """Return the route. A stateless server has no streams of its own, so there is no GET, and no DELETE."""
-        self._route = Route(PATH, self, methods=["POST"], name="mcp", include_in_schema=False)
         return self._route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +149,17 @@ class AgentDoor:
             raise RuntimeError("the application does not run")
         scope["route"] = self._route  # by whose name the log and the metrics tell of it
         scope[_CALL] = ToolCall(OwnRequests(self._app, scope), self._inputs, caller.get().name)
-        await self._sessions.handle_request(scope, receive, send)
+        memory = Body(scope["app"].state.engine.host)
+
+        async def counted() -> Message:
+            message = await receive()
+            memory.hold(len(message.get("body", b"")))
+            return message
+
+        try:
+            await self._sessions.handle_request(scope, counted, send)
+        finally:
+            memory.give_back()
 
     async def _list_tools(
         self, _: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None

@@ -10,6 +10,7 @@ from mcp_types import CallToolResult, ContentBlock, ImageContent, ResourceLink, 
 from pydantic import Field
 
 from attention_contract.base import WireModel
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Index
 from attention_contract.schemas.models import LayerRef, ModelReply
 from attention_contract.wire import to_json
@@ -134,14 +135,16 @@ class AgentTool(Generic[ArgumentsT]):
 
 
 def rounded(value: Any, digits: int = 4) -> float | None:
-    """Return a number with so many significant digits; None for one that is not finite, which JSON lacks."""
-    number = float(value)
-    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
+    """Return a number with so many significant digits; None for none, and for one that is not finite."""
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
 
 
 def number(value: Any, digits: int = 4) -> float:
-    """Return a number as ``rounded`` does, with 0 for one that is not finite."""
-    return rounded(value, digits) or 0.0
+    """Return a number as ``rounded`` does. Raises InvalidRequest for one that is not finite."""
+    found = rounded(value, digits)
+    if found is None:
+        raise InvalidRequest(f"the model computes {float(value)} here, which is no number to go on with")
+    return found
 
 
 def token_at(tokens: Sequence[str], position: int) -> str:

@@ -1,5 +1,6 @@
 """The next call to make after an error, in words for an agent."""
 
+import re
 from typing import Final
 
 from attention_contract.errors import (
@@ -37,6 +38,8 @@ _ADVICE: Final[tuple[tuple[type[AttentionError], str], ...]] = (
 """The advice for each class of errors; the first that fits counts."""
 
 
+_NEXT_CALL: Final = re.compile(r"\b[Cc]all [a-z]+_[a-z_]+")
+"""A detail that says the next call itself."""
 _ARGUMENTS: Final = {"layers": "layer", "select.heads": "head", "select.queries": "queries", "edits": "heads"}
 """The argument of a tool that became a field of a request."""
 
@@ -49,7 +52,7 @@ def told(error: AttentionError) -> str:
         if error.param is not None and (error.param == name or error.param.startswith(f"{name}.")):
             detail = argument + detail.removeprefix(error.param)
     identity = f" (request {error.request_id})" if isinstance(error, InternalError) and error.request_id else ""
-    if "Call open_input" in detail:  # it says the next call itself
+    if _NEXT_CALL.search(detail):
         return f"{detail}{identity}."
     seconds = error.facts.get("retry_after") or error.retry_after or 1
     return f"{detail}{identity}. {advice.format(seconds=seconds)}."

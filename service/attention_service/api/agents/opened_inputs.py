@@ -31,6 +31,8 @@ class OpenedInput:
     """The fields of a request that are the input: text, target, images."""
     tokens: list[str]
     ids: list[int]
+    predicts: str | None
+    """The kind of prediction of the model: next, own, class, or none."""
     size: int
     """Bytes that it holds, about."""
 
@@ -41,12 +43,20 @@ class OpenedInputs:
     def __init__(self) -> None:
         self._inputs: OrderedDict[tuple[str, str], OpenedInput] = OrderedDict()
 
-    def keep(self, owner: str, model: str, fields: dict[str, Any], tokens: list[str], ids: list[int]) -> str:
+    def keep(
+        self,
+        owner: str,
+        model: str,
+        fields: dict[str, Any],
+        tokens: list[str],
+        ids: list[int],
+        predicts: str | None = None,
+    ) -> str:
         """Keep an input of a caller, and return its handle."""
         text = to_json({"model": model, "fields": fields})
         handle = f"in_{sha256(text).hexdigest()[:12]}"
         size = len(text) + sum(map(sys.getsizeof, tokens)) + 36 * len(ids)
-        self._inputs[owner, handle] = OpenedInput(model, fields, tokens, ids, size)
+        self._inputs[owner, handle] = OpenedInput(model, fields, tokens, ids, predicts, size)
         self._inputs.move_to_end((owner, handle))
         self._forget(MAX_BYTES_OF_ONE, [key for key in self._inputs if key[0] == owner])
         self._forget(MAX_BYTES, list(self._inputs))

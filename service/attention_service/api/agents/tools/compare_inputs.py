@@ -90,7 +90,8 @@ async def compare_inputs(call: ToolCall, arguments: CompareArguments) -> Told:
         )
     replies, statistics = [], []
     for opened in (first, second):
-        asked = opened.fields | {"return": ["logits"], "top_k": _LISTED[arguments.detail], "encoding": "base64"}
+        logits = [] if opened.predicts is None else ["logits"]
+        asked = opened.fields | {"return": logits, "top_k": _LISTED[arguments.detail]}
         replies.append(await call.requests.ask(model_forward, asked, model=opened.model))
         statistics.append(await head_statistics(call, opened, [arguments.statistic], None))
     heads = _heads(statistics[0], statistics[1], arguments.statistic)[: arguments.count]

@@ -105,7 +105,7 @@ async def effect_of_edit(call: ToolCall, arguments: EffectArguments) -> Told:
     reply = await call.requests.ask(model_forward, asked, model=opened.model)
     prediction = reply.predictions[-1] if reply.predictions else None
     loss: dict[str, Any] = {}
-    if reply.predicts == "next" and len(opened.tokens) > 1:
+    if opened.predicts == "next" and len(opened.tokens) > 1:
         loss = await _loss(call, opened, edits, detailed=arguments.detail == "detailed")
     answer = EffectAnswer(
         summary=_summary(arguments, prediction, loss),
@@ -174,15 +174,9 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
     next_ids = [opened.ids[position + 1] for position in positions]
     losses = []
     for kept in ({}, edits):
-        asked = opened.fields | {
-            "positions": positions,
-            "return": ["logits"],
-            "top_k": 0,
-            "edits": kept,
-            "layers": "all",
-        }
-        reply = await call.requests.ask(model_forward, asked | {"encoding": "base64"}, model=opened.model)
-        losses.append(_losses(np.asarray(reply.logits, np.float64), next_ids))
+        asked = opened.fields | {"positions": positions, "return": ["logits"], "top_k": 0, "edits": kept}
+        reply = await call.requests.ask(model_forward, asked, model=opened.model)
+        losses.append(np.array([_loss_of(row, at) for row, at in zip(reply.logits, next_ids, strict=True)]))
     before, after = losses
     found: dict[str, Any] = {
         "loss_before": number(before.mean(), 6),
@@ -204,11 +198,10 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
     return found
 
 
-def _losses(logits: Array, ids: list[int]) -> Array:
-    """Return −ln p(id) of each row of logits ``[n, V]``."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    picked: Array = np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(ids)), ids]
-    return picked
+def _loss_of(logits: Array, token: int) -> float:
+    """Return −ln p(token) by a row of logits ``[V]``."""
+    shifted = logits.astype(np.float64) - logits.max()
+    return float(np.log(np.exp(shifted).sum()) - shifted[token])
 
 
 def _changed(prediction: Prediction) -> list[ChangedToken]:

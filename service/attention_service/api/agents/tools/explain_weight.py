@@ -25,6 +25,8 @@ from attention_service.api.agents.array_addresses import ArrayAddress
 
 _TAPS: Final = ("q", "k", "v", "scores", "weights", "context")
 _KEYS: Final = {"concise": 4, "detailed": 32}
+_OTHER_TOKENS: Final = ("encoder.", "vision.")
+"""Stacks whose tokens are not those that the input was opened with."""
 _FORMULAS: Final = {
     "dot": "q · k: how well the query of the token fits the key of the other, after any rotation by position",
     "score": "dot / √d, with d the width of a head, and any bias by position; what masks forbid counts as −∞",
@@ -38,7 +40,7 @@ class ExplainArguments(HeadArguments):
     """An input, a head, and the token that looks."""
 
     position: int | None = Field(default=None, ge=0, lt=2**31)
-    """The position of the token that looks; default: the last."""
+    """The position of the token that looks; default: the last of the text, in layers of other tokens the first."""
 
 
 class KeyStep(WireModel):
@@ -81,7 +83,9 @@ async def explain_weight(call: ToolCall, arguments: ExplainArguments) -> Told:
     """
     opened = call.input(arguments.input)
     place = arguments.place
-    position = len(opened.tokens) - 1 if arguments.position is None else arguments.position
+    position = arguments.position
+    if position is None:
+        position = 0 if str(place.layer).startswith(_OTHER_TOKENS) else len(opened.tokens) - 1
     select = {"heads": [place.head], "queries": [position]}
     asked = opened.fields | {"layers": [place.layer], "return": list(_TAPS), "select": select, "top_k": 0}
     reply = await call.requests.ask(model_forward, asked, model=opened.model)

@@ -30,6 +30,8 @@ MAX_ROWS: Final = 32
 """Tokens whose rows an answer tells at most."""
 _ROWS: Final = {"concise": 12, "detailed": MAX_ROWS}
 _STATISTICS: Final = [*BESIDE, "previous_token", "duplicate_token", "induction"]
+_SHARES: Final = ("first_key", "own_position", "previous_token", "duplicate_token", "induction")
+"""Statistics that the summary tells."""
 _PICTURE: Final = {"view": "head", "width": 800}
 
 
@@ -70,37 +72,38 @@ async def look_at_head(call: ToolCall, arguments: LookAtHeadArguments) -> Told:
     """
     opened = call.input(arguments.input)
     place = arguments.place
-    length = len(opened.tokens)
-    queries = arguments.queries or list(range(length))[-_ROWS[arguments.detail] :]
-    select: dict[str, Any] = {"heads": [place.head]}
-    asked = opened.fields | {"layers": [place.layer], "return_weights": False, "statistics": _STATISTICS}
-    rows = asked | {"select": select | {"queries": queries}, "top_k": arguments.top_k}
-    reply = await call.requests.ask(model_weights, rows, model=opened.model)
+    of_head: dict[str, Any] = {"layers": [place.layer], "select": {"heads": [place.head]}}
+    asked = opened.fields | of_head | {"return_weights": False, "statistics": _STATISTICS, "top_k": arguments.top_k}
+    if arguments.queries is not None:
+        asked["select"] = {"heads": [place.head], "queries": arguments.queries}
+    reply = await call.requests.ask(model_weights, asked, model=opened.model)
     layer = reply.layers[0]
     query_tokens, key_tokens = tokens_of(reply, place.layer)
-    told = _rows(layer.top, queries, query_tokens, key_tokens)
+    rows = _rows(layer.top, arguments.queries, query_tokens, key_tokens)[-_ROWS[arguments.detail] :]
     pictures = []
     if arguments.picture:
-        whole = opened.fields | {"layers": [place.layer], "select": select}
-        pictures = [await call.requests.fetch(model_weights, whole, PNG, _PICTURE, model=opened.model)]
-    of_head = {name: np.asarray(getattr(layer.statistics, name)) for name in _STATISTICS}
+        pictures = [
+            await call.requests.fetch(model_weights, opened.fields | of_head, PNG, _PICTURE, model=opened.model)
+        ]
+    means = {name: np.asarray(getattr(layer.statistics, name)) for name in _STATISTICS}
     statistics: dict[str, float | None] = {
-        name: rounded(x.reshape(-1, x.shape[-1]).mean(0)[place.head]) for name, x in of_head.items()
+        name: rounded(x.reshape(-1, x.shape[-1]).mean(0)[place.head]) for name, x in means.items()
     }
     answer = HeadAnswer(
-        summary=_summary(place, told, statistics),
+        summary=_summary(place, rows, statistics),
         model=opened.model,
         layer=place.layer,
         head=place.head,
         statistics=statistics,
-        rows=told,
+        rows=rows,
     )
     return Told(answer, [ArrayAddress(arguments.input, place.layer, place.head, "weights").link()], pictures)
 
 
-def _rows(top: TopKeys, queries: list[int], query_tokens: list[str], key_tokens: list[str]) -> list[QueryRow]:
+def _rows(top: TopKeys, queries: list[int] | None, query_tokens: list[str], key_tokens: list[str]) -> list[QueryRow]:
     """Return the keys of each query. ``top``: arrays ``[1, Lq, k]``, or ``[B, 1, Lq, k]`` of which the first counts."""
-    keys, weights = (np.asarray(x).reshape(-1, len(queries), np.shape(x)[-1])[0] for x in (top.keys, top.weights))
+    keys, weights = (np.asarray(x).reshape(-1, *np.shape(x)[-2:])[0] for x in (top.keys, top.weights))  # [Lq, k]
+    queries = list(range(len(keys))) if queries is None else queries
     return [
         QueryRow(
             position=query,
@@ -124,7 +127,5 @@ def _summary(place: HeadPlace, rows: list[QueryRow], statistics: dict[str, float
     )
     return f"In head {place}, {looks}. Shares over all tokens: {shares}."
 
-
-_SHARES: Final = ("first_key", "own_position", "previous_token", "duplicate_token", "induction")
 
 TOOL: Final = AgentTool("Look at one head", LookAtHeadArguments, HeadAnswer, look_at_head)

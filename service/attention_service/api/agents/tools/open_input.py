@@ -85,7 +85,7 @@ async def open_input(call: ToolCall, arguments: OpenInputArguments) -> Told:
         raise
     info = await call.requests.ask(get_model, model=model)
     labels = reply.labels_of()
-    handle = call.inputs.keep(call.caller, model, fields, labels.tokens, labels.ids)
+    handle = call.inputs.keep(call.caller, model, fields, labels.tokens, labels.ids, reply.predicts)
     last = reply.predictions[-1].top if reply.predictions else []
     predicted = [PredictedToken(token=each.token, probability=number(each.probability)) for each in last]
     likeliest = f", and predicts {predicted[0].token!r} ({predicted[0].probability:g})" if predicted else ""

@@ -19,6 +19,7 @@ from attention_service.api.agents.agent_tool import (
     Told,
     ToolAnswer,
     ToolCall,
+    number,
     rounded,
 )
 from attention_service.api.agents.opened_inputs import OpenedInput
@@ -55,7 +56,7 @@ class RankedAnswer(ToolAnswer):
     statistic: str
     meaning: str
     """The definition of the statistic, with its source."""
-    mean: float | None
+    mean: float
     """The mean over all heads."""
     head_count: int
     """Heads that were ranked."""
@@ -79,17 +80,21 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> Told:
     found = await head_statistics(call, opened, [statistic, *beside], arguments.layers)
     values = {place: rows[statistic] for place, rows in found.items() if rows[statistic] is not None}
     ranked = sorted(values, key=lambda place: values[place] or 0.0, reverse=not arguments.lowest)[: arguments.count]
+    if not ranked:
+        raise InvalidRequest.at(
+            "statistic", f"no head has {statistic} over this input. Call rank_heads with another one"
+        )
     heads = [
         RankedHead(
             layer=layer,
             head=head,
-            value=rounded(values[layer, head]) or 0.0,
+            value=number(values[layer, head]),
             others={name: rounded(found[layer, head][name]) for name in beside} if beside else None,
         )
         for layer, head in ranked
     ]
     first = f"head {heads[0]} has the {'lowest' if arguments.lowest else 'highest'} {statistic}, {heads[0].value:g}"
-    mean = rounded(np.mean([value for value in values.values() if value is not None])) if values else None
+    mean = number(np.mean([value for value in values.values() if value is not None]))
     answer = RankedAnswer(
         summary=f"Of {len(values)} heads of {opened.model}, {first}; the mean is {mean:g}.",
         statistic=statistic,

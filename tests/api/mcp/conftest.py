@@ -40,6 +40,7 @@ def agents(tmp_path_factory):
         part.save_pretrained(root / "seer")
     for part in (tiny("bert"), tokenizer()):
         part.save_pretrained(root / "encoder")
+        part.save_pretrained(root / "unasked")
     keys = (
         create_key(root, "agent", ["infer", "inspect"]),
         create_key(root, "reader", ["inspect"]),

@@ -408,8 +408,23 @@ def test_outputs_select_what_the_reply_alone_has(http):
 def test_an_output_that_did_not_come_is_refused(http):
     wanted = [{"name": "top.keys"}]
     refused(http.post("/v2/models/demo:weights/infer", json=ASKED | {"outputs": wanted}), 400, "outputs.0.name")
-    wanted = [{"name": "gradients.parameters"}]
-    refused(http.post("/v2/models/demo:gradients/infer", json=ASKED | {"outputs": wanted}), 400, "outputs.0.name")
+    for model, name in (
+        ("demo", "differences.output"), ("demo", "present_key"), ("demo", "dropout_mask"), ("demo", "final_state"),
+        ("demo:weights", "pooled"), ("demo:gradients", "hessian_products.query"), ("demo:gradients", "gradients."),
+        ("demo:gradients", "gradients.parameters"), ("demo:gradients", "gradients.nothing"),
+    ):  # fmt: skip
+        answer = http.post(f"/v2/models/{model}/infer", json=ASKED | {"outputs": [{"name": name}]})
+        refused(answer, 400)
+
+
+def test_outputs_add_to_what_parameters_ask_for(http):
+    asked = ASKED | {"outputs": [{"name": "weights"}], "parameters": {"return": '["output"]'}}
+    outputs, _ = read(http.post(INFER, json=asked))
+    assert list(outputs) == ["weights"]
+    names = ["gradients.query", "gradients.k_proj.weight"]
+    for wrt in ('["parameters", "query"]', '["query"]'):
+        outputs, _ = infer(http, "demo:gradients", {"query": X}, names, wrt=wrt)
+        assert list(outputs) == names
 
 
 def test_loading_with_files_or_with_what_is_no_config_is_refused(http):

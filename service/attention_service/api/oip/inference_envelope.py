@@ -15,12 +15,12 @@ from attention_contract.tensors import DTYPES, Array, TensorFault, checked_shape
 from attention_contract.validation import clip, suggestion
 from attention_service.api.oip.v2_errors import NotSupported
 
-DTYPE_NAMES: Final = MappingProxyType({
+WIRE_DTYPES: Final = MappingProxyType({
     "BOOL": "bool", "INT32": "int32", "INT64": "int64", "FP16": "float16", "BF16": "bfloat16", "FP32": "float32",
     "FP64": "float64",
 })  # fmt: skip
 """The wire's name of each datatype of the protocol that tensors here have."""
-DATATYPES: Final = MappingProxyType({name: datatype for datatype, name in DTYPE_NAMES.items()})
+DATATYPES: Final = MappingProxyType({name: datatype for datatype, name in WIRE_DTYPES.items()})
 SIZE: Final = "binary_data_size"
 BINARY: Final = "binary_data"
 MAX_TENSORS: Final = 4096
@@ -149,9 +149,8 @@ def tensors_of(request: InferenceRequest, binary: memoryview) -> dict[str, Array
                 raise InvalidTensor.at(f"{place}.data", f"expected it or {SIZE}, got both")
             found[tensor.name] = from_buffer(binary[start : start + size], dtype, shape)
         except TensorFault as fault:
-            raise InvalidTensor.at(
-                f"{place}.{'data' if size is None else f'parameters.{SIZE}'}", fault.message
-            ) from None
+            at_fault = "data" if size is None else f"parameters.{SIZE}"
+            raise InvalidTensor.at(f"{place}.{at_fault}", fault.message) from None
         start += size
     if start != len(binary):
         raise InvalidRequest.at("inputs", f"they take {start} bytes; {len(binary)} come behind the JSON object")
@@ -159,9 +158,9 @@ def tensors_of(request: InferenceRequest, binary: memoryview) -> dict[str, Array
 
 
 def _dtype(tensor: InputTensor, place: str) -> np.dtype[Any]:
-    name = DTYPE_NAMES.get(tensor.datatype)
+    name = WIRE_DTYPES.get(tensor.datatype)
     if name is None:
-        known = ", ".join(DTYPE_NAMES)
+        known = ", ".join(WIRE_DTYPES)
         raise InvalidTensor.at(f"{place}.datatype", f"unknown {clip(tensor.datatype, 20)!r}; expected one of {known}")
     return DTYPES[name]
 

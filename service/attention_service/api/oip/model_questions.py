@@ -38,7 +38,13 @@ VERSION: Final = "1"
 """The version of every model. Clients expect a number, so the content hash stands in the reply's parameters."""
 _DIFFERENCES: Final = "differences."
 _TAPS: Final = frozenset(Taps.model_fields)
+_NEEDED: Final = {
+    "differences.": "compare", "present_": "past_key", "dropout_mask": "dropout", "top.": "top_k", "pooled": "pool",
+    "hessian_products.": "directions",
+}  # fmt: skip
+"""The field of a request without which there is no such output, by the beginning of its name."""
 _LONG_TEXT: Final = 2**16
+"""Bytes of JSON text whose values are counted before it is parsed."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +112,11 @@ def request_of(
     for name, value in options.items():
         data[name] = _option(kind, name, value)
     names = list(wanted)
-    _check_outputs(model.reply, names)
+    _check_outputs(model.reply, names, {*data, *(name.partition(".")[0] for name in inputs)})
     for field, asked in _asked_by_outputs(kind, names).items():
-        data.setdefault(field, asked)
+        stated = data.setdefault(field, asked)
+        if isinstance(stated, list) and "parameters" not in stated:  # which stands for every parameter
+            data[field] = [*stated, *(each for each in asked if each not in stated)]
     for name, array in inputs.items():
         place_tensor(data, name, array, kind)
     return validate(kind, data, by_name=False)
@@ -165,13 +173,18 @@ def _asked_by_outputs(kind: type[WireModel], names: list[str]) -> dict[str, Any]
     return lists
 
 
-def _check_outputs(reply: type[WireModel], names: list[str]) -> None:
-    """Raise InvalidRequest for an output that no reply of this kind has."""
+def _check_outputs(reply: type[WireModel], names: list[str], sent: set[str]) -> None:
+    """Raise InvalidRequest for an output that no reply of this kind has, or none to a request with these fields."""
     known = tensor_names(reply)
     for index, name in enumerate(names):
+        place = f"outputs.{index}.name"
+        if name == "gradients.parameters":
+            raise InvalidRequest.at(place, "it stands for several; name each, as in 'gradients.q_proj.weight'")
         if name not in known and not any(each.endswith(".") and name.startswith(each) for each in known):
-            told = suggestion(name, known)
-            raise InvalidRequest.at(f"outputs.{index}.name", f"there is no output {clip(name)!r}; {told}")
+            raise InvalidRequest.at(place, f"there is no output {clip(name)!r}; {suggestion(name, known)}")
+        need = next((field for start, field in _NEEDED.items() if name.startswith(start)), None)
+        if need is not None and need not in sent:
+            raise InvalidRequest.at(place, f"the output {clip(name)!r} comes with {need}; send it too")
 
 
 @cache

@@ -1,69 +1,41 @@
 """The answers of the Open Inference Protocol. Each is that of a native operation, translated."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import numpy as np
-from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from attention_contract.base import WireModel
-from attention_contract.errors import AttentionError, Conflict, InvalidRequest, ModuleNotFound, Unreadable
-from attention_contract.json_reading import TextSize, check_objects, from_json
-from attention_contract.schemas.modules import CreateModule, ImportModule
-from attention_contract.tensors import DTYPES, Array
-from attention_contract.validation import clip, validate
+from attention_contract.errors import AttentionError, InvalidRequest, ModuleNotFound
+from attention_contract.schemas.modules import ImportModule
 from attention_contract.wire import JSON, to_json
 from attention_service import __version__
-from attention_service.api.bodies.negotiation import Headers
-from attention_service.api.bodies.request_body import parsed, read_body
 from attention_service.api.disconnection import unless_gone
-from attention_service.api.endpoint import Call, Handler, call_of, pinned
+from attention_service.api.endpoint import Call, Handler, call_of
 from attention_service.api.http_limits.connection_limits import CAME
-from attention_service.api.oip.inference_envelope import InferenceRequest, tensors_of
-from attention_service.api.oip.inference_reply import HEADER_LENGTH, write
+from attention_service.api.oip.inference_body import read_inference, read_small
+from attention_service.api.oip.inference_reply import write
 from attention_service.api.oip.model_description import configuration, metadata
-from attention_service.api.oip.model_questions import (
-    QUESTIONS,
-    RAW,
-    VERSION,
-    Model,
-    model_of,
-    models_of,
-    pin_of,
-    request_of,
-    unknown,
-)
+from attention_service.api.oip.model_questions import QUESTIONS, Model, model_of, pin_of, unknown
 from attention_service.api.oip.model_statistics import ModelStatistics
+from attention_service.api.oip.module_repository import (
+    IndexRequest,
+    LoadRequest,
+    check_is_module,
+    check_may_go,
+    index,
+    model_names,
+    module_request,
+)
 from attention_service.api.oip.v2_errors import NotSupported
 from attention_service.api.replicas import following
 from attention_service.api.routes import HANDLERS
 from attention_service.modules.resident import Module
-from attention_service.runtime.request_timing import note
 from attention_service.runtime.scheduling.budget import Body
 
 EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
-ModelT = TypeVar("ModelT", bound=WireModel)
-_TINY_HEAD: Final = 1024
-"""Bytes of a JSON object that has too few values for any limit, as that of most requests with binary tensors."""
-_HEADER: Final = HEADER_LENGTH.lower().encode()
-
-
-class IndexRequest(WireModel):
-    """The body of a request for the repository's index."""
-
-    ready: bool = False
-    """Only the models that are ready: all are."""
-
-
-class RepositoryRequest(WireModel):
-    """The body of a request to load or to unload a model."""
-
-    parameters: dict[str, Any] | None = Field(default=None, max_length=64)
 
 
 class V2Handlers:
@@ -124,7 +96,7 @@ class V2Handlers:
             model, _module, _call = await self._found(scope)
             names = [model.name]
         else:
-            names = _names(call_of(scope))
+            names = model_names(call_of(scope))
         return _json({"model_stats": [self._statistics.get(name, ModelStatistics()).report(name) for name in names]})
 
     async def infer(self, scope: Scope, receive: Receive, memory: Body) -> Response:
@@ -133,13 +105,11 @@ class V2Handlers:
         model, module, call = await self._found(scope)
         statistics = self._statistics.get(model.name)
         if statistics is None:
-            known = set(_names(call))
+            known = set(model_names(call))
             self._statistics = {name: each for name, each in self._statistics.items() if name in known}
             statistics = self._statistics[model.name] = ModelStatistics()
         try:
-            envelope, request = await _read(scope, receive, memory, call, model, module)
-            if call.pin is not None:
-                request = pinned(request, call.pin)
+            envelope, request = await read_inference(scope, receive, memory, call, model, module)
             read_s = time.monotonic() - began
             if (timeout := envelope.timeout_s) is not None:
                 until = scope.get("state", {}).get(CAME, began) + timeout
@@ -165,42 +135,30 @@ class V2Handlers:
     async def index(self, scope: Scope, receive: Receive, memory: Body) -> Response:
         """Every model."""
         call = call_of(scope)
-        await _small(IndexRequest, scope, receive, memory, call)
-        told = {"version": VERSION, "state": "READY", "reason": ""}
-        return _json([{"name": name} | told for name in _names(call)])
+        await read_small(IndexRequest, scope, receive, memory, call)
+        return _json(index(call))
 
     async def load(self, scope: Scope, receive: Receive, memory: Body) -> Response:
-        """Make the module that ``config`` describes, in memory alone unless it says otherwise."""
-        model, call = _of_repository(scope)
-        body = await _small(RepositoryRequest, scope, receive, memory, call)
-        config = _repository_parameters(body, "config").get("config")
+        """Make a module by its config; without one, look whether it is there."""
+        model, call = model_of(scope["path_params"]["model"]), call_of(scope)
+        check_is_module(model)
+        config = (await read_small(LoadRequest, scope, receive, memory, call)).parameter("config")
         if config is None:
             await self._found(scope)
-            return Response()
-        if not isinstance(config, str) or model.module is None:
-            expected = "the JSON text of a body of POST /v1/modules or /v1/modules/import, for a module"
-            raise InvalidRequest.at("parameters.config", f"expected {expected}")
-        try:
-            data = {"durable": False} | from_json(config.encode(), "the text") | {"name": model.module}
-        except Unreadable as fault:
-            raise InvalidRequest.at("parameters.config", fault.detail) from None
-        name, kind = ("import_module", ImportModule) if "checkpoint" in data else ("create_module", CreateModule)
-        await unless_gone(receive, HANDLERS[name](call, validate(kind, data, by_name=False)), call.deadline)
+        else:
+            request = module_request(model, config)
+            made = HANDLERS["import_module" if isinstance(request, ImportModule) else "create_module"]
+            await unless_gone(receive, made(call, request), call.deadline)
         return Response()
 
     async def unload(self, scope: Scope, receive: Receive, memory: Body) -> Response:
         """Remove a module that is in memory alone."""
-        _, call = _of_repository(scope)
-        body = await _small(RepositoryRequest, scope, receive, memory, call)
-        if not isinstance(_repository_parameters(body, "unload_dependents").get("unload_dependents", False), bool):
+        check_is_module(model_of(scope["path_params"]["model"]))
+        body = await read_small(LoadRequest, scope, receive, memory, call_of(scope))
+        if type(body.parameter("unload_dependents") or False) is not bool:
             raise InvalidRequest.at("parameters.unload_dependents", "expected true or false")
         _, module, call = await self._found(scope)
-        if module is None or module.durable:
-            kept = "raw attention is always there" if module is None else (
-                f"the store keeps the module {module.name!r}, and unloading would lose it for good, which DELETE "
-                f"/v1/modules/{module.name} does"
-            )  # fmt: skip
-            raise Conflict(f"{kept}; unload what was loaded with a config", param="name")
+        check_may_go(module)
         await unless_gone(receive, HANDLERS["delete_module"](call, None), call.deadline)
         return Response()
 
@@ -225,101 +183,6 @@ class V2Handlers:
 
 async def _module(call: Call, _: None) -> Module:
     return call.engine.modules.get(call.name, call.pin)
-
-
-async def _read(
-    scope: Scope, receive: Receive, memory: Body, call: Call, model: Model, module: Module | None
-) -> tuple[InferenceRequest, WireModel]:
-    """The envelope in a body, and the native request that it stands for."""
-    settings, length = call.settings, _header_length(call.headers)
-    limit = settings.max_body_bytes if length is not None else min(settings.max_body_bytes, settings.max_json_bytes)
-    ratio, state = settings.max_compression_ratio, scope.get("state", {})
-    body = await read_body(call.headers, receive, limit, memory, ratio, state)
-    if length is not None and length > len(body):
-        raise InvalidRequest.at(HEADER_LENGTH, f"it says {length} bytes; the body has {len(body)}, decompressed")
-    if length == 0:
-        envelope = InferenceRequest(inputs=[], parameters={"binary_data_output": True})
-        return envelope, request_of(model, {}, (), {"query": _raw_input(module, body)})
-    head, behind = (body, body[:0]) if length is None else (body[:length], body[length:])
-
-    def read(text: memoryview, size: TextSize | None) -> tuple[InferenceRequest, WireModel]:
-        envelope = _model(InferenceRequest, text, size)
-        envelope.check()
-        request = request_of(model, envelope.options, envelope.wanted, tensors_of(envelope, behind))
-        pin = pin_of(envelope.model_version, model)
-        return envelope, request if pin is None else pinned(request, pin)
-
-    if len(head) <= _TINY_HEAD:
-        began = time.monotonic()
-        found = read(head, None)
-        note("decode", began)
-        return found
-    return await parsed(head, read, JSON, settings, memory)
-
-
-def _header_length(headers: Headers) -> int | None:
-    """The bytes of the JSON object, uncompressed, if others follow it. Raises InvalidRequest for no number."""
-    text = headers.get(_HEADER)
-    if text is None:
-        return None
-    if not text.isdigit() or len(text) > 18:
-        raise InvalidRequest.at(HEADER_LENGTH, "expected the number of bytes of the JSON object, or 0 for none")
-    return int(text)
-
-
-def _raw_input(module: Module | None, body: memoryview) -> Array:
-    """The query in a body that is nothing else: tokens of a module, in its dtype."""
-    if module is None:
-        raise InvalidRequest.at(HEADER_LENGTH, f"{RAW} has inputs of any width; describe them in a JSON object")
-    dtype, width = DTYPES[module.config.dtype or "float32"], module.sizes.d_model
-    if not body or len(body) % (width * dtype.itemsize):
-        raise InvalidRequest.at(
-            "query",
-            f"the body has {len(body)} bytes; expected a multiple of {width * dtype.itemsize}, the bytes of a token",
-        )
-    array = np.frombuffer(body, dtype).reshape(-1, width)
-    return array if array.flags.aligned else array.copy()
-
-
-async def _small(kind: type[WireModel], scope: Scope, receive: Receive, memory: Body, call: Call) -> Any:
-    """A body that may be empty, as a model."""
-    settings, state = call.settings, scope.get("state", {})
-    ratio = settings.max_compression_ratio
-    body = await read_body(call.headers, receive, settings.max_json_bytes, memory, ratio, state)
-    return await parsed(body, partial(_model, kind), JSON, settings, memory) if body else kind()
-
-
-def _model(kind: type[ModelT], text: memoryview, size: TextSize | None) -> ModelT:
-    """A JSON text of this measured size as a model."""
-    if size is not None:
-        check_objects(size.items)
-    return validate(kind, from_json(text), by_name=False)
-
-
-def _of_repository(scope: Scope) -> tuple[Model, Call]:
-    """The module that a path of the repository names, and the request's call."""
-    model = model_of(scope["path_params"]["model"])
-    if model.question:
-        raise InvalidRequest.at("name", f"{clip(model.name)!r} is a question about a module; name the module alone")
-    return model, call_of(scope)
-
-
-def _repository_parameters(body: RepositoryRequest, known: str) -> Mapping[str, Any]:
-    """The parameters of a request to load or unload. Raises InvalidRequest for another one, a file among them."""
-    given = body.parameters or {}
-    for name in given:
-        if name != known:
-            advice = "files are not taken from requests; put them into the model repository" if name.startswith(
-                "file:"
-            ) else f"there is no such parameter; expected {known}"  # fmt: skip
-            raise InvalidRequest.at(f"parameters.{clip(name)}", advice)
-    return given
-
-
-def _names(call: Call) -> list[str]:
-    """The names of all models."""
-    modules = [module.name for module in call.engine.modules.list().modules]
-    return [model.name for module in (*modules, RAW) for model in models_of(module)]
 
 
 def _json(value: Any) -> Response:

@@ -111,8 +111,13 @@ list_checkpoints = Operation(
 fetch_checkpoint = Operation(
     "fetch_checkpoint", "POST", "/v1/checkpoints", k.FetchCheckpoint, k.CheckpointReply,
     "Fetch a checkpoint from the Hugging Face hub into the model repository",
-    (*READS_BODY, e.Forbidden, e.CheckpointNotFound, e.InvalidCheckpoint),
+    (*READS_BODY, *WRITES, e.Forbidden, e.CheckpointNotFound, e.InvalidCheckpoint, e.Conflict),
     example={"repository": "sentence-transformers/all-MiniLM-L6-v2"}, scopes=MANAGE,
+)  # fmt: skip
+cancel_fetch: Operation[None] = Operation(
+    "cancel_fetch", "DELETE", "/v1/checkpoints/{path}", None, None,
+    "Stop fetching a checkpoint; nothing of it is kept, and those who wait for it get an error",
+    (*ANY_TIME, e.CheckpointNotFound), status=204, safe_to_repeat=False, scopes=MANAGE,
 )  # fmt: skip
 get_checkpoint = Operation(
     "get_checkpoint", "GET", "/v1/checkpoints/{path}", None, k.CheckpointReply,

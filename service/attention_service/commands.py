@@ -4,6 +4,10 @@ import signal
 import sys
 from contextlib import suppress
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn
+from rich.progress import Progress as ProgressBar
+
 from attention_contract.errors import AttentionError
 from attention_contract.operations import ANY_KEY
 from attention_service.api.access.api_keys import FILE, create_key, read_keys
@@ -42,7 +46,12 @@ def run_server(settings: Settings) -> int:
 def fetch_checkpoint(settings: Settings, repository: str, revision: str | None) -> int:
     """Fetch a checkpoint from the hub. Returns the exit status."""
     try:
-        folder = hub.fetch(settings.models_dir, repository, revision)
+        with ProgressBar(
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=Console(stderr=True)
+        ) as bar:
+            task = bar.add_task(f"fetching {repository}", total=None)
+            progress = hub.Progress(on_change=lambda now: bar.update(task, completed=now.bytes, total=now.total_bytes))
+            folder = hub.fetch(settings.models_dir, repository, revision, progress=progress)
     except AttentionError as fault:
         sys.stderr.write(f"{fault.detail}\n")
         return 1

@@ -90,6 +90,10 @@ class Settings(BaseSettings):
     hub: bool = False
     """Let callers fetch checkpoints from the Hugging Face hub into the model repository."""
 
+    hub_limit: ByteSize = Field(default=ByteSize(2**36), ge=0)
+    """The largest checkpoint that callers may have fetched, as in 8GiB; a larger one is refused with 507 before it is
+    fetched."""
+
     mcp: bool = False
     """Answer agents at /mcp by the Model Context Protocol; needs the extra mcp."""
 

@@ -148,7 +148,8 @@ def test_the_hub_is_asked_only_where_the_operator_allows_it(tmp_path):
     gpt2(mirror / "org" / "net")
     (mirror / "org" / "net" / "pytorch_model.bin").write_bytes(pickle.dumps({}))
     (mirror / "org" / "net" / "modeling.py").write_text("raise SystemExit\n")
-    with hub(mirror) as (endpoint, taken):
+    with hub(mirror) as served:
+        endpoint, taken = served.address, served.taken
         with (
             process(store, HF_ENDPOINT=endpoint) as (_, url),
             Client(url) as client,
@@ -173,7 +174,8 @@ def test_the_command_fetches_where_the_server_does_not(tmp_path):
     store, mirror = tmp_path / "models", tmp_path / "hub"
     store.mkdir()
     gpt2(mirror / "org" / "net")
-    with hub(mirror) as (endpoint, _), process(store) as (_, url):
+    with hub(mirror) as served, process(store) as (_, url):
+        endpoint = served.address
         done = attention(
             "--url", url, "import", "org/net", "--layer", "2", HF_ENDPOINT=endpoint, ATTENTION_MODELS_DIR=str(store)
         )

@@ -45,6 +45,7 @@ EXAMPLES = {
     "list_variants": ((), {}, "/v1/variants"),
     "list_checkpoints": ((), {}, "/v1/checkpoints"),
     "fetch_checkpoint": (("org/net",), {"revision": "main"}, "/v1/checkpoints"),
+    "cancel_fetch": (("org/net",), {}, "/v1/checkpoints/org%2Fnet"),
     "get_checkpoint": (("org/net",), {}, "/v1/checkpoints/org%2Fnet"),
     "list_modules": ((), {}, "/v1/modules"),
     "create_module": (("demo", CONFIG), {"seed": 0}, "/v1/modules"),
@@ -359,6 +360,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "list_checkpoints": k.CheckpointList(checkpoints=[k.CheckpointInfo(path="org/net", bytes=1152)]),
         "fetch_checkpoint": FOUND,
         "get_checkpoint": FOUND,
+        "cancel_fetch": None,
         "list_modules": m.ModuleList(modules=[INFO], bytes=1152),
         "list_parameters": m.ParameterList(name="demo", version="abc", parameters=[
             m.ParameterInfo(

@@ -51,7 +51,7 @@ WHOLE = {"recordings.create", "recordings.get", "recordings.download"}
 """Calls about a whole recording: they take it, or its id alone."""
 
 
-FLOWS = {"modules.import_all", "models.survey", "models.passages", "models.export_headvis"}
+FLOWS = {"checkpoints.fetch", "modules.import_all", "models.survey", "models.passages", "models.export_headvis"}
 """Methods that make several calls, whose arguments are their own."""
 STREAMED = {"models.stream", "models.stream_chat"}
 """Calls whose replies come in pieces: an async iterator is not awaited."""

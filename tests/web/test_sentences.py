@@ -239,10 +239,8 @@ def test_models_are_loaded_and_ended_from_the_list(visit):
     page.get_by_role("button", name="Really end small?").click()
     page.locator(".answer", has_text="Ended small.").wait_for()
     assert visit.http.get("/v1/models/small").json()["state"] == "idle"
-    page.get_by_label("Fetch from the hub").fill("org/none")
-    page.get_by_role("button", name="Fetch").click()
-    page.get_by_role("alert").filter(has_text="ATTENTION_HUB").wait_for()
-    visit.refused(1)
+    page.get_by_text("More models").click()
+    page.get_by_text("its operator allows it by ATTENTION_HUB=true (--hub).").wait_for()
     assert visit.violations() == []
 
 

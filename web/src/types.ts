@@ -35,6 +35,19 @@ export interface ServerInfo {
   modules: number;
   memory: { resident_bytes: number; in_flight_bytes: number; free_bytes: number };
   limits: { memory_budget_bytes: number };
+  hub: HubInfo;
+}
+/** The Hugging Face hub, as far as callers may have the server fetch from it. */
+export interface HubInfo {
+  /** The reason why they may not. */
+  problem?: string | null;
+  models: { repository: string; revision: string; bytes: number; license: string; about: string }[];
+  /** Paths of the checkpoints that are being fetched. */
+  fetching: string[];
+}
+export interface FetchProgress {
+  bytes: number;
+  total_bytes?: number | null;
 }
 export interface CheckpointInfo {
   path: string;
@@ -44,6 +57,8 @@ export interface CheckpointInfo {
   heads: number | null;
   d_model: number | null;
   problem: string | null;
+  /** Its progress while it is being fetched. */
+  fetch?: FetchProgress | null;
 }
 export interface ModelInfo {
   id: string;

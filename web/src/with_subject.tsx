@@ -6,6 +6,7 @@ import { loadScript } from "./api";
 import { PageContext, usePage, useCorrected, useLoaded } from "./context";
 import type { SubjectProps } from "./context";
 import { openModel } from "./model_subject";
+import { MoreModels } from "./more_models";
 import { Opening, Sentence, modelLabel } from "./sentence";
 import { recordingNames } from "./names";
 import { useNowhere } from "./pointed";
@@ -14,6 +15,9 @@ import { BUILT_IN, countingOf, openSubject, subjectKey } from "./subject";
 import type { Params, Subject } from "./subject";
 import { clip } from "./format";
 import { Choice, Field, ProblemBox, Waiting } from "./ui";
+
+/** The parameters that belong to one subject alone. */
+const CHANGED = { image: "", layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" };
 
 export type OfSubject = FunctionComponent<SubjectProps>;
 
@@ -129,10 +133,11 @@ function Header({ subject }: { subject: Subject | null }) {
   return (
     <div class="fields subject">
       <Choice wide label="Attention of" value={params.source ?? ""} options={sources.map(([value, label, group]) => [value, clip(label, 80), group])}
-        set={(source) => go({ source, image: "", layer: "", head: "", query: "", key: "", zoom: "", sequence: "", edits: "" })} />
+        set={(source) => go({ ...CHANGED, source })} />
       {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
       {![...OF_ALL_LAYERS, "effects"].includes(view) && heads.length > 1 && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
       {subject && subject.sequences > 1 && <Choice label="Sequence" value={params.sequence ?? "0"} set={(sequence) => go({ sequence })} options={Array.from({ length: subject.sequences }, (_, i) => [String(i), `${i + 1} of ${subject.sequences}`])} />}
+      {params.source?.startsWith("model:") && <MoreModels loaded={(name) => go({ ...CHANGED, source: `model:${name}` })} />}
       {view === "overview" && <details class="more"><summary>What the statistics count</summary><div class="fields"><Counted /></div></details>}
     </div>
   );

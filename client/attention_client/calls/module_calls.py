@@ -1,16 +1,20 @@
 """Resident modules: making, importing, describing and replacing them."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
 from attention_client.arguments import ConfigLike, SpecLike, TensorMap
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Flow, Group, WayT, method
 from attention_contract import operations
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply
+from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchProgress
 from attention_contract.schemas.modules import ModuleInfo, ModuleList, Parameter, ParameterList, Stack
 
+OnProgress = Callable[[FetchProgress], object]
+"""Called with the progress of a fetch."""
+PROGRESS_S: Final = 1.0
+"""Seconds between two reports of it."""
 OnImported = Callable[[ModuleInfo, int, int], object]
 """Called after each import with the module, its number from 1, and the number of all."""
 
@@ -127,14 +131,29 @@ class Checkpoints(Group[WayT]):
 
     @method
     def fetch(
-        self, repository: str, *, revision: str | None = None, **options: Unpack[CallOptions]
-    ) -> Call[CheckpointReply]:
+        self, repository: str, *, revision: str | None = None, on_progress: OnProgress | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Flow[CheckpointReply]:  # fmt: skip
         """Let the server fetch a repository of the Hugging Face hub, such as ``openai-community/gpt2``.
 
-        Raises Forbidden unless the server's operator allows it, CheckpointNotFound, and Unavailable if the hub cannot
-        be reached.
+        ``on_progress`` is called with the progress about once a second; ``timeout`` is then that of each request. The
+        server goes on if the caller leaves: ``cancel_fetch`` stops it. Raises Forbidden unless the server's operator
+        allows it, CheckpointNotFound, StoreFull if it is too large, Conflict if it was cancelled, and Unavailable if
+        the hub cannot be reached.
         """
-        return call(operations.fetch_checkpoint, locals())
+        wait_s = None if on_progress is None else PROGRESS_S
+        fields = {"repository": repository, "revision": revision, "wait_s": wait_s, "options": options}
+        found: CheckpointReply = yield call(operations.fetch_checkpoint, fields)
+        while found.fetch is not None:
+            if on_progress is not None:
+                on_progress(found.fetch)
+            found = yield call(operations.fetch_checkpoint, fields)
+        return found
+
+    @method
+    def cancel_fetch(self, path: str, **options: Unpack[CallOptions]) -> Call[None]:
+        """Stop a fetch, of which nothing is kept. Raises CheckpointNotFound if there is none."""
+        return call(operations.cancel_fetch, locals())
 
 
 def imports_of(found: CheckpointReply, told: dict[str, Any]) -> list[dict[str, Any]]:

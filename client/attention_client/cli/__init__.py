@@ -15,6 +15,7 @@ from attention_client.cli import (
     command_table,
     compare_commands,
     explain_commands,
+    fetch_commands,
     generation_commands,
     module_commands,
     recording_commands,
@@ -76,7 +77,9 @@ app.command("explain")(explain_commands.explain_command)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)
 app.add_typer(recording_commands.app, name="recordings")
-app.add_typer(command_table.group("models", "List, load, ask and end the whole models of a server."), name="models")
+models = command_table.group("models", "List, fetch, load, ask and end the whole models of a server.")
+models.command("fetch")(fetch_commands.fetch_model)
+app.add_typer(models, name="models")
 app.add_typer(
     command_table.group("sessions", "List, open, show and end the decode sessions of a server."), name="sessions"
 )

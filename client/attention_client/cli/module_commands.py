@@ -13,6 +13,7 @@ from attention_client import Client
 from attention_client.cli import completion, tensor_arguments
 from attention_client.cli.command_table import group
 from attention_client.cli.extensions import run_extension
+from attention_client.cli.fetch_commands import fetch_shown
 from attention_client.cli.invocation import client_of
 from attention_client.cli.model_options import Fields, Form, options_of, takes
 from attention_client.cli.reply_output import AsJson, present
@@ -167,8 +168,7 @@ def _fetch_if_missing(client: Client, checkpoint: str) -> None:
     try:
         client.checkpoints.get(checkpoint)
     except CheckpointNotFound:
-        typer.echo(f"fetching {checkpoint} from the hub", err=True)
         try:
-            client.checkpoints.fetch(checkpoint)
+            fetch_shown(client, checkpoint)
         except Forbidden:
             run_extension("fetch", [checkpoint])

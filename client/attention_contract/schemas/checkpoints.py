@@ -32,6 +32,19 @@ class CheckpointAttention(WireModel):
     from one tensor, as ``q_proj.weight``, ``k_proj.weight`` and ``v_proj.weight`` from ``h.0.attn.c_attn.weight``."""
 
 
+class FetchProgress(WireModel):
+    """The progress of a fetch from the Hugging Face hub. Totals are null until the hub has told them."""
+
+    revision: str | None = None
+    """The commit that is fetched."""
+    bytes: int
+    """Bytes that have come."""
+    total_bytes: int | None = None
+    files: int
+    """Files that are complete."""
+    total_files: int | None = None
+
+
 class CheckpointInfo(WireModel):
     """One checkpoint of the model repository."""
 
@@ -51,6 +64,8 @@ class CheckpointInfo(WireModel):
     """Width of the first attention's query and output."""
     problem: str | None = None
     """The reason why nothing of it can be imported."""
+    fetch: FetchProgress | None = None
+    """Its progress while it is being fetched; null once it is there."""
 
 
 class CheckpointReply(CheckpointInfo):
@@ -72,3 +87,6 @@ class FetchCheckpoint(WireModel):
     """Its name, as in ``openai-community/gpt2``, which is also its path in the model repository."""
     revision: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
     """A branch, a tag or a commit; default: the main branch."""
+    wait_s: float | None = Field(default=None, ge=0, le=3600)
+    """Seconds to wait for it; the reply then says in ``fetch`` how far it is. Default: until it is there. It is fetched
+    also if nobody waits any more, and those who ask for the same checkpoint share one fetch."""

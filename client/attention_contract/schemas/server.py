@@ -107,6 +107,31 @@ class Memory(WireModel):
     free_bytes: int
 
 
+class SuggestedModel(WireModel):
+    """A small model of the Hugging Face hub to begin with."""
+
+    repository: str
+    revision: str
+    """The commit that is meant."""
+    bytes: int
+    """Bytes of its tensors; its configs and its tokenizer add a few megabytes."""
+    license: str
+    """An identifier of SPDX."""
+    about: str
+
+
+class HubInfo(WireModel):
+    """The Hugging Face hub, as far as callers may have the server fetch checkpoints from it."""
+
+    problem: str | None = None
+    """The reason why they may not, and the way to change that; null if they may."""
+    limit_bytes: int
+    """The largest checkpoint that may be fetched."""
+    models: list[SuggestedModel]
+    fetching: list[str]
+    """The paths of the checkpoints that are being fetched now."""
+
+
 class ServerInfo(WireModel):
     """The server and its device."""
 
@@ -126,6 +151,8 @@ class ServerInfo(WireModel):
 
     A trial at the start decides.
     """
+    hub: HubInfo | None = None
+    """Null of a server that does not tell."""
 
 
 class Variant(WireModel):

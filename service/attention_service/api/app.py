@@ -76,6 +76,7 @@ def create_app(
             host_memory_budget=settings.host_memory_budget,
             max_queue=settings.max_queue,
             recordings_limit=settings.recordings_limit,
+            hub_limit=settings.hub_limit,
             session_ttl_s=settings.session_ttl_s,
             session_share=settings.session_share,
             session_pinned_share=settings.session_pinned_share,

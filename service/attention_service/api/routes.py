@@ -28,6 +28,7 @@ from attention_service.api.openai.openai_handlers import embed, generate
 from attention_service.api.replicas import following
 from attention_service.api.server_facts import list_variants, server_info
 from attention_service.cost.datasheet import HARDWARE
+from attention_service.modules.checkpoints import hub
 from attention_service.runtime.engine import QUESTIONS
 
 ReplyT = TypeVar("ReplyT")
@@ -49,12 +50,17 @@ async def fetch_checkpoint(call: Call, body: FetchCheckpoint) -> CheckpointReply
     """A checkpoint of the hub, if the operator allows it."""
     if not call.settings.hub:
         raise Forbidden(
-            "this server fetches nothing from the hub; its operator allows it by ATTENTION_HUB=true (--hub), or puts "
-            "the checkpoint into the model repository by: attention fetch " + body.repository,
+            f"{hub.unreachable(allowed=False)}, or puts the checkpoint into the model repository by: "
+            f"attention fetch {body.repository}",
             param="repository",
             setting="ATTENTION_HUB",
         )
     return await call.engine.modules.fetch_checkpoint(body)
+
+
+async def cancel_fetch(call: Call, _: None) -> None:
+    """Stop a fetch."""
+    call.engine.modules.fetches.cancel(call.path["path"])
 
 
 async def get_recording(call: Call, body: RecordingQuery) -> RecordingInfo | Response:
@@ -126,6 +132,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "import_module": lambda call, body: call.engine.modules.import_checkpoint(body),
     "list_checkpoints": lambda call, _: call.engine.modules.checkpoints(),
     "fetch_checkpoint": fetch_checkpoint,
+    "cancel_fetch": cancel_fetch,
     "get_checkpoint": lambda call, _: call.engine.modules.checkpoint(call.path["path"]),
     "get_module": lambda call, _: _known(call.engine.modules.get(call.name, call.pin).info()),
     "delete_module": lambda call, _: call.engine.modules.delete(call.name, call.pin),

@@ -5,7 +5,7 @@ import torch
 from attention_contract.json_reading import MAX_DEPTH, MAX_LISTS
 from attention_contract.schemas.attention import MAX_TAPS
 from attention_contract.schemas.complexity import MAX_ALTERNATIVES
-from attention_contract.schemas.server import Limits, Memory, ServerInfo, Variant, VariantList
+from attention_contract.schemas.server import HubInfo, Limits, Memory, ServerInfo, Variant, VariantList
 from attention_contract.schemas.sessions import MAX_SEQUENCES, MAX_STEPS
 from attention_contract.tensors import DTYPES, MAX_RANK
 from attention_contract.wire import MEDIA_TYPES
@@ -14,6 +14,7 @@ from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES
 from attention_service.api.endpoint import Call
 from attention_service.api.http_limits.descriptors import most_connections
 from attention_service.core.registry import variants
+from attention_service.modules.checkpoints import hub
 from attention_service.runtime.callers import caller
 
 
@@ -70,6 +71,12 @@ async def server_info(call: Call, _: None) -> ServerInfo:
         ),
         modules=len(engine.library.list()),
         session_kernel=engine.sessions.kernel,
+        hub=HubInfo(
+            problem=hub.unreachable(allowed=settings.hub),
+            limit_bytes=settings.hub_limit,
+            models=list(hub.SUGGESTED),
+            fetching=[each.path for each in engine.modules.fetches.under_way()],
+        ),
     )
 
 

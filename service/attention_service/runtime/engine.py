@@ -24,6 +24,7 @@ from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
 from attention_contract.schemas.weights import WeightsReply
+from attention_service.modules.checkpoints import hub
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
@@ -91,6 +92,7 @@ class Engine:
         stuck_s: float = PATIENCE_S,
         host_memory_budget: int | None = None,
         model_idle_s: float = 600.0,
+        hub_limit: int = 2**36,
         *,
         learns_times: bool = True,
         replicas: int = 1,
@@ -118,7 +120,7 @@ class Engine:
             device, self.budget, self.predictions.see, watchdog, max_predicted_s, self.host if device.is_cuda else None
         )
         self.runner = RequestRunner(self.executor, self.budget, watchdog, files, self.host)
-        self.modules = ModuleService(self.library, self.runner, self.passes, max_modules, siblings=siblings)
+        self.modules = ModuleService(self.library, self.runner, self.passes, max_modules, hub_limit, siblings=siblings)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(self._recordings, self.runner)
         self.models = ModelService(root, self.runner, self.recordings, model_idle_s, siblings=siblings)
@@ -146,6 +148,7 @@ class Engine:
         try:
             report(await self.runner.in_thread(self.library.load))
             await self.runner.in_thread(self._recordings.clean)
+            await self.runner.in_thread(partial(hub.clean, self.library.root))
             await self.runner.in_thread(self.predictions.load)
             await self.executor.warm_up(partial(warm_up, self.device))
             await self.executor.measure()
@@ -167,6 +170,7 @@ class Engine:
         self.drain()
         self.sessions.registry.stop()
         self.passes.clear()
+        self.modules.fetches.stop()
         self._follower.cancel()
         await self.models.stop()
         await self.executor.stop()

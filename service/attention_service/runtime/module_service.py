@@ -2,9 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 from attention_contract.errors import InvalidRequest, StoreFull
-from attention_contract.schemas.checkpoints import CheckpointList, CheckpointReply, FetchCheckpoint
+from attention_contract.schemas.checkpoints import (
+    CheckpointInfo,
+    CheckpointList,
+    CheckpointReply,
+    FetchCheckpoint,
+)
 from attention_contract.schemas.modules import (
     CreateModule,
     ImportModule,
@@ -17,10 +23,11 @@ from attention_contract.schemas.modules import (
 )
 from attention_service.core.tensors import to_numpy
 from attention_service.modules import parameters
-from attention_service.modules.checkpoints import catalogue, hub
+from attention_service.modules.checkpoints import catalogue
 from attention_service.modules.library import Library
 from attention_service.modules.resident import Module, making_bytes
 from attention_service.runtime.callers import caller
+from attention_service.runtime.checkpoint_fetches import CheckpointFetches
 from attention_service.runtime.kept_passes import KeptPasses
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 
@@ -29,7 +36,14 @@ class ModuleService:
     """Answers requests about modules. Used from the event loop only."""
 
     def __init__(
-        self, library: Library, runner: RequestRunner, passes: KeptPasses, max_modules: int, *, siblings: bool = False
+        self,
+        library: Library,
+        runner: RequestRunner,
+        passes: KeptPasses,
+        max_modules: int,
+        hub_limit: int,
+        *,
+        siblings: bool = False,
     ) -> None:
         """``siblings``: other processes serve the same modules."""
         self._library = library
@@ -38,6 +52,7 @@ class ModuleService:
         self._passes = passes
         self._max_modules = max_modules
         self._siblings = siblings
+        self.fetches = CheckpointFetches(library.root, hub_limit)
         self._makers: dict[str, str] = {}
         """The caller who made each module since the start."""
 
@@ -50,17 +65,21 @@ class ModuleService:
         return await self._add(request, partial(self._library.import_checkpoint, request))
 
     async def checkpoints(self) -> CheckpointList:
-        """Every checkpoint of the model repository, by its headers."""
-        return await self._runner.in_thread(partial(catalogue.listed, self._library.root))
+        """Every checkpoint of the model repository, by its headers, and those that are being fetched."""
+        found = await self._runner.in_thread(partial(catalogue.listed, self._library.root))
+        coming = [CheckpointInfo(**each.model_dump(exclude={"attentions"})) for each in self.fetches.under_way()]
+        return CheckpointList(checkpoints=sorted(found.checkpoints + coming, key=attrgetter("path")))
 
     async def checkpoint(self, path: str) -> CheckpointReply:
         """One checkpoint. Raises CheckpointNotFound and InvalidCheckpoint."""
+        if (coming := self.fetches.find(path)) is not None:
+            return coming
         return await self._runner.in_thread(partial(catalogue.described, self._library.root, path))
 
     async def fetch_checkpoint(self, request: FetchCheckpoint) -> CheckpointReply:
-        """Fetch a checkpoint from the hub. Raises CheckpointNotFound, Unavailable and InvalidRequest."""
-        await self._runner.in_thread(partial(hub.fetch, self._library.root, request.repository, request.revision))
-        return await self.checkpoint(request.repository)
+        """Fetch a checkpoint from the hub. Raises what ``CheckpointFetches.fetch`` does."""
+        self._runner.check_ready()
+        return await self.fetches.fetch(request) or await self.checkpoint(request.repository)
 
     async def _add(self, request: CreateModule | ImportModule, add: Callable[[], tuple[Module, bool]]) -> ModuleInfo:
         self._runner.check_ready()

@@ -6,6 +6,7 @@ import { call } from "../api";
 import type { ProblemDocument } from "../api";
 import { useLoaded, usePage } from "../context";
 import { bytes, clip } from "../format";
+import { MoreModels } from "../more_models";
 import { normal } from "../random";
 import { integer } from "../state";
 import { BUILT_IN, RAW, SENTENCE, files, subjectKey } from "../subject";
@@ -99,12 +100,16 @@ function Typed() {
       </>
     );
   }
+  const look = (id: string) => go({ ...CHANGED, source: `model:${id}`, text: text.trim(), view: "overview" });
   return (
-    <form class="fields" onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, source: `model:${chosen}`, text: text.trim(), view: "overview" }); }}>
-      <Field wide label="Your sentence" hint="read by a whole model" value={text} live set={write} placeholder="The cat sat on the mat" />
-      <Choice wide label="Model" value={chosen} set={choose} options={able.map((id): [string, string] => [id, id])} />
-      <button type="submit" class="primary" disabled={!text.trim() || !chosen}>Look at the sentence</button>
-    </form>
+    <>
+      <form class="fields" onSubmit={(event) => { event.preventDefault(); look(chosen); }}>
+        <Field wide label="Your sentence" hint="read by a whole model" value={text} live set={write} placeholder="The cat sat on the mat" />
+        <Choice wide label="Model" value={chosen} set={choose} options={able.map((id): [string, string] => [id, id])} />
+        <button type="submit" class="primary" disabled={!text.trim() || !chosen}>Look at the sentence</button>
+      </form>
+      <MoreModels loaded={look} />
+    </>
   );
 }
 

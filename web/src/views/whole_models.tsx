@@ -1,13 +1,14 @@
 /** The whole models of the server: loaded, ended, and fetched from the hub where the operator allows it. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect } from "preact/hooks";
 import { call } from "../api";
 import type { Asked } from "../api";
 import { usePage } from "../context";
 import { bytes, clip } from "../format";
 import type { Body } from "../tensors";
 import type { ModelInfo } from "../types";
-import { Button, Faulty, Field, Table } from "../ui";
+import { MoreModels } from "../more_models";
+import { Button, Table } from "../ui";
 import { Answer, Remover, useWork } from "./model";
 
 const LOOK_AGAIN_MS = 500;
@@ -17,7 +18,6 @@ const stateOf = ({ state, progress }: ModelInfo) => (state === "loading" ? `load
 export function WholeModels() {
   const { go, models, refreshModels } = usePage();
   const { busy, problem, done, run } = useWork();
-  const [repository, write] = useState("");
   const loading = busy || (models ?? []).some(({ state }) => state === "loading");
   useEffect(() => {
     if (!loading) return;
@@ -52,12 +52,7 @@ export function WholeModels() {
           </span>
         ) },
       ]} />}
-      <Faulty problem={problem}>
-        <form class="fields" onSubmit={(event) => { event.preventDefault(); ask("POST", "v1/checkpoints", `Fetched ${repository}.`, { repository: repository.trim() }); }}>
-          <Field wide label="Fetch from the hub" hint="where the operator allows it" param="repository" value={repository} live set={write} placeholder="openai-community/gpt2" />
-          <button type="submit" disabled={busy || !repository.trim()}>{busy ? "Working…" : "Fetch"}</button>
-        </form>
-      </Faulty>
+      <MoreModels loaded={look} />
       <Answer problem={problem} done={done} />
     </section>
   );

@@ -10,7 +10,7 @@ from attention_service.runtime.callers import caller
 
 log = structlog.get_logger("attention_service.audit")
 AUDITED: Final = frozenset({
-    "create_module", "import_module", "delete_module", "replace_parameters", "fetch_checkpoint",
+    "create_module", "import_module", "delete_module", "replace_parameters", "fetch_checkpoint", "cancel_fetch",
     "create_recording", "delete_recording", "load_model", "unload_model", "v2_load", "v2_unload",
 })  # fmt: skip
 """The operations that change modules, checkpoints, models or recordings."""

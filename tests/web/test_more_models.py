@@ -49,7 +49,6 @@ def test_one_click_fetches_and_loads_a_model(visit, served, store):
     assert "523 MiB · MIT" in page.get_by_label("From the Hugging Face hub").inner_text()
     page.get_by_role("button", name="Fetch and load").click()
     page.get_by_text("MiB of 4").wait_for()
-    page.screenshot(path="/tmp/hub/fetch.png")
     assert 0 < page.get_by_label(f"Fetching {GPT2}").evaluate("bar => bar.value") < 1
     assert visit.violations() == []
     page.get_by_role("button", name="Cancel").click()
@@ -75,7 +74,7 @@ def test_what_cannot_be_fetched_is_told_in_the_menu(visit):
     page = visit.open("#/model")
     page.get_by_text("More models").click()
     page.get_by_label("From the Hugging Face hub").select_option("")
-    page.get_by_label("Repository").fill("org/none")
+    page.get_by_role("textbox", name="Repository").fill("org/none")
     page.get_by_role("button", name="Fetch and load").click()
     page.get_by_role("alert").filter(has_text="no repository 'org/none'").wait_for()
     visit.refused(1)

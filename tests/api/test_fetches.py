@@ -25,6 +25,7 @@ from attention_client import (
     StoreFull,
     Unavailable,
 )
+from attention_client.cli import fetch_commands
 from tests.api.hub import COMMIT, asked_here, hub
 from tests.api.processes import process
 from tests.conftest import eventually, live_server
@@ -186,6 +187,21 @@ def test_the_awaited_client_sees_progress_too(net, server):
 
     assert asyncio.run(fetch()).layers == 1
     assert seen[0].total_files == 3
+
+
+def test_an_interrupt_of_the_command_cancels_the_fetch(net, monkeypatch):
+    served, store, client = net
+    served.go_on.clear()
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch_commands.Progress, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_commands.fetch_shown(client, "org/net")
+    assert client.server.info().hub.fetching == []
+    served.go_on.set()
+    eventually(lambda: not leftovers(store))
 
 
 def test_what_is_too_large_is_refused_before_a_byte_of_it_comes(net, monkeypatch):

@@ -82,7 +82,7 @@ def test_unknown_paths_and_methods_are_problems(http):
         ("/v1/modules/any", {"GET", "HEAD", "DELETE"}),
         ("/v1/modules/any/parameters", {"GET", "HEAD", "PUT"}),
         ("/v1/attention/forward", {"POST"}),
-        ("/v1/checkpoints/some/folder", {"GET", "HEAD"}),
+        ("/v1/checkpoints/some/folder", {"GET", "HEAD", "DELETE"}),
         ("/web/index.html", {"GET", "HEAD"}),
         ("/metrics", {"GET"}),
     ],
@@ -139,7 +139,7 @@ def _answer_every_example(http: httpx.Client, document: dict) -> None:
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     recording = http.post("/v1/recordings", json=create_recording.example).json()["id"]
     left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}
-    left_out |= {"unload_model", "delete_recording", "delete_session"}
+    left_out |= {"cancel_fetch", "unload_model", "delete_recording", "delete_session"}
     session = http.post("/v1/modules/demo/sessions", json={}).json()["session"]
     kept = http.post("/v1/attention/passes", json=create_raw_pass.example).json()["id"]
     ids = {"sessions": session, "passes": kept, "recordings": recording}

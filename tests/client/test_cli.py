@@ -52,6 +52,8 @@ COMMANDS = {
     "modules parameters demo": ["q_proj.weight", "[8, 8]", "non finite", "   3\n"],
     "modules parameters demo q_proj.weight --head 1 --slice 0:2": ["[2, 2]; dtype float32", "1."],
     "import minilm --layer 1": ["demo"],
+    "import org/net --layer 1": ["demo"],
+    "models fetch org/net": ["idle"],
     "forward demo --query q.npy": ["output", "[3, 8]", "2 kFLOP", "1.5 ms (predicted 1, from 0.5 to 2; queued 0.1)"],
     "forward --query q.npy": ["output"],
     "weights demo --query q.npy --top-k 2": ["entropy", "own position", "0 (0.000)  1 (1.000)"],

@@ -166,9 +166,11 @@ def _fetch_if_missing(client: Client, checkpoint: str) -> None:
     if _REPOSITORY.fullmatch(checkpoint) is None:
         return
     try:
-        client.checkpoints.get(checkpoint)
+        if client.checkpoints.get(checkpoint).fetch is None:
+            return
     except CheckpointNotFound:
-        try:
-            fetch_shown(client, checkpoint)
-        except Forbidden:
-            run_extension("fetch", [checkpoint])
+        pass
+    try:
+        fetch_shown(client, checkpoint)
+    except Forbidden:
+        run_extension("fetch", [checkpoint])

@@ -16,9 +16,10 @@ from attention_contract.schemas.checkpoints import FetchProgress
 
 
 def fetch_shown(client: Client, repository: str, revision: str | None = None) -> None:
-    """Let the server fetch a checkpoint, with a bar on standard error. An interrupt from the keyboard cancels it."""
+    """Let the server fetch a checkpoint, with a bar on a terminal. An interrupt from the keyboard cancels it."""
     columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    shown = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=shown, transient=True, disable=not shown.is_terminal) as bar:
         task = bar.add_task(repository, total=None)
 
         def show(progress: FetchProgress) -> None:

@@ -45,8 +45,9 @@ into `q_proj`, `k_proj` and `v_proj`. The server memory-maps the files, so a mod
 
 Tests build a tiny model of each family with random weights, save it, import its blocks, and compare them in float32
 with the eager attention of transformers. Differences are at most {OUTPUT:.0e} of the output and {WEIGHTS:.0e} of the
-weights; gradients of all parameters differ by at most {GRADIENTS:.0e} of the largest. The column "decode" marks families
-whose sequence was also computed in three parts with a past. Every `model_type` in the table has such a tiny model.
+weights; gradients of all parameters differ by at most {GRADIENTS:.0e} of the largest. The column "decode" marks
+families whose sequence was also computed in three parts with a past. Every `model_type` in the table has such a
+tiny model.
 
 """
 TAIL = """

@@ -3,7 +3,7 @@
 from typing import Any, Final, Self
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -53,6 +53,13 @@ class Options(BaseModel):
     """Find the replica of a session by its header. False in Ray's HAProxy mode, which refuses such a router."""
 
     settings: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("settings")
+    @classmethod
+    def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(settings.keys() - Settings.model_fields.keys()):
+            raise ValueError(f"there are no such settings: {', '.join(unknown)}")
+        return settings
 
     @model_validator(mode="after")
     def _check_most(self) -> Self:

@@ -11,7 +11,7 @@ from jsonschema import Draft7Validator
 
 from attention_contract.operations import OPERATIONS
 from attention_service import __version__
-from attention_service.settings import Settings
+from attention_service.settings import Settings, listed
 from tests.docs.snippets import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -94,7 +94,9 @@ def test_settings_that_the_chart_sets_exist_and_cannot_be_set_twice():
     fixed = {*re.findall(r'"(\w+)" ["\d]', begun), *re.findall(r'set \$fixed "(\w+)"', helper)}
     changed = {*re.findall(r'"(\w+_budget|log_format)"', own), *re.findall(r'set \$own "(\w+)"', helper)}
     assert fixed == set(SCHEMA["properties"]["settings"]["propertyNames"]["not"]["enum"])
-    assert changed == {"memory_budget", "host_memory_budget", "log_format", "max_connections_per_address"}
+    assert changed == {
+        "memory_budget", "host_memory_budget", "log_format", "max_connections_per_address", "allowed_hosts",
+    }  # fmt: skip
     assert fixed | changed <= SETTINGS
 
 
@@ -256,6 +258,16 @@ def test_settings_of_the_values_arrive_as_they_are_written():
     assert (settings.max_body_bytes, settings.memory_budget) == (2**30, 3 * 2**30)
     assert (settings.hub, settings.default_wait_s) == (True, 0.5)
     assert settings_of(render(preStopSeconds=0, drainSeconds=0)).drain_seconds == 0
+
+
+@rendered
+def test_a_service_without_keys_is_asked_by_its_own_names():
+    gateway = {"enabled": True, "name": "public", "hosts": ["attention.example"]}
+    settings = settings_of(render(keys={"required": False}, gateway=gateway))
+    names = "attention attention.research attention.research.svc attention.research.svc.cluster.local attention.example"
+    assert settings.require_keys is False
+    assert listed(settings.allowed_hosts) == names.split()
+    assert settings_of(render()).allowed_hosts == ""
 
 
 @rendered

@@ -1,5 +1,6 @@
 """The service on a real Ray Serve, two replicas on this machine; without Ray (extra `ray`) these tests are skipped."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 import yaml
 
 from attention_client import Client
+from attention_contract.errors import Stuck
 from tests.conftest import eventually
 from tests.docs.snippets import ROOT
 
@@ -77,10 +80,46 @@ def test_a_replica_has_its_share_its_device_and_callers_with_keys(ray_serve, mon
     assert not needs_keys(settings)
 
 
-@pytest.mark.parametrize("options", [{"replicas": 3, "max_replicas": 2}, {"replica": 2}, {"num_gpus": 2}])
-def test_options_that_make_no_sense_are_refused(ray_serve, options):
-    with pytest.raises(ValueError, match=r"max_replicas|replica|num_gpus"):
-        ray_serve.Options(**options)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"replicas": 3, "max_replicas": 2}, "max_replicas is 2, less than"),
+        ({"replica": 2}, "replica\n"),
+        ({"num_gpus": 2}, "num_gpus\n"),
+        ({"settings": {"model_dir": "/data"}}, "no such settings: model_dir"),
+        ({"settings": {"port": "x"}}, "port\n"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(ray_serve, options, told):
+    with pytest.raises(ValueError, match=told):
+        ray_serve.build(ray_serve.Options(**options))
+
+
+def test_options_reach_ray(ray_serve):
+    options = ray_serve.Options(
+        replicas=2, max_replicas=4, target_ongoing_requests=3, num_gpus=1, num_cpus=2, settings={"drain_seconds": 7}
+    )
+    deployment = ray_serve.build(options)._bound_deployment
+    scaling = deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 4, 3)
+    assert deployment.ray_actor_options == {"num_cpus": 2, "num_gpus": 1}
+    assert (deployment.max_ongoing_requests, deployment._deployment_config.graceful_shutdown_timeout_s) == (1024, 17)
+    routers = [
+        ray_serve.build(ray_serve.Options(sessions=sessions))._bound_deployment._deployment_config.request_router_config
+        for sessions in (True, False)
+    ]
+    assert [router.request_router_class == ray_serve.SESSION_ROUTER for router in routers] == [True, False]
+
+
+def test_a_replica_that_is_stuck_tells_ray(ray_serve):
+    def stuck():
+        raise Stuck("no progress")
+
+    runner = SimpleNamespace(check_live=stuck)
+    app = SimpleNamespace(state=SimpleNamespace(engine=SimpleNamespace(runner=runner)))
+    replica = ray_serve.build(ray_serve.Options())._bound_deployment.func_or_class
+    with pytest.raises(Stuck):
+        asyncio.run(replica.check_health(SimpleNamespace(app=app)))
 
 
 # ── two replicas ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,6 +40,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if or .Values.gateway.enabled .Values.ingress.enabled -}}
 {{- $_ := set $own "max_connections_per_address" 4096 -}}
 {{- end -}}
+{{- if not .Values.keys.required -}}
+{{- $name := include "attention.name" . -}}
+{{- $inside := printf "%s.%s" $name .Release.Namespace -}}
+{{- $names := list $name $inside (printf "%s.svc" $inside) (printf "%s.svc.cluster.local" $inside) -}}
+{{- $_ := set $own "allowed_hosts" (concat $names .Values.gateway.hosts (list .Values.ingress.host) | compact | join ",") -}}
+{{- end -}}
 {{- $fixed := dict "host" "0.0.0.0" "port" 8000 "health_port" 8001 "models_dir" "/data" -}}
 {{- $_ := set $fixed "require_keys" .Values.keys.required -}}
 {{- $_ := set $fixed "first_key" .Values.keys.first -}}

@@ -46,7 +46,7 @@ def main() -> None:
         run(tools / "cyclonedx-py", "environment", clean / "python", "--of", "JSON", "-o", DIST / "sbom.cdx.json")
         try_outside(clean, Path(folder))
     make_images(version)
-    make_chart(version)
+    make_chart()
     print(*sorted(path.name for path in DIST.iterdir()), sep="\n")
     print(f"Next: commit, git tag v{version}, push the tag; its workflow publishes what it builds of it.")
 
@@ -66,20 +66,24 @@ def name_version(root: Path, version: str, date: str) -> None:
     for name, pattern, line in (
         ("pyproject.toml", r'^version = ".*"$', f'version = "{version}"'),
         ("CITATION.cff", r"^version: .*\n(date-released: .*\n)?", f"version: {version}\ndate-released: {date}\n"),
+        ("deploy/kubernetes/chart/Chart.yaml", r"^version: .*$", f"version: {version}"),
+        ("deploy/kubernetes/chart/Chart.yaml", r"^appVersion: .*$", f"appVersion: {version}"),
     ):
         path = root / name
         path.write_text(re.sub(pattern, line, path.read_text("utf-8"), count=1, flags=re.MULTILINE), "utf-8")
 
 
 def check_version(root: Path) -> str:
-    """The version of pyproject.toml. Raises SystemExit if the changelog or the citation tells another."""
+    """The version of pyproject.toml. Raises SystemExit if the changelog, the citation or the chart tells another."""
     version = str(tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["version"])
     newest = re.findall(r"^## \[(\d.*)\]", (root / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     cited = re.findall(r"^version: (.*)$", (root / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
-    if newest[:1] != [version] or cited != [version]:
+    chart = (root / "deploy" / "kubernetes" / "chart" / "Chart.yaml").read_text("utf-8")
+    packed = re.findall(r"^(?:version|appVersion): (.*)$", chart, re.MULTILINE)
+    if newest[:1] != [version] or cited != [version] or packed != [version, version]:
         sys.exit(
-            f"pyproject.toml has version {version}, CHANGELOG.md {newest[:1]} and CITATION.cff {cited}; "
-            "name it in all three: make release VERSION=X.Y.Z"
+            f"pyproject.toml has version {version}, CHANGELOG.md {newest[:1]}, CITATION.cff {cited} and the chart "
+            f"{packed}; name it in all of them: make release VERSION=X.Y.Z"
         )
     return version
 
@@ -150,16 +154,16 @@ def make_images(version: str) -> None:
         print("No images: no Docker engine answers here.")
         return
     for target in IMAGES:
-        run(docker, "build", "--target", target, "--tag", f"attention-service:{version}-{target}", ROOT)
+        run(docker, "build", "--target", target, "--tag", f"attention-service:v{version}-{target}", ROOT)
 
 
-def make_chart(version: str) -> None:
-    """Package the chart with the version of the images that it starts."""
+def make_chart() -> None:
+    """Package the chart, which starts the images of its version."""
     helm = shutil.which("helm")
     if helm is None or not CHART.exists():
         print("No chart: helm is not on PATH.")
         return
-    run(helm, "package", CHART, "--version", version, "--app-version", version, "--destination", DIST)
+    run(helm, "package", CHART, "--destination", DIST)
 
 
 def run(*command: object) -> None:

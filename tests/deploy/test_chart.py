@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 import yaml
+from deploy.release import IMAGES
 from jsonschema import Draft7Validator
 
 from attention_contract.operations import OPERATIONS
-from attention_service import __version__
 from attention_service.settings import Settings, listed
 from tests.docs.snippets import ROOT
 
@@ -45,11 +45,6 @@ def faults(own):
 
 
 # ── what needs no helm ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_chart_has_the_version_of_the_service():
-    chart = read(CHART / "Chart.yaml")
-    assert (chart["name"], chart["version"], chart["appVersion"]) == ("attention", __version__, __version__)
 
 
 def test_the_schema_names_every_value():
@@ -115,10 +110,10 @@ def test_the_gauge_by_which_pods_are_added_exists():
     assert f'"{gauge}"' in (ROOT / "service/attention_service/api/observation/metrics.py").read_text()
 
 
-def test_images_have_the_names_of_the_stages_that_are_built():
-    stages = re.findall(r"^FROM \S+ AS (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    tags = re.search(r'ternary "(\w+)" "(\w+)"', TEMPLATES["deployment.yaml"]).groups()
-    assert set(tags) == {"cuda", "cpu"} <= set(stages)
+def test_images_have_the_names_that_a_release_gives_them():
+    assert 'printf "v%s-%s" .Chart.AppVersion (ternary "cuda" "cpu"' in TEMPLATES["deployment.yaml"]
+    assert set(IMAGES) == {"cuda", "cpu"}
+    assert "attention-service:v{version}-{target}" in (ROOT / "deploy" / "release.py").read_text()
 
 
 def test_the_runtime_of_kserve_serves_what_its_example_asks_for():

@@ -16,13 +16,14 @@ from deploy.release import check_version, name_version
 from tests.proof.servers import serving
 
 ROOT = Path(__file__).parents[2]
-STATED = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md")
+STATED = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "deploy/kubernetes/chart/Chart.yaml")
 
 
 @pytest.fixture
 def project(tmp_path):
     for name in STATED:
-        shutil.copy(ROOT / name, tmp_path)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 

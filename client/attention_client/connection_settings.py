@@ -72,7 +72,7 @@ def server_url(given: str | None) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as fault:
-        raise ValueError(f"base_url: {text!r} is no URL: {fault}") from None
+        raise ValueError(f"base_url: {text!r} is not a URL: {fault}") from None
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError(f"base_url: expected something like {DEFAULT_URL}, got {text!r}")
     return url
@@ -88,7 +88,7 @@ def all_headers(given: Mapping[str, str] | None, api_key: ApiKey | None) -> dict
     if key:
         if not key.isascii() or not key.isprintable() or " " in key:
             raise ValueError(
-                "api_key: expected visible ASCII characters alone, and no space; is it a key of the server?"
+                "api_key: expected only visible ASCII characters, without spaces; is it a key of the server?"
             )
         own["Authorization"] = f"Bearer {key}"
     return own | dict(given or {})
@@ -98,7 +98,7 @@ def given_alone(http: httpx.Client | httpx.AsyncClient | None, **others: object)
     """Raise ValueError if ``others`` are given beside the caller's own httpx client, in which they are to be set."""
     for name, value in others.items():
         if http is not None and value is not None:
-            raise ValueError(f"{name}: not together with http; set it up in that client")
+            raise ValueError(f"{name}: cannot be combined with http; configure it in that client")
 
 
 def address_of(http: httpx.Client | httpx.AsyncClient, base_url: str | None) -> str:

@@ -256,7 +256,7 @@ def check_objects(count: int, limit: int = MAX_OBJECTS) -> None:
     """Raise BodyTooLarge for a text with more values that become Python objects."""
     if count > limit:
         raise BodyTooLarge(
-            f"the JSON text has up to {count} values that are no plain numbers of a tensor; expected at most {limit}. "
+            f"the JSON text has up to {count} values that are not plain numbers of a tensor; expected at most {limit}. "
             "Send large tensors as base64 or as safetensors",
             limit=limit,
             actual=count,

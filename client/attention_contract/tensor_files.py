@@ -240,7 +240,7 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
         node = _child(node, part)
     if not isinstance(node, dict):
         param = clip(name)
-        raise InvalidTensor.at(param, "the request has no place for a tensor of this name")
+        raise InvalidTensor.at(param, "the request has no tensor field of this name")
     if last in node:
         param = clip(name)
         raise InvalidTensor.at(param, "it is given twice; send it as a tensor or in the metadata")

@@ -121,8 +121,8 @@ def attention_call(
     for name, meaning in _REFUSED.items():
         if others.get(name) is not None:
             raise UnsupportedModel(
-                f"{type(module).__name__} {meaning} ({name}), which the service cannot; keep its layers local with "
-                "`layers`, or load the model with attn_implementation='eager'",
+                f"{type(module).__name__} {meaning} ({name}), which the service does not support; keep its layers "
+                "local with `layers`, or load the model with attn_implementation='eager'",
                 param=name,
             )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

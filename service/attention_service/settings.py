@@ -46,49 +46,51 @@ class Settings(BaseSettings):
     """Port to listen on; 0 takes a free one."""
 
     health_port: int | None = Field(default=None, ge=0, le=65535)
-    """A further port that answers /health/live and /health/ready from a thread of its own, however busy the server is;
-    0 takes a free one. Default: none. Plain HTTP, on the same address."""
+    """A further port for /health/live and /health/ready, answered by a separate thread, however busy the server is; 0
+    takes a free one. Default: none. Plain HTTP, on the same address."""
 
     require_keys: bool | None = None
-    """Ask every caller for an API key; default: unless only this machine can reach the server. false lets everybody in
-    who can reach it."""
+    """Require an API key from every caller. Default: required, unless only this machine can reach the server. false
+    admits everybody who can reach the server."""
 
     first_key: bool = False
-    """Make a key with every scope if callers need one and there is none, and print it once on standard output."""
+    """If callers need a key and none exists, make one with every scope, and print it once on standard output."""
 
     allowed_hosts: str = ""
-    """Further names by which callers may address the server (Host), separated by commas, as in box.example,*.lab; * for
-    any."""
+    """Further host names of the server that callers may send in Host, separated by commas, as in box.example,*.lab; *
+    for any."""
 
     allowed_origins: str = ""
-    """Origins of web pages that may ask the server (CORS), separated by commas, as in https://page.example."""
+    """Origins of web pages that may send requests to the server (CORS), separated by commas, as in
+    https://page.example."""
 
     frame_origins: str = ""
-    """Origins of web pages that may show the built-in page in a frame, separated by commas; they may not ask the
-    server themselves."""
+    """Origins of web pages that may show the built-in page in a frame, separated by commas. They may not send requests
+    themselves."""
 
     trusted_proxies: str = ""
-    """Addresses or networks of proxies, separated by commas, whose X-Forwarded-For and X-Forwarded-Proto count."""
+    """Addresses or networks of proxies, separated by commas. The server accepts X-Forwarded-For and X-Forwarded-Proto
+    only from them."""
 
     ssl_certfile: Path | None = None
     """File of a TLS certificate and its chain (PEM); the server then speaks HTTPS."""
 
     ssl_keyfile: Path | None = None
-    """File of the private key of that certificate, if it is another one."""
+    """File with the private key of the certificate, if the certificate file does not contain it."""
 
     models_dir: Path = user_data_path("attention-service", appauthor=False)
-    """The model repository: modules are kept here, and checkpoints are imported from here."""
+    """The model repository: the folder where modules are stored, and from which checkpoints are imported."""
 
     replicas: int = Field(default=1, ge=1, le=4096)
-    """Processes that serve together, over one models_dir and behind one proxy. The budgets of the host's memory,
-    max_connections and the callers' limits are those of all of them, and each takes its share; each has a GPU of its
-    own. Modules that are not durable are refused."""
+    """Number of processes that serve together, with one models_dir and behind one proxy. The budgets of host memory,
+    max_connections and the callers' limits apply to all processes together; each process takes its share. Each has a
+    GPU of its own. Modules that are not durable are refused."""
 
     oip: bool = False
     """Answer the Open Inference Protocol (version 2, REST) under /v2 too, for clients of Triton and KServe."""
 
     hub: bool = False
-    """Let callers fetch checkpoints from the Hugging Face hub into the model repository."""
+    """Let callers download checkpoints from the Hugging Face hub into the model repository."""
 
     hub_limit: ByteSize = Field(default=ByteSize(2**36), ge=0)
     """The largest checkpoint that callers may have fetched, as in 8GiB; a larger one is refused with 507 before it is
@@ -101,14 +103,14 @@ class Settings(BaseSettings):
     """Device of the modules: cpu, cuda, cuda:1, …; auto takes CUDA if there is one."""
 
     tf32: bool = False
-    """Let a GPU round the float32 factors of its products to TF32 (10 bits), which is faster; replies say so in ran."""
+    """Let a GPU round float32 factors of matrix products to TF32 (10 bits), which is faster; ran.tf32 is then true."""
 
     memory_budget: ByteSize | None = Field(default=None, gt=0)
     """Bytes that resident modules and running requests may hold together, as in 8GiB; default: 80 % of free memory."""
 
     host_memory_budget: ByteSize | None = Field(default=None, gt=0)
-    """Bytes of the host that bodies, results, replies and recordings may hold beside a GPU; default: 80 % of its free
-    memory. On a CPU memory_budget counts everything."""
+    """On a GPU server, bytes of host memory for bodies, results, replies and recordings; default: 80 % of the free host
+    memory. On a CPU, memory_budget covers everything."""
 
     max_body_bytes: ByteSize = Field(default=ByteSize(2**30), ge=1024)
     """The largest request body, as in 64MiB."""
@@ -117,118 +119,121 @@ class Settings(BaseSettings):
     """The largest JSON body, decompressed; safetensors bodies may be larger."""
 
     max_json_values: int = Field(default=MAX_ITEMS, ge=1024, le=MAX_ITEMS)
-    """Numbers and other values in one JSON body, or one message of a stream."""
+    """The largest number of values in one JSON body, or in one message on a stream."""
 
     max_sweep: int = Field(default=MAX_SWEEP, ge=2, le=MAX_SWEEP)
-    """Sizes that one question about cost may sweep over, for the request and each alternative."""
+    """The largest number of sizes in the sweep of one complexity request, for the request and for each alternative."""
 
     max_modules: int = Field(default=1024, ge=1)
-    """Resident modules; more are refused with 507."""
+    """The largest number of resident modules; more are refused with 507."""
 
     max_sessions: int = Field(default=4096, ge=1)
-    """Live sessions; more are refused with 429."""
+    """The largest number of live sessions; more are refused with 429."""
 
     max_head_bytes: ByteSize = Field(default=ByteSize(2**16), ge=1024)
-    """The largest head of a request: its line and its headers."""
+    """The largest head of a request: the request line and the headers."""
 
     max_headers: int = Field(default=128, ge=8)
-    """Headers of one request."""
+    """The largest number of headers in one request."""
 
     max_connections: int | None = Field(default=None, ge=1)
-    """Connections at a time; more are refused with 503. Default: 4096, or fewer where the system's limit of open files
-    leaves no room for them."""
+    """The largest number of connections at a time; more are refused with 503. Default: 4096, or fewer if the system's
+    limit of open files is too low."""
 
     max_connections_per_address: int = Field(default=1024, ge=1)
-    """Connections at a time from one address; more are refused with 429. Raise it behind a proxy."""
+    """The largest number of connections at a time from one address; more are refused with 429. Raise it behind a
+    proxy."""
 
     head_timeout_s: float = Field(default=10, gt=0, allow_inf_nan=False)
-    """Seconds in which the head of a request must come; a connection that stays silent is closed after them."""
+    """Seconds within which the head of a request must arrive; then the server closes the connection."""
 
     body_timeout_s: float = Field(default=10, gt=0, allow_inf_nan=False)
-    """Seconds in which a body must bring as many bytes as the least rate asks for, again and again."""
+    """Length in seconds of the periods over which the rate of an arriving body is measured; see least_rate."""
 
     write_timeout_s: float = Field(default=20, gt=0, allow_inf_nan=False)
-    """Seconds in which a caller must read as many bytes of its reply as the least rate asks for, again and again."""
+    """Length in seconds of the periods over which the rate is measured at which a caller reads its reply; see
+    least_rate."""
 
     idle_timeout_s: int = Field(default=75, ge=1)
     """Seconds for which an idle connection stays open. Clients and load balancers must close theirs first."""
 
     least_rate: ByteSize = Field(default=ByteSize(2**14), ge=0)
-    """Bytes a second that a body or a reply must move."""
+    """The least rate in bytes a second at which a body must arrive and a caller must read its reply."""
 
     max_compression_ratio: float = Field(default=100, ge=1, allow_inf_nan=False)
-    """Decompressed bytes for each byte of a compressed body; the first 8 MiB are not checked."""
+    """The largest ratio of decompressed to compressed bytes of a body; the first 8 MiB are not checked."""
 
     recordings_limit: ByteSize = Field(default=ByteSize(2**33), ge=0)
-    """Bytes of all stored recordings together, as in 8GiB; more are refused with 507."""
+    """The largest total size of stored recordings, as in 8GiB; more are refused with 507."""
 
     caller_requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a second of one caller (an API key, or an address where no key is used), over two seconds; more are
-    refused with 429. Default: no limit. A key may have limits of its own."""
+    """Requests per second of one caller (an API key, or an address if no key is used), measured over two seconds; more
+    are refused with 429. Default: no limit. A key may have limits of its own."""
 
     caller_bytes_per_s: ByteSize | None = Field(default=None, gt=0)
-    """Bytes of bodies a second of one caller, over two seconds. Default: no limit."""
+    """Bytes of bodies per second of one caller, measured over two seconds. Default: no limit."""
 
     caller_device_ms_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Milliseconds of the device for each second of one caller, over two seconds. Default: no limit."""
+    """Milliseconds of device time per second for one caller, measured over two seconds. Default: no limit."""
 
     caller_concurrent: int | None = Field(default=None, ge=1)
     """Requests of one caller at a time. Default: no limit."""
 
     caller_modules: int | None = Field(default=None, ge=0)
-    """Resident modules that one caller made since the start. Default: no limit."""
+    """Resident modules that one caller made since the server started. Default: no limit."""
 
     caller_sessions: int | None = Field(default=None, ge=0)
     """Live sessions of one caller. Default: no limit."""
 
     caller_session_bytes: ByteSize | None = Field(default=None, ge=0)
-    """Bytes of the pages of one caller's sessions. Default: no limit."""
+    """Bytes of memory for the sessions of one caller. Default: no limit."""
 
     caller_recordings_bytes: ByteSize | None = Field(default=None, ge=0)
-    """Bytes of the recordings that belong to one key without the scope manage. Default: no limit."""
+    """Bytes of the stored recordings of one key without the scope manage. Default: no limit."""
 
     default_wait_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds that a request may take that names none in `Prefer: wait`. Default: any time."""
+    """Deadline in seconds of a request without `Prefer: wait`. Default: no deadline."""
 
     max_predicted_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds that one request may be predicted to compute; more are refused with 422. Default: any time."""
+    """The longest predicted computation of one request in seconds; longer ones are refused with 422. Default: no
+    limit."""
 
     model_idle_seconds: float = Field(default=600, gt=0, allow_inf_nan=False)
-    """Seconds without a request after which a whole model gives its memory back; the next request loads it again."""
+    """Seconds without a request after which a whole model is unloaded; the next request loads it again."""
 
     preload: str = ""
     """Whole models that are loaded at the start, separated by commas. `make serve` and compose load `tiny`."""
 
     session_ttl_s: float = Field(default=600, gt=0, allow_inf_nan=False)
-    """Seconds without a request after which a session expires, at most; a request may ask for less."""
+    """Seconds without a request after which a session expires. A request may set a shorter time."""
 
     session_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of the memory budget that the pages of all sessions may take."""
+    """Share of the memory budget that all sessions together may take."""
 
     session_pinned_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of that which pinned sessions may take."""
+    """Share of the memory for sessions that pinned sessions may take."""
 
     max_queue: int = Field(default=256, ge=1)
-    """Requests that may wait for the device; more are refused with 429."""
+    """The largest number of requests that wait for the device; more are refused with 429."""
 
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     """Threads of one computation on the CPU; default: one for each core."""
 
     calibrate: bool = True
-    """Correct predicted times by those of the requests that ran, and keep the factors beside the modules."""
+    """Correct predicted times by the measured times of requests, and store the correction factors in models_dir."""
 
     stuck_seconds: float = Field(default=120, gt=0, allow_inf_nan=False)
-    """Seconds without progress of a running computation after which /health/live answers 503; ten times the predicted
-    time if that is more."""
+    """If a running computation makes no progress for this number of seconds, or for ten times its predicted time if
+    that is longer, /health/live answers 503."""
 
     drain_seconds: int = Field(default=30, ge=0)
-    """Seconds that a stop waits for requests in flight."""
+    """Seconds that a stopping server waits for running requests."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe event that is logged."""
 
     log_format: Literal["console", "json"] = "console"
-    """Lines for people, or one JSON object a line."""
+    """The format of the log: lines for people, or one JSON object on each line."""
 
     @field_validator("allowed_origins", "frame_origins")
     @classmethod

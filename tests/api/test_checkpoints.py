@@ -83,7 +83,7 @@ def test_what_a_checkpoint_does_not_tell_is_listed(client):
     (bare,) = client.checkpoints.get("bare.safetensors").attentions
     assert bare.config is None
     assert bare.missing
-    with pytest.raises(InvalidRequest, match=r"bare\.0: the checkpoint does not tell num_heads, spec\.masks"):
+    with pytest.raises(InvalidRequest, match=r"bare\.0: the checkpoint does not state num_heads, spec\.masks"):
         client.modules.import_all("bare.safetensors")
     spec = {"masks": [], "add_zero_attn": False}
     (made,) = client.modules.import_all("bare.safetensors", num_heads=2, spec=spec)

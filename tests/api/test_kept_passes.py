@@ -78,7 +78,7 @@ def test_a_backward_pass_uses_the_pass_up_but_a_wrong_one_does_not(client, rng):
         client.passes.backward(kept.id, upstream=np.ones((3, 7)))
     client.passes.backward(kept.id, upstream=x)
     for name in (kept.id, "0" * 32):
-        with pytest.raises(PassNotFound, match="ask gradients, with the inputs"):
+        with pytest.raises(PassNotFound, match="send gradients with the inputs"):
             client.passes.backward(name, upstream=x)
 
 

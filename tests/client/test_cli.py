@@ -428,7 +428,7 @@ def test_json_comes_from_standard_input(run, played, text):
         ("forward --query q.npy --spec {", "not JSON"),
         ("complexity demo", "--queries"),
         ("complexity demo --sweep length=a,b", "--sweep"),
-        ("complexity demo --sweep tokens=1,2", "'tokens' is none of length"),
+        ("complexity demo --sweep tokens=1,2", "'tokens' is not one of length"),
         ("complexity --queries 4", "--num-heads"),
         ("complexity --queries 4 --num-heads 2 --head-dim 4 --session {}", "--session"),
         ("complexity demo --queries 4 --plot p.gif", ".svg or .png"),

@@ -145,7 +145,7 @@ def test_an_httpx_client_stays_open(played):
 @pytest.mark.parametrize("given", [{"headers": {"a": "b"}}, {"transport": httpx.MockTransport(print)}])
 def test_what_is_an_httpx_clients_own_to_set_is_refused_beside_it(given):
     name = next(iter(given))
-    with httpx.Client() as http, pytest.raises(ValueError, match=f"{name}: not together with http"):
+    with httpx.Client() as http, pytest.raises(ValueError, match=f"{name}: cannot be combined with http"):
         Client(http=http, **given)
 
 

@@ -337,7 +337,7 @@ def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tm
     [
         (["nowhere.txt"], None, "there is no file"),
         (["-"], "\n \n", "has no text"),
-        (["--by", "loudness"], None, "is none of"),
+        (["--by", "loudness"], None, "is not one of"),
         (["--show", "three"], None, "expected LAYER.HEAD"),
     ],
 )

@@ -146,7 +146,7 @@ def test_layer_part_and_stack_select_every_layer_of_a_transformer(save, read):
 
 def test_a_request_must_choose_between_two_stacks(save, read):
     save(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), {"nhead": 2})
-    with pytest.raises(InvalidRequest, match="of its decoder and its encoder; say which by stack") as caught:
+    with pytest.raises(InvalidRequest, match="of its decoder and its encoder; choose one with stack") as caught:
         read()
     assert (caught.value.param, caught.value.facts["stacks"]) == ("stack", ["decoder", "encoder"])
     assert read(part="cross").source.stack == "decoder"  # only the decoder has cross-attention
@@ -302,7 +302,7 @@ def test_each_stack_of_a_pair_of_models_uses_its_own_config(save, read):
         "decoder": {"model_type": "bert", "num_attention_heads": 4, "is_decoder": True},
     }
     save(bert_state("encoder.") | bert_state("decoder.bert."), config)
-    with pytest.raises(InvalidRequest, match="say which by stack"):
+    with pytest.raises(InvalidRequest, match="choose one with stack"):
         read()
     assert read(stack="encoder").config.num_heads == 2
     decoder = read(stack="decoder", name="decoder")

@@ -170,7 +170,7 @@ def imports_of(found: CheckpointReply, told: dict[str, Any]) -> list[dict[str, A
         lacking = [field for field in each.missing if not _is_told(field, told)]
         if lacking:
             raise InvalidRequest(
-                f"{each.name}: the checkpoint does not tell {', '.join(lacking)}; give it", param=lacking[0]
+                f"{each.name}: the checkpoint does not state {', '.join(lacking)}; send it", param=lacking[0]
             )
     return [
         {"checkpoint": found.path, "layer": each.layer, "name": each.name, "part": each.part, "stack": each.stack}

@@ -76,7 +76,7 @@ def _sweep(text: str, _: str) -> dict[str, Any]:
         expected = f"expected dimension=number,number,… as in length=512,1024,2048; got {text!r}"
         raise typer.BadParameter(expected, param_hint="--sweep") from None
     if equals and dimension not in get_args(Dimension):
-        raise typer.BadParameter(f"{dimension!r} is none of {', '.join(get_args(Dimension))}", param_hint="--sweep")
+        raise typer.BadParameter(f"{dimension!r} is not one of {', '.join(get_args(Dimension))}", param_hint="--sweep")
     return {"dimension": dimension if equals else "length", "values": numbers}
 
 

@@ -131,7 +131,7 @@ def _random(sides: tuple[Side, Side], options: Comparison) -> Fields:
     if config is None:
         width = next((side.local.d_model for side in sides if side.local is not None and side.local.d_model), None)
         if width is None:
-            raise typer.BadParameter("the modules do not tell their width; give --inputs", param_hint="A, B")
+            raise typer.BadParameter("the width of the modules is unknown; give --inputs", param_hint="A, B")
         config = ModuleConfig(d_model=width, num_heads=1)
     return example_inputs.for_module(config, draw, batch, queries or 16, keys)
 

@@ -129,7 +129,7 @@ class Sides:
             return self._local(text)
         if other is None or other.config is None:
             raise typer.BadParameter(
-                f"{text} holds parameters alone; the other side, before it, must be a module", param_hint="A, B"
+                f"{text} has only parameters, so the side before it must be a module", param_hint="A, B"
             )
         info = self._client.modules.create(self._fresh(), other.config, parameters=held)
         return self._kept(text, info.name, info.config)

@@ -139,7 +139,7 @@ def _index(output: Array, flat: bool, sequence: int, head: int, query: int) -> t
     chosen["row"] = query
     for (option, at), size in zip(chosen.items(), output.shape, strict=False):
         if at >= size:
-            raise InvalidRequest.at(option, f"there is no {at}; the output has {size}, from 0")
+            raise InvalidRequest.at(option, f"there is no {at}; the output has {size}, numbered from 0")
     if sequence and "sequence" not in chosen:
         raise InvalidRequest.at("sequence", f"there is no {sequence}; the inputs are one sequence")
     return tuple(chosen.values())

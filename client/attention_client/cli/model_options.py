@@ -217,7 +217,7 @@ def _taps(names: list[str] | None) -> list[str] | None:
         if name not in known:
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}{hint}")
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}{hint}")
     return names
 
 

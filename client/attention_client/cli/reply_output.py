@@ -62,7 +62,7 @@ class Ending:
             raise typer.BadParameter("it and -o - would both write to standard output", param_hint="--json")
         if look and ending.plot is None:
             option = f"--{next(iter(look))}"
-            raise typer.BadParameter("it states the look of a picture; add --plot FILE", param_hint=option)
+            raise typer.BadParameter("it is an option of pictures; add --plot FILE", param_hint=option)
         validate(PictureOptions, look)
         return ending
 

@@ -79,7 +79,7 @@ def check_target(name: str | None, fields: Fields, module: type[BaseModel], raw:
     option = {field: f"--{field.replace('_', '-')}" for field in of_raw}
     wrong = [option[field] for field in of_raw if field in fields]
     if name is not None and wrong:
-        raise typer.BadParameter("it belongs to raw attention; leave it or NAME out", param_hint=wrong[0])
+        raise typer.BadParameter("it applies only to raw attention; omit it or NAME", param_hint=wrong[0])
     missing = [option[field] for field, info in of_raw.items() if info.is_required() and field not in fields]
     if name is None and missing:
         raise typer.BadParameter(f"expected a module's NAME, or {' and '.join(missing)}", param_hint="NAME")

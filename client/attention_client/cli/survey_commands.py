@@ -36,7 +36,7 @@ _PAIRS: Final = 6
 
 def _statistic(name: str | None) -> str | None:
     if name is not None and name not in SURVEYED:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(SURVEYED)}")
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(SURVEYED)}")
     return name
 
 
@@ -103,7 +103,7 @@ def _texts(file: str | None) -> list[str]:
     try:
         texts = texts_of(sys.stdin.read() if file == "-" else Path(file).read_text("utf-8"))
     except UnicodeDecodeError as fault:
-        raise typer.BadParameter(f"{file} is no UTF-8 text: {fault.reason}", param_hint="FILE") from None
+        raise typer.BadParameter(f"{file} is not UTF-8 text: {fault.reason}", param_hint="FILE") from None
     if not texts:
         raise typer.BadParameter(f"{file} has no text; expected one a line", param_hint="FILE")
     return texts

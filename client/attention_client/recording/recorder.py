@@ -135,11 +135,11 @@ def model_inputs(
     given = dict(tokenizer(text, return_tensors="pt").to(model.device))
     ids = given["input_ids"]
     if ids.shape[-1] == 0:
-        raise InvalidRequest.at("text", "the tokenizer makes no tokens of it; give a longer text")
+        raise InvalidRequest.at("text", "the tokenizer returns no tokens for it; give a longer text")
     labels = _labels(tokenizer, ids)
     if not model.config.is_encoder_decoder:
         if target is not None:
-            raise InvalidRequest.at("target", "the model has one stack and reads the text alone")
+            raise InvalidRequest.at("target", "the model has one stack and reads only the text")
         return given, {"layers": labels}
     start = getattr(model.config, "decoder_start_token_id", None)
     start = model.config.pad_token_id if start is None else start

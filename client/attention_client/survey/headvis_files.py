@@ -59,7 +59,7 @@ def exported(
             raise InvalidRequest.at(name, f"expected {least} or more, got {number}")
     stack = _stack(survey.heads[0].layer)
     if stack == "cross":
-        raise InvalidRequest.at("survey", "HeadVis shows one sequence, and these layers attend from one to another")
+        raise InvalidRequest.at("survey", "HeadVis shows one sequence, but these layers attend from one to another")
     layers = [*dict.fromkeys(each.layer for each in survey.heads if _stack(each.layer) == stack)]
     heads = [at for at, each in enumerate(survey.heads) if each.layer in layers]
     largest = np.zeros((len(survey.texts), len(heads)))

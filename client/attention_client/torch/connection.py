@@ -71,8 +71,8 @@ class Connection:
     def _portable(self) -> dict[str, Any]:
         if self._settings is None:
             raise TypeError(
-                "client: it was made with http or transport, which no other process can take over; give a Client with "
-                "settings alone, or the URL of the server"
+                "client: a client with http or transport cannot move to another process; give a Client with settings "
+                "only, or the URL of the server"
             )
         return self._settings
 

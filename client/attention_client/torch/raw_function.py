@@ -55,7 +55,7 @@ def remote_attention(
     if unknown := set(taps) - set(_TAPS):
         raise ValueError(f"taps: {min(unknown)!r} has no gradient; expected one of {', '.join(_TAPS)}")
     if any(_needs_gradient(edit) for edit in edits):
-        raise ValueError("edits: a value that requires a gradient gets none here; detach it")
+        raise ValueError("edits: a value cannot receive a gradient; detach it")
     connection = client if isinstance(client, Connection) else Connection(client)
     tensors = {"query": query, "key": key, "value": value} | inputs
     tensors |= {f"{PARAMETERS}{name}": x for name, x in (parameters or {}).items()}

@@ -29,8 +29,8 @@ def local_attention(module: nn.Module, implementation: str) -> AttentionFunction
     if implementation != "sdpa" and ALL_MASK_ATTENTION_FUNCTIONS.get(implementation) is not MASK_FUNCTION:
         raise UnsupportedModel.at(
             "layers",
-            f"a model with attn_implementation={implementation!r} cannot keep layers local beside remote ones, since "
-            "its masks are of another kind; load it with attn_implementation='sdpa' or 'eager'",
+            f"a model with attn_implementation={implementation!r} cannot have local and remote layers, because "
+            "its masks have another format; load it with attn_implementation='sdpa' or 'eager'",
         )
     function: AttentionFunction = ALL_ATTENTION_FUNCTIONS[implementation]
     return function

@@ -62,7 +62,7 @@ def step_masks(tokens: NewTokens, query: Tensor, mask: Tensor | None, *, causal:
     if tokens.key.shape[2] != count:
         raise UnsupportedModel.at(
             "past_key_values",
-            f"{tokens.key.shape[2]} keys came with {count} queries, and a step of a session takes as many; {_ADVICE}",
+            f"{tokens.key.shape[2]} keys came with {count} queries, but a step needs equal numbers; {_ADVICE}",
         )
     if mask is None:
         if not causal and count > 1:
@@ -102,6 +102,6 @@ def _merged(heads: Tensor) -> Tensor:
 def _not_causal() -> UnsupportedModel:
     return UnsupportedModel.at(
         "attention_mask",
-        "a token of this model sees later ones, or more than its window; in a session it sees those before it "
-        f"alone; {_ADVICE}",
+        "a token of this model sees later tokens, or tokens outside its window; in a session it sees only earlier "
+        f"ones; {_ADVICE}",
     )

@@ -124,8 +124,8 @@ class SessionLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if tokens is not self._pending:
             raise UnsupportedModel.at(
                 "past_key_values",
-                "several attentions of the model share one layer's keys, which a SessionCache cannot; generate with "
-                "a DynamicCache",
+                "several attentions of the model share one layer's keys, which a SessionCache does not support; "
+                "generate with a DynamicCache",
             )
         self._pending, length = None, self.length
         try:

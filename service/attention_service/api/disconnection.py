@@ -37,10 +37,10 @@ async def unless_gone(receive: Receive, work: Awaitable[ResultT], deadline: floa
     except asyncio.CancelledError:
         if gone and task is not None:
             task.uncancel()
-            raise Cancelled("the caller went away before the answer was ready") from None
+            raise Cancelled("the caller disconnected before the reply was ready") from None
         # The server cancels what still runs at the end of its drain time.
         raise Draining(
-            "the server stopped before the answer was ready; ask another, or this one once it is back"
+            "the server stopped before the reply was ready; send the request to another server, or again later"
         ) from None
     finally:
         timer.cancel()
@@ -57,5 +57,5 @@ async def in_time(work: Awaitable[ResultT], deadline: float | None) -> ResultT:
             return await work
     except TimeoutError:
         raise DeadlineExceeded(
-            "the caller's deadline passed before the answer was ready; allow it more time, or ask for less"
+            "the caller's deadline passed before the reply was ready; allow more time, or ask for less"
         ) from None

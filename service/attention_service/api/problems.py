@@ -117,7 +117,7 @@ def _from_http(request: Request, error: HTTPException) -> AttentionError:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _methods(request)
         return MethodNotAllowed(
-            f"{request.method} is not known at {path[:200]}; expected {' or '.join(allowed)}", allowed=allowed
+            f"{request.method} is not allowed at {path[:200]}; expected {' or '.join(allowed)}", allowed=allowed
         )
     return from_problem(error.status_code, {"detail": str(error.detail)})
 

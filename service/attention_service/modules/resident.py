@@ -102,7 +102,7 @@ class Module:
         if expected is not None and expected != self.version:
             raise VersionMismatch(
                 f"module {self.name!r} is at version {self.version}, not at {expected[:64]!r}; "
-                "read it anew and pin its present version, or pin none",
+                "read it again and pin its current version, or pin none",
                 param="version",
                 expected=expected[:64],
                 actual=self.version,

@@ -89,10 +89,10 @@ def refusal(fault: OSError, thing: str) -> AttentionError:
         return StoreFull(f"the disk has no room for {thing} ({reason(fault)}); delete some files, and try again")
     if fault.errno in _READ_ONLY:
         return StoreReadOnly(
-            f"the server may not write {thing} to its store ({reason(fault)}); its operator makes the models folder "
-            "writable, or the request says durable: false"
+            f"the server may not write {thing} to its store ({reason(fault)}); make the models folder writable, or "
+            "send durable: false"
         )
-    return InternalError(f"the store could not take {thing}: {reason(fault)}")
+    return InternalError(f"the store could not write {thing}: {reason(fault)}")
 
 
 def os_error(fault: Exception) -> OSError:

@@ -53,7 +53,7 @@ class KeptPasses:
         if kept is None or owner != caller.get().name:
             raise PassNotFound(
                 f"no pass {name[:80]!r} is kept: its backward pass ran already, it is older than {LONGEST_S:.0f} s, or "
-                "its memory was needed; ask gradients, with the inputs"
+                "its memory was needed; send gradients with the inputs"
             )
         return kept
 

@@ -86,8 +86,8 @@ class ModuleService:
         if self._siblings and not request.durable:
             raise InvalidRequest.at(
                 "durable",
-                "expected true: several processes serve the modules of one store (ATTENTION_REPLICAS), and would not "
-                "see one that is in the memory of this process alone",
+                "expected true: several processes serve the modules of one store (ATTENTION_REPLICAS), and the others "
+                "would not see a module in the memory of this process",
             )
         self._check_count(request.name)
         asks = caller.get()

@@ -52,7 +52,7 @@ def test_a_client_of_its_own_transport_stays_in_its_process(server):
     with Client(server, transport=httpx.HTTPTransport()) as client:
         module = RemoteMultiheadAttention(8, 2, client=client)
         output(module)
-        with pytest.raises(TypeError, match="made with http or transport"):
+        with pytest.raises(TypeError, match="with http or transport"):
             pickle.dumps(module)
 
 

@@ -202,7 +202,7 @@ def test_a_pair_of_text_and_vision_has_both_stacks(pair_of, tmp_path, name, text
         config = json.loads(path.read_text())
         del config["text_config"]["model_type"], config["vision_config"]["model_type"]
         path.write_text(json.dumps(config))
-    with pytest.raises(InvalidRequest, match="say which by stack"):
+    with pytest.raises(InvalidRequest, match="choose one with stack"):
         plan(tmp_path, ImportModule(checkpoint="pair"))
     for stack, heads, family, own in (("text", 4, text, masks), ("vision", 2, vision, [])):
         made = plan(tmp_path, ImportModule(checkpoint="pair", stack=stack))

@@ -268,5 +268,5 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
         assert more[0] - more[1] == sum(each.nbytes for each in model.model.parameters() if each.is_meta) > 0
         with pytest.raises(InvalidRequest, match="on disk"):
             ModelGradients(model, asked.model_copy(update={"check": True}))
-        with pytest.raises(InvalidCheckpoint, match="hold no layer"):
+        with pytest.raises(InvalidCheckpoint, match="too few for one layer"):
             LoadedModel.load(tmp_path, room=100, **options)

@@ -86,7 +86,7 @@ def check_name(name: str) -> str:
         raise ValueError("expected up to 64 letters, digits, - and _, beginning with a letter or digit")
     with suppress(ValueError):
         ipaddress.ip_address(name)
-        raise ValueError("expected a name that is no address")
+        raise ValueError("expected a name that is not an address")
     return name
 
 
@@ -153,7 +153,7 @@ def revoke_key(root: Path, name: str) -> None:
         keys = read_keys(root)
         kept = [each for each in keys if each.name != name]
         if len(kept) == len(keys):
-            raise ValueError(f"there is no key named {name!r}; it is one of {', '.join(each.name for each in keys)}")
+            raise ValueError(f"there is no key named {name!r}; the keys are {', '.join(each.name for each in keys)}")
         _write(root, kept)
 
 

@@ -45,7 +45,7 @@ def create(
 ) -> None:
     """Make a key and print it, this once: the server keeps its hash alone."""
     if unknown := set(scope) - ANY_KEY:
-        raise typer.BadParameter(f"{unknown.pop()!r} is none of {', '.join(sorted(ANY_KEY))}", param_hint="--scope")
+        raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(sorted(ANY_KEY))}", param_hint="--scope")
     typer.echo(create_key(_root(models_dir), name, cast("Sequence[KeyScope]", scope), _limits(limit)))
     typer.echo(f"key {name} may {', '.join(sorted(set(scope)))}; send it as ATTENTION_API_KEY", err=True)
 

@@ -138,7 +138,7 @@ class Access:
                 "this server needs an API key; send it as `Authorization: Bearer KEY` (in the client: api_key or "
                 "ATTENTION_API_KEY). Its operator makes one with: attention keys create NAME"
             )
-        raise Unauthorized("the API key is not known, or was revoked; ask the operator of this server for another")
+        raise Unauthorized("the API key is unknown or revoked; ask the operator of this server for a new one")
 
 
 def name_of(scope: Scope, keys: KeyRing) -> str:

@@ -97,8 +97,8 @@ def _check(caller: Caller, name: str, rate: float, level: float) -> None:
     most = max(rate * WINDOW_S, 1.0)
     if level > most:
         error = CallerLimit(
-            f"{level:.4g} are used; the limit {name} of {caller.name!r} is {rate:g}, over {WINDOW_S:g} s. Ask again "
-            "after Retry-After, and more slowly",
+            f"{level:.4g} are used; the limit {name} of {caller.name!r} is {rate:g}, over {WINDOW_S:g} s. Send "
+            "the request again after Retry-After, and at a lower rate",
             limit=rate,
             actual=round(level / WINDOW_S, 3),
         )

@@ -54,8 +54,8 @@ class Hosts:
             return
         raise Misdirected.at(
             "Host",
-            f"{name[:_SHOWN]!r} is no name of this server; add it to ATTENTION_ALLOWED_HOSTS (--allowed-hosts) if it "
-            "is one",
+            f"{name[:_SHOWN]!r} is not a name of this server; add it to ATTENTION_ALLOWED_HOSTS (--allowed-hosts) if "
+            "it is one",
             setting="ATTENTION_ALLOWED_HOSTS",
         )
 
@@ -82,8 +82,8 @@ def check_site(
         return None
     raise Forbidden.at(
         "Origin",
-        f"a page of {(origin or 'another site')[:_SHOWN]!r} may not ask this server; add its origin to "
-        "ATTENTION_ALLOWED_ORIGINS (--allowed-origins) to let it",
+        f"a page of {(origin or 'another site')[:_SHOWN]!r} may not send requests to this server; add its origin to "
+        "ATTENTION_ALLOWED_ORIGINS (--allowed-origins) to allow it",
         setting="ATTENTION_ALLOWED_ORIGINS",
     )
 

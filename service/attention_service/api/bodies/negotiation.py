@@ -125,7 +125,8 @@ def _best(accept: bytes, tensors: bool, pictures: bool, as_tensors: bool) -> str
         best = ""
     if not best:
         raise NotAcceptable(
-            f"Accept: {wanted[:80]!r} leaves no form for this reply; expected {' or '.join(offered)}", offered=offered
+            f"Accept: {wanted[:80]!r} allows no media type of this reply; expected {' or '.join(offered)}",
+            offered=offered,
         )
     return str(best)
 

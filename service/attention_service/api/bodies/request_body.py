@@ -142,13 +142,13 @@ async def read_body(
     """
     if (framing := headers.get(b"transfer-encoding")) is not None and framing.strip().lower() != b"chunked":
         raise Unreadable(
-            f"Transfer-Encoding: {str(framing[:40], 'latin-1')!r} is not read here; expected chunked. Name a "
+            f"Transfer-Encoding: {str(framing[:40], 'latin-1')!r} is not supported; expected chunked. Name a "
             "compression in Content-Encoding"
         )
     coding = str(headers.get(b"content-encoding") or b"identity", "latin-1").strip().lower()
     if coding != "identity" and coding not in _CODINGS:
         raise UnsupportedMediaType(
-            f"Content-Encoding: {coding[:40]!r} is not read here; send the body as it is, or in one of "
+            f"Content-Encoding: {coding[:40]!r} is not supported; send the body uncompressed, or in one of "
             f"{', '.join(_CODINGS)}",
             offered=list(_CODINGS),
         )
@@ -234,8 +234,8 @@ async def _decompressed(body: memoryview, coding: str, room: _Room, ratio: float
         size = len(whole) + len(piece)
         if size > max(_UNCHECKED, ratio * read):
             raise BodyTooLarge(
-                f"{read} bytes of the body became {size}; max_compression_ratio allows {ratio:g} for each. Send the "
-                "body with less compression or with none",
+                f"{read} bytes of the body decompressed to {size}; max_compression_ratio allows a factor of {ratio:g}. "
+                "Send the body with less compression or with none",
                 limit=ratio,
                 actual=round(size / read, 1),
             )
@@ -287,7 +287,7 @@ def _unzstd(body: memoryview) -> Iterator[tuple[int, bytes]]:
 
 
 def _broken(coding: str) -> Unreadable:
-    return Unreadable(f"the body is not what Content-Encoding: {coding} says, or not all of it")
+    return Unreadable(f"the body is not valid {coding}, as Content-Encoding says, or is incomplete")
 
 
 _CODINGS: Final[dict[str, Callable[[memoryview], Iterator[tuple[int, bytes]]]]] = {

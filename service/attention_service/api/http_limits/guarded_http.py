@@ -206,7 +206,7 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
         elif self._refusal is not None:
             self._phase = None
         elif self.is_flood(now):
-            self._refuse(TooSlow("the request comes in pieces too small; send more bytes in each"))
+            self._refuse(TooSlow("the request arrives in pieces that are too small; send more bytes in each"))
         elif cycle is not None and not cycle.response_complete:
             if not cycle.more_body or self.flow.read_paused:
                 self._phase = None
@@ -218,7 +218,8 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
             came = self._received - self._mark
             limit = settings.head_timeout_s
             refusal = TooSlow(
-                f"the head was not whole after {now - self._since:.0f} s; head_timeout_s allows {limit:g}", limit=limit
+                f"the request's head was not complete after {now - self._since:.0f} s; head_timeout_s allows {limit:g}",
+                limit=limit,
             )
             self._refuse(refusal, silently=not came)
 
@@ -229,7 +230,10 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
             if now - self._since > LEAVING_S:
                 self._cut()
         elif stopping_at is not None and now > stopping_at:
-            self._give_up_body(Draining("the server stopped before the body was complete; send it to another"), now)
+            self._give_up_body(
+                Draining("the server stopped before the body was complete; send it to another server, or again later"),
+                now,
+            )
         elif not new and now - self._since > settings.body_timeout_s:
             came, least = self._received - self._base, int(settings.least_rate * settings.body_timeout_s)
             if came < least:

@@ -83,7 +83,7 @@ class HealthListener:
             raise NotFound(f"{path[:80]}: this port answers /health/live and /health/ready")
         idle = time.monotonic() - self._served.state.limits.swept_at
         if idle > LOOP_DEAD_S:
-            raise Stuck(f"the event loop has not turned for {idle:.0f} s; restart the server")
+            raise Stuck(f"the event loop has been blocked for {idle:.0f} s; restart the server")
         engine: Engine | None = getattr(self._served.state, "engine", None)
         if engine is None:
             raise Loading("the server is starting; try again in a moment")

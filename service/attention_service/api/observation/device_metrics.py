@@ -21,15 +21,15 @@ _GAUGES: Final[dict[str, tuple[str, Read]]] = {
         lambda device: device.allocated_bytes(),
     ),
     "attention_cuda_reserved_bytes": (
-        "Bytes of the GPU that PyTorch holds for this process, those of tensors among them",
+        "Bytes of the GPU that PyTorch holds for this process, including tensors",
         lambda device: device.reserved_bytes(),
     ),
     "attention_cuda_pinned_bytes": (
-        "Bytes of the host that PyTorch keeps pinned for the next copies",
+        "Bytes of pinned host memory that PyTorch keeps for later copies",
         lambda device: device.pinned_bytes,
     ),
     "attention_cuda_graphs": ("CUDA graphs that are kept", lambda device: len(device.graphs)),
-    "attention_cuda_graph_bytes": ("Bytes that they hold, by their plans", lambda device: device.graphs.bytes),
+    "attention_cuda_graph_bytes": ("Bytes of the kept CUDA graphs, by their plans", lambda device: device.graphs.bytes),
 }
 _COUNTERS: Final[dict[str, tuple[str, Read]]] = {
     "attention_cuda_graph_captures": ("Passes captured as CUDA graphs", lambda device: device.graphs.captures),

@@ -46,7 +46,7 @@ class Metrics:
         )
         self.seconds = Tally(
             "attention_request_seconds",
-            "Seconds from the head of a request to the end of its answer",
+            "Seconds from the head of a request to the end of its response",
             ("operation",),
             _SECONDS,
         )
@@ -57,18 +57,18 @@ class Metrics:
             _SECONDS,
         )
         self.problems = Counter(
-            "attention_problems", "Requests answered with a problem, by its code and their caller",
+            "attention_problems", "Requests answered with a problem, by code and caller",
             ["code", "caller"], registry=self.registry,
         )  # fmt: skip
         self._callers: set[str] = set()
         self.cancelled = Counter(
-            "attention_requests_cancelled", "Requests whose caller went away", ["operation"], registry=self.registry
+            "attention_requests_cancelled", "Requests whose caller disconnected", ["operation"], registry=self.registry
         )
 
         self.ratio = Tally(
-            "attention_prediction_ratio", "Measured over predicted time", ("kernel", "purpose"), RATIO_EDGES
+            "attention_prediction_ratio", "Ratio of measured to predicted time", ("kernel", "purpose"), RATIO_EDGES
         )
-        self.batches = Tally("attention_batch_requests", "Requests that ran at once", ("purpose",), _BATCHES)
+        self.batches = Tally("attention_batch_requests", "Requests that ran in one pass", ("purpose",), _BATCHES)
         for tally in (self.seconds, self.phases, self.ratio, self.batches):
             self.registry.register(tally)
         self.settle: list[Callable[[], None]] = []
@@ -104,26 +104,32 @@ class Metrics:
                 lambda: engine.library.left_out,
             ),
             "attention_models_resident": ("Resident whole models", lambda: engine.models.resident),
-            "attention_model_bytes": ("Bytes of the memory budget of whole models", lambda: engine.models.host.bytes),
+            "attention_model_bytes": (
+                "Bytes of the memory budget that whole models take",
+                lambda: engine.models.host.bytes,
+            ),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
             "attention_in_flight_bytes": (
-                "Bytes that admitted requests hold beside their bodies, by the estimate of each",
+                "Estimated bytes that admitted requests hold, without their bodies",
                 lambda: engine.budget.in_flight,
             ),
-            "attention_kept_pass_bytes": ("Bytes of passes kept for gradients, at most", lambda: engine.passes.bytes),
-            "attention_body_bytes": ("Bytes of bodies that are read or answered", lambda: engine.host.bodies),
+            "attention_kept_pass_bytes": (
+                "Upper bound of the bytes of passes kept for gradients",
+                lambda: engine.passes.bytes,
+            ),
+            "attention_body_bytes": ("Bytes of the bodies of current requests", lambda: engine.host.bodies),
             "attention_reply_bytes": ("Bytes of replies that are being sent", lambda: engine.host.replies),
             "attention_budget_bytes": ("The memory budget in bytes", lambda: engine.budget.total),
             "attention_host_budget_bytes": (
-                "The budget of the host's memory beside a GPU in bytes; on a CPU that of all memory",
+                "The budget of host memory on a GPU server in bytes; on a CPU, the budget of all memory",
                 lambda: engine.host.total,
             ),
             "attention_host_in_flight_bytes": (
-                "Bytes of the host that admitted requests hold beside bodies and replies; on a CPU those of all memory",
+                "Bytes of host memory that admitted requests hold, without bodies and replies; on a CPU, of all memory",
                 lambda: engine.host.in_flight,
             ),
             "attention_exceeded_bytes": (
-                "Bytes that the process holds beyond the budget; no work begins until they are given back",
+                "Bytes by which the process exceeds its budget; no work begins until they are freed",
                 lambda: engine.host.exceeded,
             ),
             "attention_waiting_requests": (
@@ -131,21 +137,24 @@ class Metrics:
                 lambda: engine.budget.waiting,
             ),
             "attention_entrance_requests": (
-                "Requests that wait unread at the entrance",
+                "Requests that wait before their bodies are read",
                 lambda: len(engine.entrance),
             ),
             "attention_sessions": ("Live sessions", lambda: len(engine.sessions.registry)),
             "attention_session_bytes": ("Bytes of the pages of sessions", lambda: engine.sessions.pool.bytes),
             "attention_session_held_bytes": (
-                "Bytes of memory that pages take, unused rests included, and kept replies of steps",
+                "Bytes of memory for pages, including unused parts, and for kept replies of steps",
                 lambda: engine.sessions.pool.held + engine.sessions.registry.reply_bytes,
             ),
             "attention_session_pages": ("Pages of sessions", lambda: engine.sessions.pool.pages),
             "attention_session_paged": (
-                "1 if steps of sessions run by PyTorch's kernel for block tables",
+                "1 if PyTorch's kernel for block tables computes steps of sessions",
                 lambda: engine.sessions.kernel == "paged",
             ),
-            "attention_session_shared_pages": ("Pages with several users", lambda: engine.sessions.pool.shared_pages),
+            "attention_session_shared_pages": (
+                "Pages that several sequences share",
+                lambda: engine.sessions.pool.shared_pages,
+            ),
         }
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=self.registry).set_function(read)
@@ -223,12 +232,12 @@ class _Counted(Collector):
         factors = self._engine.predictions.factors
         changes = 0 if factors is None else factors.changes
         yield CounterMetricFamily(
-            "attention_recalibrations", "Corrections of predicted times by those of what ran", value=changes
+            "attention_recalibrations", "Corrections of predicted times by measured times", value=changes
         )
         pool = self._engine.sessions.pool
         counts = self._engine.sessions.registry.counts | {"prefix_hits": pool.hits, "prefix_misses": pool.misses}
         events = CounterMetricFamily(
-            "attention_session_events", "Sessions opened and ended, steps, tokens, and pages found by prefix",
+            "attention_session_events", "Sessions opened and ended, steps, tokens, and pages found by prefix, by event",
             labels=["event"],
         )  # fmt: skip
         for event, count in counts.items():
@@ -240,14 +249,14 @@ class _Counted(Collector):
             value=self._engine.models.host.generated_tokens,
         )
         lives = CounterMetricFamily(
-            "attention_model_events", "Whole models loaded, and ended for some reason", labels=["event"]
+            "attention_model_events", "Whole models loaded and ended, by event", labels=["event"]
         )
         for event in get_args(ModelEvent):
             lives.add_metric([event], self._engine.models.host.counts[event])
         yield lives
         coverage = GaugeMetricFamily(
             "attention_prediction_coverage",
-            "Share of the last requests whose time was within the predicted range of nine in ten",
+            "Share of recent requests whose time was within the predicted interval; 0.9 is expected",
             labels=["kernel", "purpose"],
         )
         for kernel, purpose, share in self._engine.predictions.accuracy.coverage():
@@ -264,7 +273,7 @@ class _Ended(Collector):
     def collect(self) -> Iterator[Metric]:
         """The counts as they are now."""
         ended = CounterMetricFamily(
-            "attention_connections_ended", "Connections refused or cut by the server", labels=["cause"]
+            "attention_connections_ended", "Connections refused or closed by the server", labels=["cause"]
         )
         for cause, count in self._limits.ended.items():
             ended.add_metric([cause], count)

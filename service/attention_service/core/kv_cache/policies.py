@@ -80,7 +80,7 @@ def _faults(spec: AttentionSpec) -> list[str]:
 
 def _refuse_truncation(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"length: {reason}; fork the session before a step that may be taken back, and go on with the fork",
+        f"length: {reason}; before a step that you may want to undo, fork the session, and continue with the fork",
         param="length",
     )
 

@@ -91,7 +91,7 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
         reasons = "".join(f"; {INEXACT[kind]}, which no spec states" for kind in sorted(strangers) if kind in INEXACT)
         raise InvalidCheckpoint(
             f"config.json says model_type {' and '.join(map(repr, sorted(strangers)))}, which is not known"
-            f"{reasons}; known are {', '.join(sorted(_model_types()))}",
+            f"{reasons}; the known ones are {', '.join(sorted(_model_types()))}",
             param="checkpoint",
         )
     return sorted(found.values(), key=lambda block: (block.layer, block.prefix))
@@ -111,9 +111,9 @@ def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
     if any(fnmatchcase(place, f"*{each}*") for each in spared):
         return
     raise InvalidCheckpoint(
-        f"config.json has a quantization_config ({str(entries.get('quant_method'))[:80]}), by which the library that "
-        "wrote it computes other numbers than those of the tensors; import the model as it was before, or remove the "
-        "entry to take the tensors as they are",
+        f"config.json has a quantization_config ({str(entries.get('quant_method'))[:80]}), so the library that wrote "
+        "it computes with other numbers than the tensors; import the model before quantization, or remove the entry to "
+        "use the tensors unchanged",
         param="checkpoint",
         entry="quantization_config",
     )
@@ -188,7 +188,7 @@ def choose(blocks: list[Block], request: ImportModule) -> Block:
     if not blocks:
         raise InvalidCheckpoint(
             f"the checkpoint holds no attention layer with the tensor names of a known family ({', '.join(FAMILIES)}); "
-            "a config.json beside the tensors must tell its model_type, except for BERT and torch",
+            "a config.json in its folder must state its model_type, except for BERT and torch",
             param="checkpoint",
         )
     fitting = [block for block in blocks if block.part in {request.part, None}]
@@ -210,14 +210,14 @@ def choose(blocks: list[Block], request: ImportModule) -> Block:
     if request.stack is None and len(stacks) > 1:
         raise InvalidRequest(
             f"the checkpoint has {request.part}-attention in layer {request.layer} of its {' and its '.join(stacks)}; "
-            "say which by stack",
+            "choose one with stack",
             param="stack",
             stacks=stacks,
         )
     places = [block.prefix for block in chosen]
     raise InvalidCheckpoint(
         f"the checkpoint has {len(places)} such layers, at {', '.join(places[:_LISTED])}; "
-        "save the one that is meant as a checkpoint of its own",
+        "save the one that you need as a separate checkpoint",
         param="checkpoint",
     )
 

@@ -119,7 +119,7 @@ def _tensors_of(root: Path, folder: Path, files: list[str]) -> dict[str, Path]:
         for tensor in _names_in(file):
             if tensor in tensors:
                 raise InvalidCheckpoint(
-                    f"{tensors[tensor].name} and {name} both hold {tensor}; name the file that is meant",
+                    f"{tensors[tensor].name} and {name} both hold {tensor}; name one of the files",
                     param="checkpoint",
                 )
             tensors[tensor] = file

@@ -188,8 +188,8 @@ def _overlaid(attention: Attention, request: ImportModule) -> AttentionSpec:
     if missing:
         example = ", ".join(f'"{field}": {"[]" if field == "masks" else "false"}' for field in missing)
         raise InvalidRequest(
-            f"the checkpoint does not say {' and '.join(missing)} of the attention, and each changes the numbers; "
-            f'say it in spec, as in "spec": {{{example}}}',
+            f"the checkpoint does not state {' and '.join(missing)} of the attention, and each changes the numbers; "
+            f'state it in spec, as in "spec": {{{example}}}',
             param=f"spec.{missing[0]}",
             missing=[f"spec.{field}" for field in missing],
         )
@@ -206,7 +206,7 @@ def _counted(attention: Attention, request: ImportModule) -> Attention:
     heads = told if request.num_heads is None else request.num_heads
     if heads is None:
         raise InvalidRequest(
-            "neither the request nor a config.json beside the tensors tells the number of heads; give num_heads",
+            "neither the request nor a config.json states the number of heads; send num_heads",
             param="num_heads",
         )
     if told is not None and heads != told:

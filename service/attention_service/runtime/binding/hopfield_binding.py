@@ -132,7 +132,7 @@ def _check_mask(request: HopfieldRequest, layout: Layout, batch: int, patterns: 
     empty = ~mask.any(-1)
     if empty.any():
         where = f" of sequence {int(empty.argmax())}" if layout.batched else ""
-        raise InvalidRequest.at("stored_mask", f"no stored pattern{where} is real; let at least one be true")
+        raise InvalidRequest.at("stored_mask", f"no stored pattern{where} is real; at least one must be true")
 
 
 def _output_width(projection: Array | None, heads: int, width: int) -> int | None:

@@ -51,7 +51,7 @@ def bind(module: Module | None, request: AttentionInputs) -> BoundRequest:
     if module is not None:
         return _Binder(module, module.config.spec, request).module()
     if not isinstance(request, RawInputs):
-        raise TypeError("a request without a module must bring its spec")
+        raise TypeError("a request without a module needs a spec")
     check_spec(request.spec)
     return _Binder(None, request.spec, request).raw(request)
 
@@ -101,7 +101,7 @@ class _Binder:
             elif array.shape[-1] != width:
                 raise ShapeMismatch.at(
                     role,
-                    f"it was not sent, and {source} has width {array.shape[-1]} where this module's {name} is "
+                    f"it was not sent, and {source} has width {array.shape[-1]}, but this module's {name} is "
                     f"{width}; send {role}",
                     expected=width,
                     actual=array.shape[-1],

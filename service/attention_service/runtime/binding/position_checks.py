@@ -14,7 +14,7 @@ def check_reads_positions(spec: AttentionSpec, positions: Array | None) -> None:
     if positions is not None and not POSITIONS.of(spec.position).reads:
         raise InvalidRequest.at(
             "positions",
-            f"the spec's position encoding is {spec.position.name!r}, which reads no positions; leave them out",
+            f"the spec's position encoding is {spec.position.name!r}, which uses no positions; leave them out",
         )
 
 
@@ -23,7 +23,7 @@ def check_as_many(positions: Array | None, queries: int, new_keys: int) -> None:
     if positions is not None and queries != new_keys:
         raise InvalidRequest.at(
             "positions",
-            "they are the places of the new tokens, as queries and as keys, and there are "
+            "they are the positions of the new tokens, as queries and as keys, but there are "
             f"{_plural(queries, 'query', 'queries')} and {_plural(new_keys, 'new key', 'new keys')}; send as many of "
             "both, or offsets instead",
         )
@@ -50,8 +50,8 @@ def check_within(
         if lowest < 0 or highest >= length:
             raise InvalidRequest.at(
                 name,
-                f"tokens stand at {lowest} to {highest}, and the spec's position encoding has places 0 to "
-                f"{length - 1}; send tokens within them",
+                f"tokens have positions {lowest} to {highest}, but the spec's position encoding has only 0 to "
+                f"{length - 1}; use positions in this range",
                 limit=length,
             )
 
@@ -64,7 +64,7 @@ def check_shape(spec: AttentionSpec, shape: Shape) -> None:
         param = "shape.keys" if shape.queries < (shape.keys or 0) else "shape.queries"
         raise InvalidRequest.at(
             param,
-            f"tokens take up {tokens} places with those of the past, and the spec's position encoding has {length}; "
+            f"there are {tokens} tokens, the past included, but the spec's position encoding has {length} positions; "
             "ask for fewer",
             limit=length,
         )

@@ -21,7 +21,7 @@ def check_raw_spec(spec: AttentionSpec) -> None:
     """Raise InvalidRequest for a spec that only a module can have."""
     if has_separate(spec.masks):
         raise InvalidRequest(
-            "spec.masks: separate projections of global tokens belong to a module, and raw attention has none; say "
+            "spec.masks: separate projections of global tokens need a module, and raw attention has none; send "
             '"projections": "shared", or create a module',
             param="spec.masks",
         )

@@ -40,8 +40,8 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
     if request.mask is not None:
         raise InvalidRequest.at(
             "mask",
-            f"{called} never has the pairs that a mask hides; give key_mask or key_lengths for padding, or take "
-            "method exact",
+            f"{called} does not compute pairs, so it takes no mask of pairs; send key_mask or key_lengths for "
+            "padding, or take method exact",
         )
     if getattr(request, "dropout", None) is not None:
         raise InvalidRequest.at("dropout", f"{called} has no weights to drop; leave it out, or take method exact")
@@ -49,8 +49,8 @@ def check_request(spec: AttentionSpec, request: AttentionInputs, *, module: bool
     if offsets is not None and spec.masks and offsets.size and offsets.min() != offsets.max():
         raise InvalidRequest.at(
             "offsets",
-            f"{called} reads one state at a time for all sequences, and these differ; send one number, or take "
-            "method exact",
+            f"{called} needs the same offset for all sequences, and these differ; send one number, or take method "
+            "exact",
         )
     check_keys(spec, keys, "query" if request.key is None else "key")
     if isinstance(method, Linear):
@@ -62,14 +62,14 @@ def check_past(spec: AttentionSpec, param: str) -> None:
     if has_separate(spec.masks):
         raise InvalidRequest.at(
             param,
-            "global tokens are projected apart, and a past holds one projection only; give the whole sequence, "
-            "without a past",
+            "global tokens have separate projections, and a past holds only one; send the whole sequence, without "
+            "a past",
         )
     if isinstance(spec.method, Linear) and spec.method.rule != "sum":
         raise InvalidRequest.at(
             param,
-            f"rule {spec.method.rule} would need the gate or beta of each earlier token; leave it out: what was "
-            "before comes as initial_state, the final_state of an earlier reply",
+            f"rule {spec.method.rule} would need the gate or beta of each earlier token; leave it out, and "
+            "send the final_state of an earlier reply as initial_state",
         )
 
 
@@ -79,7 +79,7 @@ def check_keys(spec: AttentionSpec, keys: int, param: str) -> None:
     if isinstance(method, Linformer) and keys > method.length:
         raise InvalidRequest.at(
             param,
-            f"{keys} keys, the past included, are more than the method's length, {method.length}; make them fewer",
+            f"{keys} keys, the past included, are more than the method's length, {method.length}; send fewer",
             limit=method.length,
         )
 
@@ -139,7 +139,7 @@ def _learns(spec: AttentionSpec, name: str) -> bool:
 
 def _check_answerable(name: str, spec: AttentionSpec, request: AttentionInputs) -> None:
     if isinstance(request, GradientsRequest):
-        raise InvalidRequest.at(name, "it is answered by a forward request; ask there")
+        raise InvalidRequest.at(name, "it belongs to a forward request; send it there")
     if name == "return_state" and not isinstance(spec.method, Linear):
         raise InvalidRequest(
             f"return_state: method {spec.method.name} has no running state; leave it out, or take method linear",
@@ -165,5 +165,5 @@ def _check_linear(method: Linear, request: AttentionInputs, reads: frozenset[str
     if method.normalized and (request.initial_state is None) != (request.initial_normalizer is None):
         missing = "initial_state" if request.initial_state is None else "initial_normalizer"
         raise InvalidRequest.at(
-            missing, "initial_state and initial_normalizer come together where the sum is divided by; send both or none"
+            missing, "a method that normalizes needs initial_state and initial_normalizer together; send both or none"
         )

@@ -103,7 +103,7 @@ def check_edit(edit: Edit, bound: BoundRequest, param: str) -> None:
         if edit.value is not None and indices is not None and len(set(indices)) < len(indices):
             raise InvalidRequest.at(
                 f"{param}.{axis}",
-                "an index is listed twice, so that value would have two numbers for one place; list each once",
+                "an index is listed twice, so value would have two numbers for it; list each once",
             )
         part.append(size if indices is None else len(indices))
     widths: dict[str, int] = {

@@ -110,8 +110,8 @@ class LoadedModel:
         """
         if model.main_input_name not in {"input_ids", "pixel_values"}:
             raise InvalidCheckpoint(
-                f"checkpoint: {type(model).__name__} reads {model.main_input_name}, and a model here reads tokens or "
-                "images",
+                f"checkpoint: {type(model).__name__} reads {model.main_input_name}, but only models that read "
+                "tokens or images are supported",
                 param="checkpoint",
             )
         try:
@@ -213,7 +213,7 @@ class LoadedModel:
         predicted = self.predicted_places(request.positions, asked.inputs)
         if self.predicts is None and "logits" in wanted:
             raise InvalidRequest(
-                f"return: {type(self.model).__name__} has no head that predicts; leave logits out", param="return"
+                f"return: {type(self.model).__name__} has no prediction head; leave logits out", param="return"
             )
         taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
         asking = AttentionPass(

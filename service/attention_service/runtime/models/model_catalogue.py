@@ -117,7 +117,7 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     folder = (root / place).resolve()
     if not opened.config or not folder.is_dir():
         raise InvalidCheckpoint(
-            f"checkpoint: {checkpoint} has no config.json beside its tensors, which says how to build the model",
+            f"checkpoint: {checkpoint} has no config.json, which is needed to build the model",
             param="checkpoint",
         )
     files = [file.stat() for file in {*opened.names.values()}]
@@ -165,13 +165,13 @@ def check_divisible(device_map: str) -> None:
     """Raise InvalidRequest unless this server can divide a model so."""
     if device_map == "balanced":
         raise InvalidRequest(
-            "device_map: balanced divides a model over several devices, and a model here has one; auto keeps on disk "
-            "what is more than its memory",
+            "device_map: balanced divides a model over several devices, but a model uses one device here; auto keeps "
+            "on disk the layers that do not fit into memory",
             param="device_map",
         )
     if find_spec("accelerate") is None:
         raise InvalidRequest(
-            "device_map: transformers divides a model by accelerate, which this server lacks; install its extra "
+            "device_map: transformers needs accelerate to divide a model, which this server lacks; install its extra "
             "(attention-service[offload])",
             param="device_map",
         )

@@ -154,7 +154,7 @@ class ModelCosts:
         """
         images, encodes, reader = self._images.sized(request.images), self._images.encodes, self._loaded.reader
         if encodes and not images:
-            raise InvalidRequest("images: this model reads images alone; send their sizes", param="images")
+            raise InvalidRequest("images: this model reads only images; send their sizes", param="images")
         if encodes and request.new_tokens:
             raise InvalidRequest("new_tokens: an encoder of images generates nothing", param="new_tokens")
         shown = max((image.text for image in images), default=0) if encodes else sum(image.text for image in images)

@@ -94,7 +94,7 @@ class ModelGradients:
         """Check the request. Raises InvalidRequest that names the field at fault."""
         if loaded.predicts is None and isinstance(request.of, PredictedLogit):
             raise InvalidRequest(
-                f"of: {type(loaded.model).__name__} has no head that predicts; send upstream, ∂L/∂last hidden states",
+                f"of: {type(loaded.model).__name__} has no prediction head; send upstream, ∂L/∂last hidden states",
                 param="of",
             )
         self._loaded = loaded
@@ -111,7 +111,7 @@ class ModelGradients:
         self._objective = self._checked_objective(request.of)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest(
-                "check: it computes in float64, for which the part of the model on disk has no room; leave it out",
+                "check: it computes in float64, which a model that is partly on disk cannot; leave it out",
                 param="check",
             )
 

@@ -164,7 +164,7 @@ class InputReader:
             target = self._target(request.target, len(texts))
             arguments["decoder_input_ids"] = target.ids
         elif request.target is not None:
-            raise InvalidRequest("target: the model has one stack and reads the text alone", param="target")
+            raise InvalidRequest("target: the model has one stack and reads only the text", param="target")
         return Inputs(several, stack, target, arguments)
 
     def sized(self, width: int, height: int) -> SizedImage:
@@ -269,7 +269,7 @@ class InputReader:
         found = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=fast)
         ids = list(found["input_ids"])
         if not ids:
-            raise InvalidRequest(f"{param}: the tokenizer makes no tokens of it; send a longer text", param=param)
+            raise InvalidRequest(f"{param}: the tokenizer returns no tokens for it; send a longer text", param=param)
         if not fast:
             return Tokens(ids, [None] * len(ids))
         return Tokens(ids, [(a, b) if a < b else None for a, b in found["offset_mapping"]])

@@ -78,7 +78,7 @@ def load_checkpoint(
         )
     if model.device.type == "meta":
         raise InvalidCheckpoint(
-            f"checkpoint: {room} bytes of memory hold no layer of {folder.name} beside what is computed",
+            f"checkpoint: {room} bytes of memory are too few for one layer of {folder.name} and its computation",
             param="checkpoint",
         )
     placed = model if places_of_parts(model) else model.to(device)

@@ -73,8 +73,8 @@ class ModelService:
             if self._siblings and getattr(request, own) is not None:
                 raise InvalidRequest.at(
                     own,
-                    "expected none: several processes answer for one repository (ATTENTION_REPLICAS), and the others "
-                    "load a model as its checkpoint says, when they are asked for it",
+                    "expected none: several processes serve one repository (ATTENTION_REPLICAS), and the others would "
+                    "load the model without it",
                 )
         folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
         if request.device_map is not None:

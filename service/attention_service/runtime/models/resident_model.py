@@ -196,7 +196,7 @@ class ResidentModel:
             while self._waiting.size:
                 await self._live_once()
         except asyncio.CancelledError:
-            self._fail_all(Draining("the server is stopping; try another, or this one once it is back"))
+            self._fail_all(Draining("the server is stopping; send the request to another server, or again later"))
             raise
         finally:
             self._life = None
@@ -302,7 +302,7 @@ class ResidentModel:
             question.fail(fault)
             raise
         except asyncio.CancelledError:
-            question.fail(Draining("the server is stopping; try another, or this one once it is back"))
+            question.fail(Draining("the server is stopping; send the request to another server, or again later"))
             raise
         finally:
             watch.cancel()

@@ -47,9 +47,7 @@ class Pooling:
         modules = _read(folder / "modules.json")
         kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
         if unknown := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
-            raise InvalidCheckpoint(
-                f"model: its embeddings pass {', '.join(sorted(unknown))}, which is not computed here"
-            )
+            raise InvalidCheckpoint(f"model: its embeddings pass {', '.join(sorted(unknown))}, which is not supported")
         modes = []
         for kind, each in zip(kinds, modules, strict=True):
             if kind == "Pooling":

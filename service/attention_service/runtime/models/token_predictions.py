@@ -46,7 +46,7 @@ def pooled(output: Any) -> Tensor:
     names = ("image_embeds", "pooler_output")
     found: Tensor | None = next((x for name in names if (x := getattr(output, name, None)) is not None), None)
     if found is None:
-        raise InvalidRequest("return: the model makes no vector of its input; leave pooled out", param="return")
+        raise InvalidRequest("return: the model has no pooled vector; leave pooled out", param="return")
     return found
 
 

@@ -138,7 +138,7 @@ def _check_readout(readout: Readout, bound: BoundRequest) -> int:
         wrong = int(targets.max()) if int(targets.max()) >= classes else int(targets.min())
         raise InvalidRequest.at(
             "readout.targets",
-            f"{wrong} is no class; there are {classes}, numbered from 0, and −1 counts nothing",
+            f"{wrong} is not a class; there are {classes}, numbered from 0, and −1 leaves a query out",
             limit=classes,
         )
     return int(classes)

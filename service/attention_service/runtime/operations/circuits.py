@@ -80,8 +80,8 @@ def _bind(module: Module, later: Module | None, request: CircuitsRequest) -> Bou
         ):
             raise InvalidRequest.at(
                 param,
-                f"queries, keys and values of module {each.name!r} are made of normed latents, so it has no W_QK and "
-                "no W_OV; ask for the part spectra of a module by itself",
+                f"queries, keys and values of module {each.name!r} are computed from normed latents, so it has no W_QK "
+                "and no W_OV; ask for the part spectra of a module by itself",
             )
     if "qk" in request.parts and not circuits.has_qk(sizes.spec):
         raise InvalidRequest.at(
@@ -93,7 +93,7 @@ def _bind(module: Module, later: Module | None, request: CircuitsRequest) -> Bou
         _check_spectra(module)
     if request.with_version is not None and later is None:
         raise InvalidRequest.at(
-            "with_version", "it is the version of the module in with, and there is none; send with, or leave it out"
+            "with_version", "it is the version of the module in with, which is missing; send with, or leave it out"
         )
     if later is not None and not _readers(sizes, later.sizes):
         widths = later.sizes.inputs

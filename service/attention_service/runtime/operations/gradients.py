@@ -185,9 +185,7 @@ def _check_tap_upstream(request: GradientsRequest, bound: BoundRequest) -> None:
                 actual=list(upstream.shape),
             )
     if request.check and request.tap_upstream:
-        raise InvalidRequest.at(
-            "check", "it differentiates what L = Σ output · upstream depends on; leave check or tap_upstream out"
-        )
+        raise InvalidRequest.at("check", "it supports only L = Σ output · upstream; leave check or tap_upstream out")
 
 
 def _check_directions(request: GradientsRequest, targets: Targets, bound: BoundRequest) -> None:

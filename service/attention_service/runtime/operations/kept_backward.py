@@ -53,13 +53,13 @@ def prepare(module: Module | None, request: PassRequest, device: Device, room: i
     bound = bind(module, request)
     if request.dropout is not None and request.dropout.return_mask:
         raise InvalidRequest.at(
-            "dropout.return_mask", "a kept pass returns its output alone; leave it out, or ask forward"
+            "dropout.return_mask", "a kept pass returns only its output; leave it out, or send a forward request"
         )
     targets = targets_of(request.wrt, (), bound)
     for index, name in enumerate(request.wrt):
         if name in (*targets.taps, *targets.upstreams):
             raise InvalidRequest.at(
-                f"wrt.{index}", f"a kept pass has gradients of inputs and parameters; ask gradients for {name}"
+                f"wrt.{index}", f"a kept pass has gradients of inputs and parameters; use gradients for {name}"
             )
     first, second = (
         plan_request(

@@ -123,8 +123,8 @@ def _job(bound: BoundRollout, device: Device, *, off_loop: bool) -> Job:
     if flow and edges > _MOST_EDGES:
         raise InvalidRequest.at(
             "method",
-            f"the flow over {layers} layers of {tokens} tokens has {edges} edges; at most {_MOST_EDGES} fit. Take "
-            "rollout, or fewer layers",
+            f"the flow over {layers} layers of {tokens} tokens has {edges} edges; at most {_MOST_EDGES} are allowed. "
+            "Take rollout, or fewer layers",
             limit=_MOST_EDGES,
             actual=edges,
         )

@@ -51,8 +51,7 @@ def able_kernels(bound: BoundRequest, device: Device, wanted: str | None, needs:
         if wanted is not None:
             raise KernelUnsuitable.at(
                 "kernel",
-                f"method {bound.spec.method.name} has arithmetic of its own, which no kernel computes; leave kernel "
-                "out, or take method exact",
+                f"method {bound.spec.method.name} does not use a kernel; leave kernel out, or take method exact",
             )
         return [bound.spec.method.name]
     reasons = {

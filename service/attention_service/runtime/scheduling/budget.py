@@ -189,7 +189,7 @@ class Budget:
             )
         return self._refusal(
             Overloaded(
-                f"{self.waiting} requests wait already, and at most {self._max_waiting} may; try again in a moment",
+                f"{self.waiting} requests already wait, and the limit is {self._max_waiting}; try again in a moment",
                 limit=self._max_waiting,
             )
         )

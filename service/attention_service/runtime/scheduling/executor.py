@@ -158,7 +158,7 @@ class Executor:
         if most is not None and predicted > most:
             raise TooLong(
                 f"the request is predicted to compute for {predicted:.3g} s; max_predicted_s allows {most:g}. Ask for "
-                "less at a time; /complexity tells the time of a shape beforehand",
+                "less at a time; /complexity predicts the time of a shape",
                 limit_s=most,
                 predicted_s=predicted,
             )

@@ -193,13 +193,13 @@ def _timed(
 
 def draining() -> Draining:
     """The refusal of a server that stops."""
-    return Draining("the server is stopping; try another, or this one once it is back")
+    return Draining("the server is stopping; send the request to another server, or again later")
 
 
 def late() -> DeadlineExceeded:
     """The refusal of a request whose deadline passed before it began."""
     return DeadlineExceeded(
-        "the request could not begin before its deadline; allow it more time, or ask when less is waiting"
+        "the request could not begin before its deadline; allow more time, or send it when fewer requests wait"
     )
 
 

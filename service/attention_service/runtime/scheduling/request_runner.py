@@ -64,7 +64,7 @@ class RequestRunner:
         if self.state == "loading":
             raise Loading("the modules of the store are still being loaded; try again in a moment")
         if self.state == "draining":
-            raise Draining("the server is stopping; try another, or this one once it is back")
+            raise Draining("the server is stopping; send the request to another server, or again later")
 
     async def planned(self, prepare: Prepare[RequestT], module: Module | None, request: RequestT) -> Job:
         """Bind and plan here if that is quick, otherwise beside the event loop."""
@@ -98,7 +98,7 @@ class RequestRunner:
         except BaseException as fault:
             held.close()
             if isinstance(fault, RuntimeError):  # the threads were stopped
-                raise Draining("the server is stopping; try another, or this one once it is back") from None
+                raise Draining("the server is stopping; send the request to another server, or again later") from None
             raise
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(held.close))

@@ -284,8 +284,8 @@ class Sessions:
             session.module.check_version(request.version)
             if session.keeper is not None:
                 raise InvalidRequest(
-                    f"past_key: policy {session.policy.name} has a state that belongs to its past; replace the past of "
-                    "a session of policy full",
+                    f"past_key: the state of policy {session.policy.name} depends on its past; only a session of "
+                    "policy full can replace its past",
                     param="past_key",
                 )
             past = step.bind_past(session.module, len(session.tables), request.past_key, request.past_value)
@@ -466,7 +466,7 @@ def _check_source(source: DecodeSession, module: Module, request: OpenSession) -
         )
     if "policy" in request.model_fields_set and request.policy != source.policy:
         raise InvalidRequest(
-            f"policy: the other session's is {source.policy.name}, which the new one takes over; leave it out",
+            f"policy: the other session's is {source.policy.name}, and the new session has the same; leave it out",
             param="policy",
         )
 
@@ -479,5 +479,5 @@ def _problem(session: str, fault: BaseException) -> StepProblem:
         error: AttentionError = fault
     else:
         log.error("a step failed", exc_info=fault)
-        error = InternalError("the step failed; the server's log has why")
+        error = InternalError("the step failed; the server's log has the cause")
     return problem_of(error, session)

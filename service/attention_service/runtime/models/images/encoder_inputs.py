@@ -58,8 +58,8 @@ class EncoderInputs(InputReader):
         self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
         if any(place.length != self._length for place in places):
             raise InvalidCheckpoint(
-                "checkpoint: its layers attend over windows or over merged patches, and an encoder of images here over "
-                "all of them",
+                "checkpoint: its layers attend over windows or over merged patches; only encoders that attend over all "
+                "patches are supported",
                 param="checkpoint",
             )
         return True
@@ -68,7 +68,7 @@ class EncoderInputs(InputReader):
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
         for field in ("text", "tokens", "messages", "target"):
             if getattr(request, field) is not None:
-                raise InvalidRequest(f"{field}: this model reads images alone", param=field)
+                raise InvalidRequest(f"{field}: this model reads only images", param=field)
         images = decoded(request.images)
         arguments = self._processed(images)
         mask, length = arguments.get("pixel_attention_mask"), _rows_of_patches(arguments)
@@ -87,7 +87,7 @@ class EncoderInputs(InputReader):
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest: tokens are no input here."""
-        raise InvalidRequest(f"{param}: this model reads images alone", param=param)
+        raise InvalidRequest(f"{param}: this model reads only images", param=param)
 
     def readable(self, ids: Sequence[int]) -> list[str]:
         """The names of these classes."""
@@ -98,7 +98,7 @@ class EncoderInputs(InputReader):
         found = [each for each, name in self._classes.items() if token in (each, name)]
         if len(found) != 1:
             raise InvalidRequest(
-                f"{param}: {token!r} is none of the {self.vocabulary} classes", param=param, limit=self.vocabulary
+                f"{param}: {token!r} is not one of the {self.vocabulary} classes", param=param, limit=self.vocabulary
             )
         return found[0]
 
@@ -176,7 +176,7 @@ def patch_size(config: Any) -> tuple[int, int]:
     if isinstance(told, list | tuple) and len(told) == 2:
         return int(told[0]), int(told[1])
     raise InvalidCheckpoint(
-        f"checkpoint: {config.model_type} has no patch_size, and images here are read as patches of one size",
+        f"checkpoint: {config.model_type} has no patch_size; only patches of one size are supported",
         param="checkpoint",
     )
 

@@ -96,7 +96,7 @@ class PromptInputs(InputReader):
                 [int(each) for each in request.tokens if isinstance(each, int)], [None] * len(request.tokens)
             )
             if tokens.ids.count(self._image_token or -1) != made["input_ids"][0].tolist().count(self._image_token):
-                raise InvalidRequest("tokens: they have not as many places as the images need", param="tokens")
+                raise InvalidRequest("tokens: the number of image tokens does not match the images", param="tokens")
             made = made | self._of_tokens(made, tokens.ids)
             field = "tokens"
         elif request.messages is not None:
@@ -142,7 +142,7 @@ class PromptInputs(InputReader):
         """
         super().check(ids, param)
         if self._image_token in ids and not images:
-            raise InvalidRequest(f"{param}: it has a place for an image, and none came", param=param)
+            raise InvalidRequest(f"{param}: it has a place for an image, but no image was sent", param=param)
 
     def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:
         """The tokens of a text without images; ``special``: with those that the tokenizer adds."""
@@ -201,7 +201,7 @@ class PromptInputs(InputReader):
         runs = sum(now and not before for before, now in zip([False, *own], own, strict=False))
         if runs < len(made.get("image_grid_thw", ())):
             raise InvalidRequest(
-                f"{field}: two images stand side by side; the model needs a token between", param=field
+                f"{field}: two images follow each other directly; the model needs a token between them", param=field
             )
 
     def _parts(

@@ -71,7 +71,7 @@ def labels(alternatives: Sequence[Alternative]) -> list[str]:
     for index, other in enumerate(alternatives):
         if other.label in taken:
             param = f"compare.{index}.label"
-            raise InvalidRequest.at(param, f"{other.label!r} is there twice; give each a label of its own")
+            raise InvalidRequest.at(param, f"{other.label!r} is used twice; give each alternative its own label")
         taken += [] if other.label is None else [other.label]
     found = []
     for index, other in enumerate(alternatives):

@@ -260,7 +260,7 @@ class RequestedSubjects:
 
 def _raw(request: ComplexityRequest) -> RawComplexityRequest:
     if not isinstance(request, RawComplexityRequest):
-        raise TypeError("a request without a module must bring its sizes")
+        raise TypeError("a request without a module needs sizes")
     return request
 
 

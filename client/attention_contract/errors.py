@@ -84,7 +84,7 @@ class Unreadable(AttentionError, status=400, title="The body cannot be read"):
 
 
 class Unauthorized(AttentionError, status=401, title="Credentials are missing or wrong"):
-    """No credentials came, or they are not known."""
+    """The credentials are missing or unknown."""
 
 
 class Forbidden(AttentionError, status=403, title="Not allowed"):
@@ -92,7 +92,7 @@ class Forbidden(AttentionError, status=403, title="Not allowed"):
 
 
 class NotFound(AttentionError, status=404, title="Not found"):
-    """There is nothing at this path."""
+    """Nothing exists at this path."""
 
 
 class ModuleNotFound(NotFound, title="No such module"):
@@ -100,7 +100,7 @@ class ModuleNotFound(NotFound, title="No such module"):
 
 
 class ModelNotFound(NotFound, title="No such model"):
-    """No whole model has this name, and no checkpoint that could become one."""
+    """Neither a whole model nor a checkpoint has this name."""
 
 
 class ParameterNotFound(NotFound, title="No such parameter"):
@@ -116,15 +116,16 @@ class RecordingNotFound(NotFound, title="No such recording"):
 
 
 class PassNotFound(NotFound, title="No such pass is kept"):
-    """No pass with this id is kept: its backward pass ran already, its time is over, or its memory was needed."""
+    """No pass with this id is kept: it was used, it is too old, or its memory was needed."""
 
 
 class SessionNotFound(NotFound, title="There is no session with this id"):
-    """There never was a session with this id."""
+    """No session ever had this id."""
 
 
 class SessionGone(AttentionError, status=410, title="The session is gone"):
-    """The session is gone. ``reason``: expired, evicted, restarted, deleted; of several processes elsewhere_or_gone."""
+    """The session is gone. ``reason``: expired, evicted, restarted, deleted; with several processes
+    elsewhere_or_gone."""
 
 
 class MethodNotAllowed(AttentionError, status=405, title="Method not allowed"):
@@ -136,7 +137,7 @@ class NotAcceptable(AttentionError, status=406, title="No acceptable media type"
 
 
 class TooSlow(AttentionError, status=408, title="The request came too slowly"):
-    """The head or the body of the request came too slowly."""
+    """The head or the body of the request arrived too slowly."""
 
 
 class Conflict(AttentionError, status=409, title="Conflict with the present state"):
@@ -156,11 +157,11 @@ class VersionMismatch(Conflict, title="The module has another version"):
 
 
 class LengthMismatch(Conflict, title="The session has another length"):
-    """The session has another length than the caller believes; ``expected`` and ``actual`` are both."""
+    """The session has another length than the caller expects; the facts are ``expected`` and ``actual``."""
 
 
 class TooLarge(AttentionError, status=413, title="Too large"):
-    """More than the server takes."""
+    """The request is larger than the server accepts."""
 
 
 class BodyTooLarge(TooLarge, title="The body is too large"):
@@ -176,7 +177,7 @@ class UnsupportedMediaType(AttentionError, status=415, title="Unsupported media 
 
 
 class Misdirected(AttentionError, status=421, title="Not a name of this server"):
-    """The request names a host that this server is not."""
+    """The request names a host that is not a name of this server."""
 
 
 class InvalidRequest(AttentionError, status=422, title="The request is not valid"):
@@ -204,7 +205,7 @@ class InvalidCheckpoint(InvalidRequest, title="The checkpoint cannot be imported
 
 
 class Overloaded(AttentionError, status=429, title="Too many requests", retry_after=1):
-    """Too many requests wait already."""
+    """Too many requests are already waiting."""
 
 
 class TooManyConnections(Overloaded, title="Too many connections from one address"):
@@ -212,7 +213,7 @@ class TooManyConnections(Overloaded, title="Too many connections from one addres
 
 
 class CallerLimit(Overloaded, title="The caller's limit is reached"):
-    """The caller has used as much as one caller may."""
+    """The caller has reached one of its limits."""
 
 
 class HeadTooLarge(AttentionError, status=431, title="The head of the request is too large"):
@@ -220,7 +221,7 @@ class HeadTooLarge(AttentionError, status=431, title="The head of the request is
 
 
 class Cancelled(AttentionError, status=499, title="Cancelled by the caller"):
-    """The caller went away before the answer was ready."""
+    """The caller disconnected before the reply was ready."""
 
 
 class InternalError(AttentionError, status=500, title="The server failed"):
@@ -240,11 +241,11 @@ class Draining(Unavailable, title="Shutting down", retry_after=5):
 
 
 class ConnectionsExhausted(Unavailable, title="The server has too many connections"):
-    """The server has as many connections as it takes."""
+    """The server has reached its limit of connections."""
 
 
 class NoRoom(Unavailable, title="No memory for the reply"):
-    """The memory budget has no room for the reply until others are sent."""
+    """The memory budget has no room for the reply until other replies are sent."""
 
 
 class Stuck(Unavailable, title="The server is stuck"):
@@ -252,11 +253,11 @@ class Stuck(Unavailable, title="The server is stuck"):
 
 
 class ModelEnded(Unavailable, title="The model's process ended"):
-    """The process of the model ended while it answered. The same request starts it again."""
+    """The process of the model ended while it computed the reply. The same request starts it again."""
 
 
 class DeadlineExceeded(Unavailable, title="The deadline has passed"):
-    """The caller's deadline passed before the answer was ready.
+    """The caller's deadline passed before the reply was ready.
 
     The server raises it for a request that waited too long, the client for a call that did not end in time. A client
     does not repeat it.
@@ -268,7 +269,7 @@ class NeverFits(AttentionError, status=507, title="Does not fit this device"):
 
 
 class StoreFull(AttentionError, status=507, title="The store is full"):
-    """The store, or its disk, has no room."""
+    """The store has reached its limit, or the disk is full."""
 
 
 class StoreReadOnly(AttentionError, status=507, title="The store is read-only"):

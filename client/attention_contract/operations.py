@@ -88,7 +88,7 @@ class Operation(Generic[ReplyT]):
     tensors: bool = False
     """Bodies may be safetensors files."""
     pictures: tuple[View, ...] = ()
-    """The views in which the reply is also available as a picture."""
+    """The views that can be drawn as a picture."""
     safe_to_repeat: bool = True
     """The operation is idempotent, so a client may repeat it after a lost reply."""
     example: dict[str, Any] | None = None

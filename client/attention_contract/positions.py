@@ -18,7 +18,7 @@ Rotations = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class NoPosition(WireModel):
-    """No position encoding: attention is blind to order but for its masks."""
+    """No position encoding: only the masks depend on the order of the tokens."""
 
     name: Literal["none"] = "none"
 
@@ -45,7 +45,7 @@ class LearnedPosition(WireModel):
 
     name: Literal["learned"] = "learned"
     length: int = Field(ge=1, le=1_048_576)
-    """The number of positions that have a vector, from 0 on. Others are refused."""
+    """The number of positions with a vector, beginning at 0. Other positions are refused."""
 
 
 # ── rotated: the score depends on the distance alone ─────────────────────────────────────────────────────────────────
@@ -105,9 +105,9 @@ class YarnScaling(WireModel):
     beta_fast: Rotations = 32.0
     beta_slow: Rotations = 1.0
     attention_factor: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
-    """On the rotated queries and keys alike; null is 0.1·ln(factor) + 1 (section 3.4)."""
+    """Multiplies the rotated queries and keys; null is 0.1·ln(factor) + 1 (section 3.4)."""
     truncate: bool = True
-    """Round the dimensions between which it is interpolated to whole ones, outwards."""
+    """Round the two bounds of the interpolated dimensions outwards to whole numbers."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -121,14 +121,14 @@ class LongRopeScaling(WireModel):
 
     name: Literal["longrope"] = "longrope"
     short_factor: Listed[Divisor] = Field(min_length=1, max_length=8192)
-    """For sequences that reach no further than the original length: one factor for each pair of dimensions."""
+    """One factor for each pair of dimensions, for sequences up to the original length."""
     long_factor: Listed[Divisor] = Field(min_length=1, max_length=8192)
-    """For sequences that reach further."""
+    """The same for longer sequences."""
     factor: Factor
     """The ratio of the model's length to the original one."""
     original_max_position_embeddings: int = Field(ge=2, le=2**31)
     attention_factor: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
-    """On the rotated queries and keys alike; null is √(1 + ln factor / ln L) for an original length L."""
+    """Multiplies the rotated queries and keys; null is √(1 + ln factor / ln L) for an original length L."""
 
     @model_validator(mode="after")
     def _alike(self) -> Self:
@@ -154,11 +154,11 @@ class Rope(WireModel):
     name: Literal["rope"] = "rope"
     theta: Theta = 10_000.0
     dim: int | None = Field(default=None, ge=2, le=1_048_576, multiple_of=2)
-    """The number of a head's first dimensions that turn; null is all of them. Even, and at most D."""
+    """The number of dimensions of a head that are rotated, from the first on; null is all. Even, and at most D."""
     style: Literal["half", "interleaved"] = "half"
     """The pairs of dimensions: c and c + dim/2 (Llama), or 2c and 2c + 1 (GPT-J, the paper)."""
     scaling: RopeScaling | None = None
-    """For sequences longer than those of the training; null for none."""
+    """Scaling for sequences longer than in training; null for none."""
 
     @model_validator(mode="after")
     def _enough(self) -> Self:
@@ -178,8 +178,8 @@ class Alibi(WireModel):
 
     name: Literal["alibi"] = "alibi"
     symmetric: bool = True
-    """The distance is |place of the query − place of the key|; otherwise it is signed, so that keys ahead are raised:
-    BLOOM's and MPT's, up to a constant in each row. Under a causal mask the two are one."""
+    """True: the distance is |query position − key position|. False: it is signed, so later keys gain score, as in BLOOM
+    and MPT up to a constant in each row. Under a causal mask both are equal."""
 
 
 class RelativeBias(WireModel):
@@ -193,7 +193,7 @@ class RelativeBias(WireModel):
     num_buckets: int = Field(default=32, ge=2, le=1024)
     max_distance: int = Field(default=128, ge=2, lt=2**31)
     bidirectional: bool = True
-    """Half of the buckets for keys ahead of the query; otherwise those share the bucket of distance 0."""
+    """True: half of the buckets are for keys after the query. False: these keys share the bucket of distance 0."""
 
     @model_validator(mode="after")
     def _bucketed(self) -> Self:

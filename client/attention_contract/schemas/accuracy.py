@@ -17,18 +17,18 @@ class RatioHistogram(WireModel):
     """A histogram of measured over predicted time."""
 
     edges: list[float]
-    """Ascending, in even steps of the logarithm."""
+    """Bounds of the bins, ascending, in equal steps of the logarithm."""
     counts: list[int]
-    """One more than edges: up to and with the first edge, up to the second, …, above the last."""
+    """One count more than edges: up to and including the first edge, up to the second, …, above the last."""
 
 
 class MemoryErrors(WireModel):
-    """Measured peak memory over the estimate, less 1; negative where less was needed."""
+    """The ratio of measured peak memory to the estimate, minus 1; negative if less was needed."""
 
     count: int
     median_error: float
     largest_error: float
-    """The one that comes closest to too little memory, or is beyond it."""
+    """The error with the largest ratio of measured to estimated memory."""
 
 
 class PredictionErrors(WireModel):
@@ -44,10 +44,10 @@ class PredictionErrors(WireModel):
     median_absolute_error: float
     p95_absolute_error: float
     coverage: float
-    """The share that took between ``predicted_low_ms`` and ``predicted_high_ms``, of which nine tenths are expected."""
+    """The share of requests that took between ``predicted_low_ms`` and ``predicted_high_ms``; 0.9 is expected."""
     histogram: RatioHistogram
     memory: MemoryErrors | None = None
-    """Null where a request's own peak can't be measured, as on a CPU."""
+    """Null if the peak of one request cannot be measured, as on a CPU."""
 
 
 class AccuracyReply(WireModel):
@@ -56,7 +56,7 @@ class AccuracyReply(WireModel):
     device: str
     basis: Basis
     calibrated_at: datetime | None = None
-    """When predicted times were last corrected by those of what ran; null where they were not."""
+    """The time of the last correction of predictions by measured times; null if there was none."""
     recalibrations: int
     """The number of such corrections since the server started."""
     predictions: list[PredictionErrors]

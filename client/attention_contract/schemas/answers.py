@@ -36,8 +36,8 @@ class Predicted(WireModel):
     """Transfer of the forward request's tensors to the device and of the reply back. ``forward`` includes it if the
     basis is ``calibrated``, and excludes it otherwise; 0 if host and device share their memory."""
     encoding: dict[Literal["list", "base64", "safetensors"], Milliseconds]
-    """Time to read the forward request's tensors and to write the reply's, which ``forward`` excludes, by their form on
-    the wire: nested lists in JSON, base64 in JSON, or a safetensors file."""
+    """Time to read the tensors of the forward request and to write those of the reply, which ``forward`` excludes.
+    There is one time for each form: nested lists in JSON, base64 in JSON, and a safetensors file."""
 
 
 class PerToken(WireModel):
@@ -62,7 +62,7 @@ class Largest(WireModel):
     peak_bytes: int | None = None
     """Bytes that it needs at its peak."""
     bound: Literal["memory", "spec", "shape"] = "memory"
-    """The obstacle to more: memory, a spec without room for more tokens, or the largest size of a shape."""
+    """The limit: memory, a spec with a maximal length, or the largest size that a shape may have."""
 
 
 class Fits(WireModel):
@@ -78,7 +78,7 @@ class CostLimits(WireModel):
     """The sizes that fit into memory, by the estimate that admits requests."""
 
     free_bytes: int
-    """Bytes free on the device beside resident modules and running requests, or as many as the request says."""
+    """Free bytes on the device besides resident modules and running requests, or ``memory_bytes`` of the request."""
     forward: Fits
     gradients: Fits | None = None
     """A forward and a backward pass; null where the kernel named has none."""
@@ -97,17 +97,17 @@ class Crossover(WireModel):
     cheaper: str | None = None
     """Label of the cheaper alternative at the last value; null if they cost the same there."""
     at: int | None = None
-    """It costs less from this value on, to within a hundredth; null if it does at every value, or they cost the
-    same."""
+    """The cheaper alternative costs less from this value on, within 1 %; null if it does at every value, or if they
+    cost the same."""
     low: int | None = None
-    """For times: it may cost less from this value on, by the bounds of both predictions; null if it may at every
+    """For times: by the bounds of both predictions, it may cost less from this value on; null if it may at every
     value."""
     high: int | None = None
-    """For times: it costs less from this value on for any times within the bounds; null if that is beyond the last
+    """For times: it costs less from this value on for all times within the bounds; null if that is beyond the last
     value."""
     measured: int | None = None
-    """For times, with ``measure``: it took less time from this value on in measured runs. Null if no crossover was
-    found near ``at``, and if it cannot be measured: on another device, with more memory than there is, for sizes other
+    """For times, with ``measure``: in measured runs it took less time from this value on. Null if no crossover was
+    found near ``at``, or if it cannot be measured: on another device, with more memory than there is, for sizes other
     than tokens, or if it would take too long."""
 
 
@@ -143,17 +143,17 @@ class Executed(WireModel):
     """The operations of the passes of one shape."""
 
     forward: PassCounts
-    """With the output alone returned."""
+    """The forward pass, if only the output is returned."""
     backward: PassCounts | None = None
     """The backward pass alone: the gradients with respect to inputs and parameters, with ``gradients_kernel``; null
     where the kernel named has none."""
     decode: PassCounts | None = None
-    """One step with ``decode_kernel``: a query and a new key of each sequence, at whose end as many keys are there;
-    null where ``predicted.decode`` is."""
+    """One step with ``decode_kernel``: one query and one new key for each sequence, after which this many keys exist.
+    Null if ``predicted.decode`` is null."""
 
 
 class TapCost(WireModel):
-    """The cost that returning one tap adds to the request without it, or several together to the output alone."""
+    """The additional cost of returning one tap, or of all taps together compared with a request for the output only."""
 
     flops: int
     """FLOPs of values that the kernel did not keep, which are computed again."""
@@ -161,5 +161,5 @@ class TapCost(WireModel):
     """Read and written on the device."""
     peak_bytes: int
     output_bytes: int
-    """In the reply, in the dtype that is computed in."""
+    """Bytes in the reply, in the dtype of the computation."""
     predicted_ms: float

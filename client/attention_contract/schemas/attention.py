@@ -50,15 +50,15 @@ class Edit(WireModel):
 
     tap: EditableTap
     heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
-    """Heads to touch; null for all. Of ``k`` and ``v`` these are key/value heads."""
+    """Heads to edit; null for all. For ``k`` and ``v`` these are key/value heads."""
     queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
-    """Query rows to touch; null for all."""
+    """Query rows to edit; null for all."""
     keys: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
-    """Keys to touch; null for all."""
+    """Keys to edit; null for all."""
     set: float | None = None
-    """Put this number there (0 knocks out)."""
+    """Set the selected part to this number (0 knocks it out)."""
     value: FloatArray | None = None
-    """Put this tensor there, broadcast to the selected part."""
+    """Replace the selected part by this tensor, with broadcasting."""
     scale: float | None = None
     """Multiply by this number."""
     renormalize: bool = False
@@ -89,39 +89,40 @@ class AttentionInputs(WireModel):
     key_mask: BoolArray | None = None
     """``[B, Lk]``, true for a real key, false for padding. Integers 0 and 1 are accepted."""
     key_lengths: IntArray | None = None
-    """``[B]``: how many keys from the first on are real."""
+    """``[B]``: the number of real keys, counted from the first; later keys are padding."""
     global_mask: BoolArray | None = None
-    """``[B, Lk]``, true for a global token of its sequence: it sees every key and is seen by every query, beside the
-    positions of ``global_tokens`` in the spec and with its projections. Without one there, what the masks together
-    forbid is allowed to and from these tokens. Counted as those positions are, the past included."""
+    """``[B, Lk]``, true for a global token of its sequence, past keys included: it sees every key and every query sees
+    it. These tokens are added to the positions of ``global_tokens`` in the spec, and use its projections. If the spec
+    has no ``global_tokens``, they see and are seen also where the masks of the spec forbid it."""
     past_key: FloatArray | None = None
     """``[B, Hkv, P, D]``: keys of earlier tokens, like tap ``k``: projected, normed and rotated. They precede the new
     ones."""
     past_value: FloatArray | None = None
     """``[B, Hkv, P, Dv]``"""
     gate: FloatArray | None = None
-    """``[B, Hkv, Lk]`` or ``[B, Hkv, Lk, D]``, in (0, 1]: what remains of the state at each key, for method ``linear``
-    with a gated rule in raw attention; a module makes its own. In every layout, as ``past_key``."""
+    """``[B, Hkv, Lk]`` or ``[B, Hkv, Lk, D]`` in every layout, in (0, 1]: the factor by which each key decays the
+    state. For method ``linear`` with a gated rule in raw attention; a module computes its own gate."""
     beta: FloatArray | None = None
-    """``[B, Hkv, Lk]``: how far each key's write replaces what it reads, for a delta rule; otherwise as ``gate``."""
+    """``[B, Hkv, Lk]``: the share of the stored value that each key replaces, for a delta rule in raw attention; a
+    module computes its own."""
     initial_state: FloatArray | None = None
-    """``[B, Hkv, F, Dv]``: what the first key is written to, for method ``linear`` with F features (F = D); default:
-    zeros. The reply then brings the state after the last key."""
+    """``[B, Hkv, F, Dv]``: the state before the first key, for method ``linear`` with F features (F = D); default:
+    zeros. The reply then has the state after the last key."""
     initial_normalizer: FloatArray | None = None
-    """``[B, Hkv, F]``: the sum of features that belongs to it, where the method divides by one."""
+    """``[B, Hkv, F]``: the sum of features that belongs to ``initial_state``, if the method normalizes."""
     offsets: IntArray | None = None
     """``[B]`` or one number, added to the query's index in every positional mask and position encoding; default: P. May
     be negative."""
     positions: IntArray | None = None
-    """``[B, Lq]``: place of each new token in the position encoding, as query and as key. Default: i + offset
-    for a query, its index among all keys for a key."""
+    """``[B, Lq]``: the position of each new token in the position encoding, as query and as key. Default: i + offset
+    for a query, and the index among all keys for a key."""
     parameters: dict[str, FloatArray] = Field(default_factory=dict)
     """Parameters by name. For raw attention: every learned tensor of the spec. For a module: some or all parameters in
-    the module's shapes, cast to its dtype, which take the place of its own in this request alone."""
+    the module's shapes, cast to its dtype, which replace its own for this request only."""
     version: str | None = Field(default=None, max_length=256)
-    """Answer only if the module is at this version."""
+    """Refuse the request unless the module is at this version."""
     kernel: KernelName | None = None
-    """Force this kernel; default: the cheapest that can produce what was asked."""
+    """Use this kernel; default: the fastest one that can compute the request."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 
@@ -134,10 +135,10 @@ class Dropout(WireModel):
     """
 
     p: float = Field(ge=0, lt=1, allow_inf_nan=False)
-    """The share that is dropped."""
+    """The probability with which each weight is dropped."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     return_mask: bool = False
-    """Return ``dropout_mask``: which weights are kept, of the selected heads and queries."""
+    """Return ``dropout_mask``: the mask of kept weights, for the selected heads and queries."""
 
 
 class TapsRequest(AttentionInputs):
@@ -154,7 +155,7 @@ class TapsRequest(AttentionInputs):
     average_heads: bool = False
     """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
     return_state: bool = False
-    """Return the state after the last key, of method ``linear``; it is also returned where an initial one was sent."""
+    """Return the state after the last key, for method ``linear``; it is also returned if an initial state was sent."""
     report_error: bool = False
     """Compare an approximate method with exact attention over the same inputs, block by block."""
 
@@ -167,10 +168,10 @@ class ForwardRequest(TapsRequest):
 
 
 class TokenLabels(WireModel):
-    """The labels of tokens, as a picture of the reply writes them; of each sequence the same."""
+    """The labels of tokens in a picture of the reply, equal for all sequences."""
 
     labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
-    """A label for each of the Lk keys, the past included."""
+    """A label for each of the Lk keys, including past keys."""
     query_labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
     """A label for each of the Lq queries. Default: those of the last keys, if the request has no ``key``."""
 
@@ -193,7 +194,7 @@ class RawInputs(WireModel):
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
     """The computation."""
     num_heads: int | None = Field(default=None, ge=1)
-    """Tensors come as ``[B, L, H·D]`` with this H."""
+    """Tensors have the layout ``[B, L, H·D]`` with this H."""
     num_kv_heads: int | None = Field(default=None, ge=1)
     """Key/value heads of that layout; default: ``num_heads``."""
 
@@ -203,33 +204,34 @@ class RawForwardRequest(RawInputs, ForwardRequest):
 
 
 class Ran(WireModel):
-    """The run of a request, and its predicted time beside the measured one."""
+    """The run of a request, with predicted and measured times."""
 
     kernel: str
-    """The kernel that produced the output; of a method that approximates, the method."""
+    """The kernel that computed the output; for an approximate method, the name of the method."""
     device: str
     dtype: str
-    """The dtype that was computed in."""
+    """The dtype of the computation."""
     tf32: IfRequested[bool] = ABSENT
     """True if a GPU rounded float32 factors of products to TF32, as the server's setting ``tf32`` lets it."""
     version: str | None = None
-    """The module's version; null for raw attention, and for a request that brought parameters of its own."""
+    """The module's version; null for raw attention, and for a request with its own parameters."""
     flops: int
     """Floating-point operations of the kernel that ran, projections included."""
     predicted_ms: float
-    """Milliseconds that the cost model expected on the device, without queueing: as often exceeded as not."""
+    """The predicted median of ``compute_ms``."""
     predicted_low_ms: float
     predicted_high_ms: float
-    """Nine of ten runs should take between the two."""
+    """Nine of ten runs should take between ``predicted_low_ms`` and ``predicted_high_ms``."""
     compute_ms: float
     """Milliseconds on the device, without queueing."""
     cpu_ms: float = 0.0
-    """Milliseconds of ``compute_ms`` for which the thread that computed had a processor. Far less on a CPU tells of
-    other load there, and not of a wrong prediction; on a GPU it is the time to launch the work."""
+    """Milliseconds of ``compute_ms`` during which the computing thread had a processor. On a CPU, a much smaller number
+    than ``compute_ms`` means that other programs used the processor. On a GPU, it is the time to launch the work."""
     queue_ms: float
     """Milliseconds between admission and execution."""
     batch: int
-    """The number of requests that ran together. Times are those of all of them; FLOPs and bytes are this request's."""
+    """The number of requests that ran in one pass. Times are those of the whole pass; FLOPs and bytes are those of this
+    request."""
     peak_bytes: int
     """Peak memory that the request was admitted for, in bytes: the cost model's estimate."""
 
@@ -246,7 +248,7 @@ class Taps(WireModel):
     scores: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: score times scale."""
     capped_scores: IfRequested[FloatArray] = ABSENT
-    """``[B, H, Lq, Lk]``: after the softcap (the same as scores where there is none)."""
+    """``[B, H, Lq, Lk]``: after the softcap; equal to the scores without a softcap."""
     masked_scores: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]``: after bias and masks; −∞ where a query may not look."""
     weights: IfRequested[FloatArray] = ABSENT
@@ -279,19 +281,19 @@ class ForwardReply(Taps, DrawableReply):
     """One field for each returned tap."""
 
     differences: IfRequested[Taps] = ABSENT
-    """The effect of the edits, with ``compare``: each returned tap less the same one without the edits. 0 where both
-    are −∞, as the scores are that a mask forbids."""
+    """The effect of the edits, with ``compare``: each returned tap with the edits minus the same tap without them. 0
+    where both are −∞, as for masked scores."""
 
     present_key: IfRequested[FloatArray] = ABSENT
-    """``[B, Hkv, Lk, D]``: past and new keys, where a past was given."""
+    """``[B, Hkv, Lk, D]``: past and new keys, if the request has a past."""
     present_value: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, Lk, Dv]``"""
     dropout_mask: IfRequested[BoolArray] = ABSENT
-    """``[B, H, Lq, Lk]``, true for a weight that is kept, where ``dropout.return_mask`` asks for it."""
+    """``[B, H, Lq, Lk]``, true for a weight that is kept, with ``dropout.return_mask``."""
     final_state: IfRequested[FloatArray] = ABSENT
     """``[B, Hkv, F, Dv]``: the state after the last key, in float32 or wider; to be sent as ``initial_state``."""
     final_normalizer: IfRequested[FloatArray] = ABSENT
-    """``[B, Hkv, F]``: what belongs to it, where the method divides."""
+    """``[B, Hkv, F]``: the normalizer of ``final_state``, if the method normalizes."""
     error: IfRequested[ApproximationError] = ABSENT
     """The error of an approximate method, with ``report_error``."""
     ran: Ran

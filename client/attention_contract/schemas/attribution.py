@@ -26,7 +26,7 @@ class Readout(WireModel):
     bias: FloatArray | None = None
     """``[C]``"""
     targets: IntArray
-    """``[B, Lq]``: the class of each query; −1 for a query that L does not count."""
+    """``[B, Lq]``: the class of each query; −1 leaves a query out of L."""
 
 
 class AttributionRequest(TokenLabels, AttentionInputs):
@@ -35,15 +35,16 @@ class AttributionRequest(TokenLabels, AttentionInputs):
     methods: Listed[AttributionMethod] = Field(
         default_factory=lambda: list[AttributionMethod](["gradient_attention"]), min_length=1, max_length=64
     )
-    """The ways to attribute; the reply has a tensor for each."""
+    """The attribution methods; the reply has a tensor for each."""
     upstream: FloatArray | None = None
     """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""
     readout: Readout | None = None
-    """Makes L the log-likelihood of classes; in place of ``upstream``."""
+    """A linear classifier, whose log-likelihood is L. Replaces ``upstream``."""
     steps: int = Field(default=32, ge=1, le=1024)
-    """Points of the path of ``integrated``. Without a readout L is linear in the weights, and one point is exact."""
+    """The number of points on the path of ``integrated``. Without a readout L is linear in the weights, and one point
+    is exact."""
     edits: Listed[Edit] = Field(default_factory=list, max_length=256)
-    """Applied in the order of the taps, then in the order given; what is attributed to is the weights after them."""
+    """Applied in the order of the taps, then in the order given. The attributed weights are those after the edits."""
     select: Select | None = None
     """Attribute to the weights of these heads and queries. ``relevance`` and ``norm_of_sum`` are over these heads;
     ``head_importance`` and ``completeness`` cover all heads and queries."""

@@ -18,13 +18,14 @@ class CheckpointAttention(WireModel):
     part: Literal["self", "cross"]
     stack: Stack | None = None
     config: ModuleConfig | None = None
-    """The module that an import would make. Null if it needs to be told more, or cannot be imported."""
+    """The config of the module that an import would make. Null if fields are missing, or if it cannot be imported."""
     missing: list[str] = Field(default_factory=list)
-    """The fields of an import that the checkpoint does not tell and that change the numbers, such as ``num_heads``."""
+    """The fields that an import request must add, such as ``num_heads``: the checkpoint does not state them, and they
+    change the numbers."""
     problem: str | None = None
-    """The reason why the layer cannot be imported as it is."""
+    """The reason why the layer cannot be imported."""
     ignored: list[str] = Field(default_factory=list)
-    """Tensors of the layer that config.json denies, and that an import leaves out."""
+    """Tensors of the layer that an import ignores, because config.json excludes them."""
     bytes: int = 0
     """Bytes of its parameters on the device, if it can be imported."""
     tensors: dict[str, str] = Field(default_factory=dict)
@@ -51,7 +52,7 @@ class CheckpointInfo(WireModel):
     path: str
     """Its path inside the repository, by which an import names it."""
     family: str | None = None
-    """The family of models whose names of tensors it has; null for none that is known."""
+    """The family of models that its tensor names belong to; null if none is known."""
     model_type: str | None = None
     """The entry of its config.json."""
     bytes: int
@@ -63,9 +64,9 @@ class CheckpointInfo(WireModel):
     d_model: int | None = None
     """Width of the first attention's query and output."""
     problem: str | None = None
-    """The reason why nothing of it can be imported."""
+    """The reason why no layer can be imported."""
     fetch: FetchProgress | None = None
-    """Its progress while it is being fetched; null once it is there."""
+    """The progress of its download; null if it is complete."""
 
 
 class CheckpointReply(CheckpointInfo):
@@ -81,7 +82,7 @@ class CheckpointList(WireModel):
 
 
 class FetchCheckpoint(WireModel):
-    """Fetch the safetensors files and the configs of a repository of the Hugging Face hub."""
+    """Download the safetensors files and the configs of a repository of the Hugging Face hub."""
 
     repository: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
     """Its name, as in ``openai-community/gpt2``, which is also its path in the model repository."""

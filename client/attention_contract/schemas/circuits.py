@@ -40,8 +40,8 @@ class CircuitsRequest(WireModel):
     """The circuits to return, and ``spectra`` of all parameters; default: all three. ``qk`` needs a score that is a
     product of a query and a key: dot, scaled_dot or bilinear."""
     top: int | None = Field(default=None, ge=1, le=MAX_SINGULAR_VALUES)
-    """The number of largest singular values to return of each matrix, at most those that it has. Default: all of a
-    circuit, and ``head_dim`` of a parameter. Norms and ranks are of all of them."""
+    """The number of largest singular values to return for each matrix. Default: all for a circuit, and ``head_dim`` for
+    a parameter. Norms and ranks use all singular values."""
     vectors: bool = False
     """Return the singular vectors of the circuits too."""
     with_: ModuleName | None = Field(default=None, alias="with")
@@ -135,8 +135,8 @@ class CircuitsReply(DrawableReply):
     composition: IfRequested[Composition] = ABSENT
     """Composition with the later module."""
     left_out: list[str]
-    """The parts of the module's spec and parameters that act on queries, keys, values or scores and are in no circuit,
-    such as ``position rope`` and ``q_proj.bias``."""
+    """The parts of the module's spec and parameters that act on queries, keys, values or scores but are not in a
+    circuit, such as ``position rope`` and ``q_proj.bias``."""
     ran: Ran
 
 

@@ -87,12 +87,12 @@ class Alternative(WireModel):
 
 
 class SessionShape(WireModel):
-    """A session to price. Its steps append one token to each sequence."""
+    """A session whose cost is predicted. Its steps append one token to each sequence."""
 
     sequences: int = Field(default=1, ge=1, le=MAX_SEQUENCES)
     policy: Policy = Field(default_factory=FullPolicy)
     pasts: Listed[Length] = Field(default_factory=lambda: [0, 1024, 4096, 16_384], min_length=1, max_length=64)
-    """Numbers of earlier tokens, each appended by one step, at which a step is priced."""
+    """The lengths of the past for which the cost of a step is predicted."""
 
 
 class SessionStepCost(WireModel):
@@ -110,7 +110,7 @@ class SessionStepCost(WireModel):
 
 
 class SessionCost(WireModel):
-    """The price of one session of a module."""
+    """The cost of one session of a module."""
 
     token_bytes: int
     """Bytes of the keys and values of one token of one sequence, in the module's dtype."""
@@ -122,7 +122,7 @@ class SessionCost(WireModel):
     """The most tokens of each sequence that fit in ``free_bytes``, in whole pages. Null for a policy that holds so few
     that there is no limit."""
     steps: list[SessionStepCost]
-    """The price of a step, in the order of ``pasts``."""
+    """The cost of a step, in the order of ``pasts``."""
 
 
 class ComplexityRequest(WireModel):
@@ -130,9 +130,9 @@ class ComplexityRequest(WireModel):
 
     shape: Shape
     sweep: Sweep | None = None
-    """Default: the shape alone."""
+    """The sizes to vary. Default: only the shape itself."""
     return_: Listed[Tap] = Field(default_factory=output_only, alias="return", min_length=1, max_length=MAX_TAPS)
-    """Taps to return: their rows are recomputed, and cost memory."""
+    """Taps to return. They cost memory, and the time to compute them again."""
     kernel: KernelName | None = None
     """The kernel whose cost is reported; default: the planner's choice."""
     memory_bytes: int | None = Field(default=None, ge=0, lt=2**63)
@@ -143,12 +143,13 @@ class ComplexityRequest(WireModel):
     compare: Listed[Alternative] = Field(default_factory=list, max_length=MAX_ALTERNATIVES)
     """Alternatives over the same shapes. The reply gives their costs and crossovers."""
     session: SessionShape | None = None
-    """A session of the module to price, on the request's device and memory; the shape does not matter to it."""
+    """A session of the module whose cost is predicted, for the request's device and memory. It does not depend on the
+    shape."""
     measure: bool = False
-    """Also run the alternatives near each predicted crossover in time, and report the measured one
-    (``crossovers[].measured``). This takes some seconds, one run at a time among other requests."""
+    """Also run the alternatives near each predicted crossover of times, and report the measured crossover
+    (``crossovers[].measured``). This takes some seconds; other requests run between the measurements."""
     version: str | None = Field(default=None, max_length=256)
-    """Answer only if the module is at this version."""
+    """Refuse the request unless the module is at this version."""
 
 
 class RawComplexityRequest(ComplexityRequest):
@@ -336,10 +337,10 @@ class ComplexityReply(DrawableReply):
     """Crossovers of each two, for time, memory and FLOPs, along the sweep's size (the length, without a sweep)."""
 
     session: IfRequested[SessionCost] = ABSENT
-    """The price of the requested session; null if none is requested."""
+    """The cost of the requested session; null if none is requested."""
     omitted: list[Omitted] | None = None
-    """Parts that were not known in time: ``costs`` of the sweep's last values (its first ones have theirs), the last
-    alternatives (``compared``), ``crossovers``. Null if the answer is whole."""
+    """Parts that are missing because the deadline passed: ``costs`` (of the last values of the sweep), ``compared``
+    (the last alternatives), ``crossovers``. Null if the reply is complete."""
 
     @property
     def series(self) -> list[Compared]:

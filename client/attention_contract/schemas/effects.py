@@ -22,8 +22,8 @@ class SweptEdit(Edit):
     """One edit for each index of the swept axes: every other axis keeps the indices that the edit lists."""
 
     over: Listed[Axis] = Field(default_factory=_over_heads, min_length=1, max_length=3)
-    """The axes to sweep. Along each, an edit touches one of the listed indices, or of all where none are listed;
-    ``value`` covers all of them, and each edit puts its own part there."""
+    """The axes to sweep. Along each, one edit changes one of the listed indices, or one of all indices if none are
+    listed. ``value`` covers all indices, and each edit uses its own part of it."""
 
     @model_validator(mode="after")
     def _distinct(self) -> "SweptEdit":
@@ -35,23 +35,24 @@ class SweptEdit(Edit):
 
 
 class EffectsRequest(AttentionInputs):
-    """Ask what each edit of a sweep does to the output."""
+    """Ask for the effect of each edit of a sweep on the output."""
 
     sweep: SweptEdit
     """The edits to try, one at a time."""
     edits: Listed[Edit] = Field(default_factory=list, max_length=256)
-    """Edits that hold throughout: an effect is what one more edit adds to them. None of ``output``."""
+    """Edits that apply in every run, also in the baseline. An effect is the change by one further edit. ``output``
+    cannot be edited."""
     queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """The queries whose outputs are compared; default: all."""
     direction: FloatArray | None = None
-    """Broadcastable to those outputs: ``projection`` measures the change along it. ∂L/∂output predicts a change of L,
-    and the difference of two rows of an unembedding a change of two logits' difference."""
+    """Broadcastable to the compared outputs: ``projection`` measures the change along it. With ∂L/∂output it predicts
+    the change of L; with the difference of two rows of an unembedding, the change of the difference of two logits."""
     return_differences: bool = False
     """Return the change of the output of each edit."""
 
 
 class RawEffectsRequest(RawInputs, EffectsRequest):
-    """Ask what each edit of a sweep does to the output of raw attention."""
+    """Ask for the effect of each edit of a sweep on the output of raw attention."""
 
 
 class Effects(WireModel):

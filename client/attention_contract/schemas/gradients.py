@@ -20,11 +20,11 @@ class GradientsRequest(TapsRequest):
     wrt: Listed[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=lambda: ["query"], min_length=1, max_length=256
     )
-    """With respect to what: inputs (query, key, value, mask, past_key, past_value, gate, beta, initial_state,
-    initial_normalizer), taps (q, k, v, scores,
-    capped_scores, masked_scores, weights, context), parameters by name, or ``parameters`` for all of them; also
-    ``upstream`` and ``tap_upstream.weights`` and its like, which are of use with ``directions``. A key or value that
-    was not sent is the query, whose gradient is then the total over its roles."""
+    """The names to differentiate with respect to: inputs (query, key, value, mask, past_key, past_value, gate, beta,
+    initial_state, initial_normalizer), taps (q, k, v, scores, capped_scores, masked_scores, weights, context),
+    parameters by name, or ``parameters`` for all of them. With ``directions``, also ``upstream`` and names such as
+    ``tap_upstream.weights``. A key or value that was not sent is the query, whose gradient is then the total over its
+    roles."""
     check: bool = False
     """Also compare with extrapolated central differences in float64, at a sample of the elements of each name."""
     directions: dict[Annotated[str, Field(max_length=256)], FloatArray] | None = Field(default=None, min_length=1)
@@ -81,14 +81,14 @@ class PassReply(WireModel):
     """The output, and the id of the kept pass."""
 
     id: str | None = None
-    """Id for the backward pass; null if there was no room to keep the pass, whose gradients ``gradients`` computes."""
+    """Id for the backward pass; null if there was no memory to keep the pass. Send a gradients request instead."""
     output: FloatArray
     """``[B, Lq, d_model]`` of a module; raw attention keeps the query's layout."""
     ran: Ran
 
 
 class BackwardRequest(WireModel):
-    """The backward pass of a kept pass, which it uses up."""
+    """The backward pass of a kept pass. A kept pass serves one backward pass."""
 
     upstream: FloatArray | None = None
     """∂L/∂output, of the output's shape; default: ones (L is the sum of the output)."""

@@ -28,11 +28,11 @@ class Projections(WireModel):
     """
 
     state: FloatArray | None = None
-    """W_Q ``[H·D, state width]``: states to queries; default: they are the queries."""
+    """W_Q ``[H·D, state width]``: maps states to queries; default: the states are the queries."""
     stored: FloatArray | None = None
-    """W_K ``[H·D, stored width]``: stored patterns to keys, among which is retrieved; default: they are the keys."""
+    """W_K ``[H·D, stored width]``: maps stored patterns to keys; default: the stored patterns are the keys."""
     output: FloatArray | None = None
-    """W_V ``[H·V, D]``: what each head retrieved to what it gives; default: as it is."""
+    """W_V ``[H·V, D]``: maps the retrieved pattern of each head to its output; default: unchanged."""
 
 
 class HopfieldRequest(WireModel):
@@ -48,20 +48,20 @@ class HopfieldRequest(WireModel):
     states: FloatArray
     """``[B, H, S, D]``: the state patterns, from which retrieval starts (the paper's ξ, or R before its projection)."""
     beta: FloatArray | None = None
-    """The inverse temperature β > 0, one number or ``[H]``; default: 1/√D. A large one retrieves single patterns, a
-    small one averages over many."""
+    """The inverse temperature β > 0, one number or ``[H]``; default: 1/√D. A large β retrieves single patterns; a small
+    β averages over many."""
     steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
     """Exactly this many updates."""
     eps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Update each state until the Euclidean norm of its update is below this."""
     max_steps: int | None = Field(default=None, ge=1, le=MAX_STEPS)
-    """With ``eps``: at most this many updates; default: 100. The planned cost is that of all of them."""
+    """With ``eps``: at most this many updates; default: 100. The estimated cost assumes this number."""
     stored_mask: BoolArray | None = None
-    """``[B, N]``, true for a real pattern, false for padding, whatever stands there."""
+    """``[B, N]``, true for a real pattern, false for padding, which may contain any value."""
     projections: Projections | None = None
     """The matrices of a Hopfield layer; default: none."""
     num_heads: int | None = Field(default=None, ge=1)
-    """Says that tensors come as ``[B, L, H·D]`` with this H."""
+    """Tensors have the layout ``[B, L, H·D]`` with this H."""
     return_association: bool = False
     """Return the association weights themselves."""
     encoding: Encoding = "list"

@@ -48,8 +48,8 @@ class LoadModel(WireModel):
     dtype: FloatName | None = None
     """The dtype of the computation; default: the checkpoint's on a GPU, float32 on a CPU."""
     device_map: Literal["auto", "balanced"] | None = None
-    """``auto``: keep on disk what is more than the memory, and beside a GPU in the host's memory first, as transformers
-    does with accelerate. ``balanced`` needs several devices for a model, and is refused."""
+    """``auto``: keep the layers that do not fit into memory on disk, as transformers does with accelerate; on a GPU
+    server, use the host's memory before the disk. ``balanced`` needs several devices for a model, and is refused."""
 
 
 class ModelLayer(WireModel):
@@ -80,7 +80,7 @@ class ModelInfo(WireModel):
     """The class of transformers that computes it, as in ``GPT2LMHeadModel``."""
     model_type: str | None = None
     takes: list[Literal["text", "messages", "images", "target"]] = Field(default_factory=list)
-    """The inputs that its requests may have, besides ``tokens``."""
+    """The kinds of input that its requests may have, besides ``tokens``."""
     generates: bool = False
     """True if it predicts the next token, so that it can generate."""
     dtype: str | None = None
@@ -88,12 +88,13 @@ class ModelInfo(WireModel):
     bytes: int = 0
     """Bytes of memory that are reserved for it: the estimate while it is idle or loading."""
     max_length: int | None = None
-    """The most tokens that it has positions for, if there is a limit."""
+    """The largest number of tokens, if the model has a limit."""
     layers: list[ModelLayer] = Field(default_factory=list)
-    """Its attentions in the order in which they run, those that see images after those of text; known once it is
+    """Its attentions in the order in which they run, vision layers after those of text; known once the model is
     resident."""
     unseen: list[str] = Field(default_factory=list)
-    """Kinds of layers that attend in another way, and that transformers computes unseen, as linear attention."""
+    """Kinds of layers whose attention transformers computes, so that it cannot be inspected, such as linear
+    attention."""
     problem: str | None = None
     """The reason why it cannot be loaded."""
 
@@ -130,7 +131,7 @@ class DataUrl(WireModel):
     url: str = Field(max_length=2**26)
     """``data:image/png;base64,…``; jpeg, webp and gif too. Nothing is fetched."""
     detail: Any = None
-    """Accepted, and changes nothing."""
+    """Accepted, but without effect."""
 
     @model_validator(mode="after")
     def _is_data(self) -> "DataUrl":
@@ -140,7 +141,7 @@ class DataUrl(WireModel):
 
 
 class ImageUrlPart(WireModel):
-    """A part of a message that is an image, as OpenAI's API has it."""
+    """A part of a message that is an image, in the form of OpenAI's API."""
 
     type: Literal["image_url"]
     image_url: DataUrl
@@ -163,7 +164,7 @@ class Message(WireModel):
         | Annotated[list[MessagePart], Field(max_length=1024), Tag("parts")],
         Discriminator(kind_of_content),
     ]
-    """A text, or parts. Images without a part of their own stand before the text of the first message."""
+    """A text, or parts. Images without a part of their own are inserted before the text of the first message."""
 
 
 def images_in(messages: Iterable[Any]) -> list[ImageBytes]:
@@ -182,18 +183,19 @@ class ModelInput(WireModel):
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     """One text, or several as one batch."""
     tokens: TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
-    """Token ids as they are, nothing added."""
+    """Token ids; no special tokens are added."""
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024)] | None = None
-    """A conversation, written as the checkpoint's chat template says, ready for the model's answer."""
+    """A conversation. The checkpoint's chat template formats it, up to the beginning of the model's answer."""
     target: Text | None = None
-    """The decoder's text, of a model with an encoder and a decoder; default: its start token alone."""
+    """The text of the decoder, for a model with an encoder and a decoder; default: only its start token."""
     images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
-    """Images, for models that take them. In a text, the model's image token says where each stands; without one, they
-    stand before it. Images go with one text."""
+    """Images, for models that take them, with one text. The model's image token marks the place of each image in the
+    text; without such tokens, the images come before the text."""
     layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
-    """The layers to answer for, in this order."""
+    """The layers in the reply, in this order."""
     edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
-    """Edits by layer, with the vocabulary of modules: ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``."""
+    """Edits by layer, each in the form of edits of a module: ``{"3": [{"tap": "context", "heads": [0], "set":
+    0}]}``."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 
@@ -218,23 +220,25 @@ ModelTap = Tap | Literal["hidden", "logits", "pooled"]
 
 
 class ModelForwardRequest(ModelInput):
-    """Run a whole model: what it predicts, and any taps of any layers."""
+    """Run a whole model, and return its predictions and any taps of any layers."""
 
     return_: Listed[ModelTap] = Field(default_factory=list, alias="return", max_length=MAX_TAPS)
-    """Taps of the layers' attentions; ``hidden``, each layer's output; ``logits``, whole rows of them; ``pooled``, the
-    one vector of an image."""
+    """Taps of the attention of each layer; ``hidden``, the output of each layer; ``logits``, for all tokens of the
+    vocabulary; ``pooled``, one vector for each image."""
     select: Select | None = None
     """The heads and queries of those taps; default: all."""
     positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
-    """The tokens whose predictions are told, negative ones from the end; default: the last."""
+    """The positions of the tokens whose predictions are returned, negative ones counted from the end; default: the
+    last."""
     top_k: int = Field(default=5, ge=0, le=1024)
-    """Tokens to name of each prediction, the likeliest first; 0 for none."""
+    """The number of most likely tokens to return for each prediction; 0 for none."""
     average_heads: bool = False
     """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
     compare: Literal["unedited"] | None = None
-    """``unedited``: run the model without the edits too. Predictions tell both, and ``divergence`` compares them."""
+    """``unedited``: also run the model without the edits. Predictions show both runs, and ``divergence`` compares
+    them."""
     keep: bool = False
-    """Keep the run as a recording: weights, the returned taps and hidden states."""
+    """Store the run as a recording: weights, the returned taps and hidden states."""
 
 
 class ModelStatisticOptions(WireModel):
@@ -256,28 +260,28 @@ class ModelWeightsRequest(ModelInput):
     select: Select | None = None
     """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
     return_weights: bool = True
-    """False leaves the weights themselves out and gives statistics and top keys only."""
+    """False omits the weights; the reply then has only statistics and top keys."""
     pool: int | None = Field(default=None, ge=2, lt=2**31)
-    """Return ``pooled``: the largest weight of each square of so many selected queries and keys."""
+    """With n, return ``pooled``: the largest weight of each square of n selected queries and n keys."""
     average_heads: bool = False
     """Return the weights averaged over the (selected) heads, without the head dimension."""
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
     """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
     statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
     compare: Literal["unedited"] | None = None
-    """``unedited``: return ``differences`` too: the results after the layer's own edits minus those without them, for
-    the same inputs of the layer."""
+    """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
+    the same input of the layer."""
     keep: bool = False
-    """Keep the run as a recording with the weights of the layers asked for."""
+    """Store the run as a recording with the weights of the requested layers."""
 
 
 class PredictedLogit(WireModel):
-    """The number that a gradient is of: log p(token at a position), less that of another token if one is given."""
+    """The differentiated number: log p(token at a position), minus that of another token if one is given."""
 
     position: int = -1
-    """The token whose prediction it is, negative ones from the end."""
+    """The position of the token that makes the prediction, negative ones counted from the end."""
     token: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """A token id, or a text that is one token. Default: the likeliest."""
+    """A token id, or a text that is one token. Default: the most likely token."""
     against: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Differentiate log p(token) − log p(against)."""
 
@@ -298,7 +302,7 @@ def by_token() -> list[ModelGradient]:
 
 
 class ModelGradientsRequest(ModelInput):
-    """Exact gradients of one number that a model predicts."""
+    """Exact gradients of one number in the prediction of a model."""
 
     of: PredictedLogit | GivenUpstream = Field(default_factory=PredictedLogit)
     wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
@@ -309,8 +313,8 @@ class ModelGradientsRequest(ModelInput):
     by_head: bool = True
     """Return ``heads``: Σ gradient · context of each head, the first-order effect of removing it."""
     integrated: int | None = Field(default=None, ge=2, le=512)
-    """Integrate the gradients of ``tokens`` and ``embeddings`` along so many steps from a baseline of zeros.
-    Source: Sundararajan et al. 2017."""
+    """The number of steps of integrated gradients for ``tokens`` and ``embeddings``, from a baseline of zeros. Source:
+    Sundararajan et al. 2017."""
     check: bool = False
     """Compare with central differences in float64 along random directions."""
 
@@ -323,37 +327,38 @@ class ImageSize(WireModel):
 
 
 class ModelComplexityRequest(WireModel):
-    """Ask what a text, images or a generation cost, before they are sent."""
+    """Ask for the cost of a text, of images or of a generation."""
 
     length: int = Field(default=1024, ge=1, lt=2**31)
-    """Tokens of each text besides those of images; an encoder of images has none."""
+    """The number of tokens of each text, without those of images; an image encoder has none."""
     images: Annotated[list[ImageSize], Field(max_length=64)] = Field(default_factory=list)
-    """The images that go with each text, or that an encoder reads as one batch, by their sizes."""
+    """The sizes of the images of each text, or of the images that an encoder reads as one batch."""
     batch: int = Field(default=1, ge=1, lt=2**31)
-    """Texts, each with these images; of an encoder, the number of times that it reads all of them at once."""
+    """The number of texts, each with these images; for an image encoder, the number of such batches."""
     new_tokens: int = Field(default=0, ge=0, lt=2**31)
-    """Tokens to generate after them."""
+    """The number of tokens to generate."""
     weights: bool = False
-    """True if the weights of every layer are asked for."""
+    """True if the request returns the weights of every layer."""
 
 
 class TokenLabelsReply(WireModel):
     """The tokens of one input, for reading."""
 
     tokens: list[str]
-    """Cleaned for reading: no marks of the tokenizer's own, bytes as text where they are whole characters. Patches of
-    an image are ``[row,column]``, other tokens of an encoder of images ``CLS`` and ``register 0``."""
+    """The tokens in readable form: without the tokenizer's own marks, and with bytes as text if they are whole
+    characters. Patches of an image are ``[row,column]``; other tokens of an image encoder are ``CLS`` and ``register
+    0``."""
     ids: list[int]
-    """The places of the tokens, of an encoder of images."""
+    """The token ids; for an image encoder, the positions of the tokens."""
     spans: list[tuple[int, int] | None]
-    """First and last + 1 character of each token in the text; null for tokens that stand for none of it."""
+    """Start and end (exclusive) of each token in the characters of the text; null for a token without text."""
     patches: IfRequested[list[tuple[int, int, int] | None]] = ABSENT
     """Image, row and column of each token that is a patch of an image, counted inside its crop."""
     crops: IfRequested[list[int | None]] = ABSENT
-    """The crop of its image that each patch is of, 0 if the model sees the image as one."""
+    """The crop that each patch belongs to; 0 if the model sees the whole image at once."""
     rectangles: IfRequested[list[tuple[float, float, float, float] | None]] = ABSENT
-    """Left, top, right and bottom of each patch in pixels of the image as it came, turned as its EXIF data say. Null
-    for padding."""
+    """Left, top, right and bottom of each patch in pixels of the original image, after the rotation by its EXIF data.
+    Null for padding."""
 
 
 class ModelRan(WireModel):
@@ -376,13 +381,14 @@ class ModelRan(WireModel):
 
 
 class ModelReply(WireModel):
-    """The fields of every reply about an input."""
+    """The fields of every reply for an input."""
 
     labels: TokenLabelsReply | list[TokenLabelsReply]
-    """The tokens of the input, one entry a text if there are several; of encoder-decoders, the decoder's."""
+    """The tokens of the input, with one entry for each text if there are several; for an encoder-decoder model, those
+    of the decoder."""
     image_labels: IfRequested[list[TokenLabelsReply]] = ABSENT
-    """The tokens of the layers ``vision.…``, in a model that reads text too: one entry for each index of the batch
-    dimension that these layers always have, a crop of an image or all images as one sequence."""
+    """The tokens of the layers ``vision.…``, for a model that also reads text. These layers always have a batch
+    dimension; there is one entry for each index, which is a crop of an image, or all images as one sequence."""
     encoder_labels: IfRequested[TokenLabelsReply | list[TokenLabelsReply]] = ABSENT
     """The tokens of the encoder's text."""
     recording: IfRequested[RecordingId] = ABSENT
@@ -429,7 +435,7 @@ class Prediction(WireModel):
     position: int
     """The index of the token."""
     top: list[LikelyToken]
-    """The likeliest tokens, the likeliest first; with ``compare``, those of either run."""
+    """The most likely tokens, in descending order; with ``compare``, the most likely tokens of both runs."""
     divergence: IfRequested[float] = ABSENT
     """With ``compare``: Σ p · ln(p / q) of the unedited prediction p and the edited one q, in nats."""
 
@@ -446,12 +452,12 @@ class ModelForwardReply(ModelReply):
     """The predictions of a whole model, and taps of its layers."""
 
     predicts: Literal["next", "own", "class"] | None = None
-    """``next``: each token predicts the one that follows. ``own``: each predicts the one in its place, as in BERT.
-    ``class``: the image is classified, and the tokens of the predictions are classes. Null for a model without a head
-    that predicts."""
+    """``next``: each token predicts the following token. ``own``: each predicts the token at its own position, as in
+    BERT. ``class``: the model classifies the image, and the tokens of the predictions are classes. Null for a model
+    without a prediction head."""
     predictions: list[Prediction] = Field(default_factory=list)
     logits: IfRequested[FloatArray] = ABSENT
-    """``[B, positions, V]``: of the positions asked for."""
+    """``[B, positions, V]``: for the requested positions."""
     embeddings: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: the input of the first layer, with ``hidden``."""
     pooled: IfRequested[FloatArray] = ABSENT
@@ -466,7 +472,7 @@ class LayerWeights(WireModel):
     layer: LayerRef
     statistics: HeadStatistics
     queries: IntArray
-    """``[B]``: how many real queries the statistics are over."""
+    """``[B]``: the number of real queries in the statistics."""
     top: IfRequested[TopKeys] = ABSENT
     weights: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
@@ -491,14 +497,15 @@ class LayerGradients(WireModel):
 
 
 class ModelGradientsReply(ModelReply):
-    """Gradients of one number that a model predicts."""
+    """Gradients of one number in the prediction of a model."""
 
     value: FloatArray
     """``[B]``, or one number: L, what was differentiated."""
     token: IfRequested[list[int]] = ABSENT
-    """The token ids of which L is the log-probability, one a text."""
+    """The token ids whose log-probability is L, one for each text."""
     tokens: IfRequested[FloatArray] = ABSENT
-    """``[B, L]``: gradient · embedding of each input token; integrated, they sum to L less L at the baseline."""
+    """``[B, L]``: gradient · embedding of each input token; with ``integrated``, they sum to L minus L at the
+    baseline."""
     embeddings: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``"""
     baseline: IfRequested[FloatArray] = ABSENT
@@ -512,7 +519,7 @@ class PassCost(WireModel):
 
     flops: int
     bytes: int
-    """Bytes that are read and written at least: the parameters once, and the cache."""
+    """The least number of bytes that are read and written: the parameters once, and the cache."""
     peak_bytes: int
     """Memory besides the model."""
     predicted_ms: float
@@ -522,11 +529,12 @@ class ImageTokens(WireModel):
     """The tokens of one image."""
 
     tokens: int
-    """In the text, its marks included; of an encoder, all of the image."""
+    """The number of tokens of the image in the text, including markers; for an image encoder, all tokens of the
+    image."""
     crops: int
-    """Pictures that the model sees of it."""
+    """The number of crops of the image."""
     vision_tokens: int
-    """In the layers that see it, of all its crops."""
+    """The number of tokens in the vision layers, for all crops."""
 
 
 class ModelComplexityReply(WireModel):
@@ -539,11 +547,11 @@ class ModelComplexityReply(WireModel):
     prefill: PassCost
     """The pass over the given tokens and images."""
     vision: IfRequested[PassCost] = ABSENT
-    """The part of it that sees the images, up to their tokens in the text; an encoder has no other."""
+    """The part of ``prefill`` in the vision layers; for an image encoder, all of it."""
     images: IfRequested[list[ImageTokens]] = ABSENT
     """Each image, in the order asked."""
     per_token: PassCost
-    """One further token, after all others; zeros of an encoder of images."""
+    """The cost of one further token after all others; zeros for an image encoder."""
     total_ms: float
     cache_bytes_per_token: int
     cache_bytes: int
@@ -551,8 +559,8 @@ class ModelComplexityReply(WireModel):
     max_batch: int
     """Sequences of this length that fit into the free memory."""
     max_length: int
-    """Tokens of the text that fit beside the images, at this batch; at most those that the model has positions for. Of
-    an encoder of images, those of one image."""
+    """The largest number of text tokens that fits besides the images, for this batch; at most the number of positions
+    of the model. For an image encoder, the tokens of one image."""
 
 
 EXAMPLE_TEXT: Final[dict[str, Any]] = {"text": "the cat sat on the mat"}

@@ -80,7 +80,7 @@ class ModuleConfig(WireModel):
     dtype: FloatName | None = None
     """The dtype of the computation. Default: float32; with given parameters, their dtype."""
     latent: Latent | None = Field(default=None, exclude_if=lambda latent: latent is None)
-    """Projections that read a latent of the token, as in DeepSeek; left out where they read the token."""
+    """Projections that read a latent of the token, as in DeepSeek; without it they read the token."""
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
 
     @model_validator(mode="after")
@@ -115,11 +115,11 @@ class CreateModule(WireModel):
     name: ModuleName
     config: ModuleConfig
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    """Xavier-uniform weights and zero biases drawn from this seed; default 0 where no parameters are given."""
+    """Seed of Xavier-uniform weights and zero biases; default 0 if no parameters are given."""
     parameters: dict[str, FloatArray] | None = None
     """Every parameter by name."""
     durable: bool = True
-    """False keeps the module in this server's memory alone: nothing is written to the store, and a restart loses it."""
+    """False keeps the module only in this server's memory: nothing is written to disk, and a restart loses it."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> "CreateModule":
@@ -140,12 +140,13 @@ class ImportModule(WireModel):
     stack: Stack | None = None
     """The stack to read, for a checkpoint that has several."""
     spec: AttentionSpec | None = None
-    """Fields of the spec that replace those that the checkpoint says, or that it does not say: the masks of a torch
-    state dict, as in ``{"masks": []}``. Fields that are left out stay as the checkpoint has them."""
+    """Fields of the spec that replace those of the checkpoint, or that the checkpoint does not state, such as the masks
+    of a torch state dict: ``{"masks": []}``. Other fields stay as in the checkpoint."""
     num_heads: int | None = Field(default=None, ge=1)
-    """Needed where neither config.json nor the tensors' shapes tell it, as with ``nn.MultiheadAttention``."""
+    """The number of heads. Needed if neither config.json nor the tensors' shapes state it, as for
+    ``nn.MultiheadAttention``."""
     durable: bool = True
-    """False keeps the module in this server's memory alone, as for a created one."""
+    """False keeps the module only in this server's memory, as for a created module."""
 
 
 class Source(WireModel):
@@ -157,7 +158,7 @@ class Source(WireModel):
     part: Literal["self", "cross"]
     stack: Stack | None = None
     ignored: list[str] = Field(default_factory=list)
-    """Tensors of the layer that its config.json denies, and that are left out, as the library that wrote it does."""
+    """Tensors of the layer that the import ignored, because config.json excludes them."""
 
 
 class ModuleInfo(WireModel):
@@ -173,7 +174,7 @@ class ModuleInfo(WireModel):
     bytes: int
     """Bytes of its parameters on the device."""
     durable: bool = True
-    """False for a module that the store does not hold: it is gone when the server stops."""
+    """False for a module that exists only in memory, and is gone when the server stops."""
     source: Source | None = None
 
 
@@ -234,7 +235,7 @@ class ParameterQuery(WireModel):
     slice: str | None = Field(default=None, max_length=256, examples=["0:4,:8"])
     """Then this slice of it: one ``start:stop:step`` or index for each dimension, separated by commas."""
     version: str | None = Field(default=None, max_length=256)
-    """Answer only if the module is at this version."""
+    """Refuse the request unless the module is at this version."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 

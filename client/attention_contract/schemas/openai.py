@@ -38,10 +38,10 @@ FinishReason = Literal["stop", "length"]
 
 
 class AttentionOfTokens(WireModel):
-    """The attention that each generated token arrives with, and edits that hold for the whole generation."""
+    """The attention that comes with each generated token, and edits that apply to the whole generation."""
 
     layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
-    """The layers to tell of, in this order."""
+    """The layers in the reply, in this order."""
     heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """The heads of each of these layers; default: all."""
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
@@ -52,9 +52,9 @@ class AttentionOfTokens(WireModel):
     weights: bool = False
     """Return the weights themselves: a number for each head and key."""
     edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
-    """Edits by layer, with the vocabulary of modules. ``queries`` and ``keys`` are positions of tokens."""
+    """Edits by layer, each in the form of edits of a module. ``queries`` and ``keys`` are positions of tokens."""
     keep: bool = False
-    """Keep the whole run as a recording. Needs one choice of one prompt."""
+    """Store the whole run as a recording. Needs one choice of one prompt."""
 
 
 class StreamOptions(WireModel):
@@ -87,29 +87,29 @@ class GenerationOptions(OpenAIRequest):
     """The fields of both requests for generated text."""
 
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
-    """The most tokens to generate for each choice. Default: 16 of a completion; of a chat what the model has positions
-    for, at most 4,096."""
+    """The largest number of tokens to generate for each choice. Default: 16 for a completion; for a chat the number of
+    positions that the model has left, at most 4,096."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     """The choices for each prompt; default: 1."""
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
-    """Divides the logits before a token is drawn; 0 takes the likeliest. Default: the checkpoint's, else 1."""
+    """Divides the logits before sampling; 0 takes the most likely token. Default: that of the checkpoint, or 1."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """Draw from the likeliest tokens that have this probability together. Default: the checkpoint's, else 1."""
+    """Sample from the most likely tokens that together have this probability. Default: that of the checkpoint, or 1."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """The seed of torch's generator, before the first token; default: another one each time."""
+    """The seed of torch's generator; default: a different seed each time."""
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
     """Texts before which a choice ends."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Taken off the logit of each token that was generated before."""
+    """Subtracted from the logit of each token that was generated before."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Taken off the logit of each token once for each time that it was generated before."""
+    """Subtracted from the logit of each token once for each time that it was generated before."""
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], float] | None = Field(default=None, max_length=1024)
     """Added to the logits of these token ids."""
     stream: bool | None = None
-    """Send each token as a server-sent event as it comes."""
+    """Send each token as a server-sent event as soon as it is generated."""
     stream_options: StreamOptions | None = None
     attention: AttentionOfTokens | None = None
-    """Tell of each token's attention, and edit it."""
+    """Return the attention of each token, and edit attention."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GenerationOptions":
@@ -122,7 +122,7 @@ ChatPart = Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]
 
 
 class ChatMessage(WireModel):
-    """One message of a conversation. A message that a client got may be sent back as it is."""
+    """One message of a conversation. A message from a reply may be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -149,13 +149,13 @@ class ChatCompletionRequest(GenerationOptions):
     }  # fmt: skip
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
-    """The conversation, which is written as the checkpoint's chat template says."""
+    """The conversation. The checkpoint's chat template formats it."""
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
     """The newer name of ``max_tokens``."""
     logprobs: bool | None = None
     """Return the log-probability of each token, before temperature, penalties and biases."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    """The likeliest tokens to name in each place, with ``logprobs``."""
+    """The number of most likely tokens to return at each position, with ``logprobs``."""
     audio: Refused = None
     function_call: Refused = None
     functions: Refused = None
@@ -199,14 +199,14 @@ class CompletionRequest(GenerationOptions):
     )
     """One text or its token ids, or several as one batch, padded at the left."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Return the log-probability of each token, and so many of the likeliest tokens in each place."""
+    """Return the log-probability of each token, and this number of most likely tokens at each position."""
     best_of: Refused = None
     echo: Refused = None
     suffix: Refused = None
 
 
 class EmbeddingRequest(OpenAIRequest):
-    """Ask for one vector a text."""
+    """Ask for one vector for each text."""
 
     input: (
         Text
@@ -230,14 +230,14 @@ class TokensAttention(WireModel):
     top_keys: IfRequested[TopKeys] = ABSENT
     """``[H, k]``: positions of tokens and their weights."""
     weights: IfRequested[FloatArray] = ABSENT
-    """``[H, position]``: of each token before this one."""
+    """``[H, position]``: the weights of all tokens before this one."""
 
 
 class GeneratedToken(WireModel):
     """One generated token with its attention: that of the token before it, whose output chose it."""
 
     position: int
-    """Its place among the tokens of prompt and answer, without padding. The query is at the position before."""
+    """Its position among the tokens of prompt and answer, without padding. The query is at the previous position."""
     token: str
     id: int
     layers: list[TokensAttention]
@@ -252,7 +252,7 @@ class TokenLogprob(WireModel):
 
 
 class ChosenLogprob(TokenLogprob):
-    """The log-probability of a token that was chosen, and the likeliest in its place."""
+    """The log-probability of a chosen token, and the most likely tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
 

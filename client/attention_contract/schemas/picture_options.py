@@ -40,24 +40,25 @@ class PictureOptions(WireModel):
     reads_text: ClassVar[bool] = True
 
     view: View | None = None
-    """The kind of picture. Default: ``heads``, or ``head`` if the reply has one; the only one of other operations."""
+    """The kind of picture. Default: ``heads``, or ``head`` if the reply has only one head; other operations have only
+    one view."""
     head: int | None = Field(default=None, ge=0, lt=2**31)
     """The head that ``head`` and ``lines`` show. Default: the first of those selected."""
     sequence: int = Field(default=0, ge=0, lt=2**31)
     """The sequence of the batch to show."""
     width: int = Field(default=960, ge=160, le=4096)
-    """Pixels, at least 2.5 inches of them; the height follows. In print the picture is width / dpi inches wide."""
+    """Width in pixels, at least 2.5 inches; the height follows. In print, the picture is width / dpi inches wide."""
     dpi: int = Field(default=96, ge=36, le=600)
-    """Pixels an inch, which sets the size of text."""
+    """Pixels per inch, which determine the size of text."""
     theme: Theme = "light"
     """The colours of text and background: black on white, or light on dark."""
     background: Background = "theme"
     """``theme``: the theme's colour, white by default. ``none``: transparent."""
     title: str | None = Field(default=None, min_length=1, max_length=200)
-    """The heading; ``none`` for no heading. Default: the module and what is shown of it."""
+    """The heading; ``none`` for no heading. Default: the module and the content of the picture."""
     palette: Sequential | Diverging | None = None
-    """The colours: viridis, cividis, magma, inferno or plasma; of differences rdbu, puor, brbg, berlin or vanimo.
-    Default: viridis; of differences rdbu, or berlin in the dark theme."""
+    """The colours: viridis, cividis, magma, inferno or plasma; for differences rdbu, puor, brbg, berlin or vanimo.
+    Default: viridis; for differences rdbu, or berlin in the dark theme."""
     scale: Scale = "auto"
     """The colour range. ``auto`` is logarithmic if most weights are far below the largest, else linear."""
 

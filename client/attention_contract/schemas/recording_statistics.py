@@ -33,7 +33,7 @@ class StatisticsOfAttention(WireModel):
     heads: list[str]
     """The label of each head."""
     queries: int
-    """The number of queries that the means are over."""
+    """The number of queries in the means."""
     statistics: HeadStatistics
     """``[H]`` each."""
 

@@ -66,10 +66,10 @@ class RecordingFacts(WireModel):
     created: Moment
     """The time of the recording."""
     versions: dict[str, Label] = Field(default_factory=dict, max_length=64)
-    """Versions of the software that took part, by name."""
+    """Versions of the software used, by name."""
     computed: Literal["local", "raw", "modules"] | None = None
-    """The place of the attention: ``local`` for the model's own, ``raw`` for a server that was sent q, k and v, and
-    ``modules`` for modules of a server, imported from the model's checkpoint. Null for recordings of other origin."""
+    """Where the attention was computed: ``local`` in the model itself, ``raw`` on a server from q, k and v, ``modules``
+    in modules of a server that were imported from the model's checkpoint. Null for recordings of other origin."""
     tokens: dict[RecordedStack, Listed[Label]] = Field(min_length=1, max_length=3)
     """The tokens of each stack, as labels of queries and keys. Those of ``vision`` are the patches of all images, crop
     after crop, in the order in which the model has them; one crop sees nothing of another."""
@@ -187,7 +187,7 @@ class RecordingInfo(RecordingFacts):
     """Bytes of its file."""
     tensors: list[RecordedTensor]
     value: IfRequested[FloatArray] = ABSENT
-    """The tensor that was asked for, or the asked part of it; null if none was."""
+    """The requested tensor, or the requested part of it; null if none was requested."""
 
     def placed(self, kind: str) -> dict[str, tuple[Place, tuple[int, ...]]]:
         """The place and the shape of each tensor of one kind, by the name of its attention or stack."""
@@ -232,7 +232,7 @@ Chosen = Annotated[str, Field(pattern=_CHOSEN, max_length=8192)]
 
 
 class RecordingQuery(WireModel):
-    """The part of a recording to read; without a layer and a tensor, the description alone."""
+    """The part of a recording to read; without a layer and a tensor, only the description."""
 
     reads_text: ClassVar[bool] = True
 
@@ -247,7 +247,7 @@ class RecordingQuery(WireModel):
     keys: Chosen | None = None
     """Only these keys."""
     pool: int | None = Field(default=None, ge=2, lt=2**31)
-    """Return the largest number of each square of so many of these queries and keys; for weights and scores."""
+    """With n, return the largest number of each square of n queries and n keys; for weights and scores."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 

@@ -35,10 +35,10 @@ class RolloutOptions(WireModel):
     residual: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     """The share of the residual connection."""
     discard: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)
-    """Leave out this share of the positive weights of each row of A, the smallest first. After Gildenblat 2020, who
-    leaves out a share of the whole matrix."""
+    """Drop this share of the positive weights in each row of A, the smallest first. Source: Gildenblat 2020, who drops
+    a share of the whole matrix."""
     queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
-    """The tokens of the last layer to trace back; default: all. A flow costs much for each of them."""
+    """The tokens of the last layer to trace back; default: all. A flow takes a long time for each token."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 
@@ -50,7 +50,7 @@ class RolloutRequest(RolloutOptions):
     """``[N, H, L, L]``, or ``[N, L, L]`` of one head; the first layer first. Method ``relevance`` takes the
     ``relevance`` or the ``gradient_attention`` of an attribution to each layer, which may be negative."""
     labels: Listed[TokenLabel] | None = Field(default=None, max_length=MAX_LABELS)
-    """A label for each of the L tokens, as a picture writes them."""
+    """A label for each of the L tokens, for a picture."""
 
 
 class RolloutReply(DrawableReply):
@@ -76,7 +76,7 @@ class RecordingRollout(RolloutReply):
 
     id: RecordingId
     layers: list[LayerName]
-    """The attentions that were gone through."""
+    """The attentions in the rollout, in order."""
     tokens: list[Label]
     """The labels of the L inputs."""
 

@@ -8,14 +8,15 @@ from attention_contract.base import WireModel
 
 
 class CallerLimits(WireModel):
-    """The limits of one caller: one API key, or one address where no key is used. Null where there is none."""
+    """The limits of one caller: an API key, or an address if no key is used. Null means no limit."""
 
     requests_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests and messages of streams a second, over two seconds."""
+    """Requests and messages on streams per second, measured over two seconds."""
     bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Bytes of bodies a second, over two seconds."""
+    """Bytes of bodies per second, measured over two seconds."""
     device_ms_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Milliseconds of the device for each second, over two seconds; a request has its share of a joint pass."""
+    """Milliseconds of device time per second, measured over two seconds; a request in a joint pass counts with its
+    share."""
     concurrent: int | None = Field(default=None, ge=1)
     """Requests at a time."""
     modules: int | None = Field(default=None, ge=0)
@@ -25,7 +26,7 @@ class CallerLimits(WireModel):
     session_bytes: int | None = Field(default=None, ge=0)
     """Bytes of the pages of the caller's sessions."""
     recordings_bytes: int | None = Field(default=None, ge=0)
-    """Bytes of the recordings that belong to the caller alone."""
+    """Bytes of the recordings that belong only to the caller."""
 
 
 class Limits(WireModel):
@@ -38,7 +39,7 @@ class Limits(WireModel):
     memory_budget_bytes: int
     """Bytes that resident modules and running requests may hold together."""
     host_budget_bytes: int
-    """Bytes of the host for bodies, results, replies and recordings beside a GPU; on a CPU the same budget."""
+    """On a GPU server, bytes of host memory for bodies, results, replies and recordings; on a CPU the same budget."""
     max_queue: int
     """Requests that may wait."""
     max_json_values: int
@@ -62,15 +63,15 @@ class Limits(WireModel):
     max_connections_per_address: int
     """Connections at a time from one address."""
     head_timeout_s: float
-    """Seconds in which a head must come."""
+    """Seconds within which the head of a request must arrive."""
     body_timeout_s: float
     """Seconds over which the rate of a body is measured."""
     write_timeout_s: float
-    """Seconds over which the rate is measured at which a reply is read."""
+    """Seconds over which the rate of reading a reply is measured."""
     idle_timeout_s: float
     """Seconds for which an idle connection stays open."""
     least_rate: int
-    """Bytes a second that a body or a reply must move."""
+    """The least rate in bytes a second of an arriving body, and of a reply that is being read."""
     max_modules: int
     """Resident modules."""
     max_sessions: int
@@ -80,7 +81,7 @@ class Limits(WireModel):
     max_sweep: int
     """Sizes of one sweep."""
     max_alternatives: int
-    """Alternatives of one question about cost."""
+    """The largest number of alternatives in one complexity request."""
     max_taps: int
     """Tensors that one reply may return."""
     max_steps: int
@@ -88,11 +89,11 @@ class Limits(WireModel):
     max_sequences: int
     """Sequences of one session."""
     max_predicted_s: float | None = None
-    """Seconds that a request may be predicted to compute; null for any."""
+    """The longest predicted computation of one request in seconds; null for no limit."""
     default_wait_s: float | None = None
-    """Seconds that a request may take which names no time of its own; null for any."""
+    """Deadline in seconds of a request without its own; null for none."""
     caller: CallerLimits = CallerLimits()
-    """The limits of the caller who asks."""
+    """The limits of the caller of this request."""
 
 
 class Memory(WireModel):
@@ -101,7 +102,7 @@ class Memory(WireModel):
     resident_bytes: int
     in_flight_bytes: int
     body_bytes: int
-    """Bytes of the bodies that are being read or answered."""
+    """Bytes of the bodies of current requests."""
     reply_bytes: int
     """Bytes of the replies that are being sent."""
     free_bytes: int
@@ -172,7 +173,7 @@ class Variant(WireModel):
 
 
 class VariantList(WireModel):
-    """Everything that a spec can say here."""
+    """Everything that a spec can contain."""
 
     variants: list[Variant]
 
@@ -184,4 +185,5 @@ class Health(WireModel):
     modules: int
     """Modules resident so far."""
     modules_left_out: int = 0
-    """Stored modules that are not served, since their files are damaged or too large; the server's log names them."""
+    """The number of stored modules that are not served, because their files are damaged or too large; the log names
+    them."""

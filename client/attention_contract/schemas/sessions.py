@@ -42,7 +42,8 @@ class WindowSinks(WireModel):
     sinks: int = Field(default=4, ge=0, lt=2**31)
     """Number of first tokens that are kept."""
     report_error: bool = False
-    """Report the difference of each step's output from that over the whole past, which the session then keeps too."""
+    """Report the difference between each step's output and the output over the whole past, which the session then also
+    keeps."""
 
 
 class HeavyHitters(WireModel):
@@ -69,7 +70,7 @@ class SnapKV(WireModel):
 
     name: Literal["snap_kv"] = "snap_kv"
     keep: int = Field(ge=1, lt=2**31)
-    """Number of tokens of the first step that are kept beside its window."""
+    """Number of tokens of the first step that are kept in addition to its window."""
     window: int = Field(default=32, ge=1, lt=2**31)
     """Number of last tokens of the first step, which vote and are kept."""
     kernel: int = Field(default=7, ge=1, le=255)
@@ -101,17 +102,17 @@ class OpenSession(WireModel):
     sequences: int | None = Field(default=None, ge=1, le=MAX_SEQUENCES)
     """Number of sequences, B. Default: that of the past or of the other session, else 1."""
     capacity: Length | None = None
-    """Number of tokens for which memory is reserved now; a step beyond it is refused. Default: memory is taken as the
-    session grows, which may get 429."""
+    """Number of tokens for which memory is reserved now; a step beyond it is refused. Default: memory is allocated as
+    the session grows, and a step may get 429."""
     ttl_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds without a request after which the session expires; default and maximum: the server's."""
     policy: Policy = Field(default_factory=FullPolicy)
     """The tokens that the session keeps."""
     pinned: bool = False
-    """Never evict the session for another's memory, within the server's quota of pinned bytes."""
+    """Never evict the session to free memory, within the server's quota of pinned bytes."""
     share: bool = False
-    """Share the memory of equal prefixes with other sessions of the module that share too: pages of equal inputs, in
-    equal order, are held once. Steps with edits share nothing from then on."""
+    """Share the memory of equal prefixes with other sessions of the module that also set ``share``: pages of equal
+    inputs in equal order are stored once. After a step with edits, new pages are not shared."""
     version: str | None = Field(default=None, max_length=256)
     """Open only if the module is at this version."""
     from_: SessionSource | None = Field(default=None, alias="from")
@@ -138,24 +139,24 @@ class SessionInfo(WireModel):
     """Its id."""
     module: str
     version: str
-    """The module's version that it was opened with, which it keeps."""
+    """The version of the module with which the session was opened."""
     sequences: int
     length: int
-    """Number of tokens of each sequence so far, those that the policy dropped included."""
+    """Number of tokens of each sequence so far, including those that the policy dropped."""
     held: int
     """Number of tokens of each sequence whose keys and values are held."""
     capacity: int | None = None
-    """Number of tokens for which memory is reserved; null where it grows."""
+    """Number of tokens for which memory is reserved; null if the session grows."""
     policy: Policy
     pinned: bool
     bytes: int
-    """Bytes of the pages that it uses, those included that it shares."""
+    """Bytes of the pages that it uses, including shared pages."""
     shared_bytes: int
     """Bytes of these that other sessions use too."""
     own_bytes: int
-    """Bytes that are free once it is deleted."""
+    """Bytes that become free if the session is deleted."""
     expires_at: str
-    """The time, as RFC 3339 in UTC, at which it expires unless a request for it comes."""
+    """The time, as RFC 3339 in UTC, at which the session expires if no further request arrives."""
     parent: str | None = None
     """The session that it was forked or opened from; null for none."""
     step: str | None = None
@@ -170,7 +171,7 @@ class ListSessions(WireModel):
     limit: int = Field(default=100, ge=1, le=250)
     """Number of sessions, at most."""
     cursor: Annotated[str, Field(pattern=r"^\d{1,18}$")] | None = None
-    """``next`` of the page before; default: the first page."""
+    """``next`` of the previous page; default: the first page."""
 
 
 class SessionList(WireModel):
@@ -214,9 +215,10 @@ class StepRequest(OverSession, ForwardRequest):
     """
 
     at: Length | None = None
-    """The length that the caller believes the session to have; 409 with the true one where it differs."""
+    """The length that the caller expects the session to have; if it differs, the answer is 409 with the actual
+    length."""
     step: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """An id of this step. If the last step had it, its reply comes again and nothing is appended."""
+    """A name for this step. If the last step had the same name, its reply is sent again and nothing is appended."""
 
 
 class SessionStep(StepRequest):
@@ -247,7 +249,7 @@ class StepReply(ForwardReply):
     length: int
     """Number of tokens of each sequence after the step."""
     warning: IfRequested[str] = ABSENT
-    """The reason why a pass without a cache may differ by more than rounding; absent where it does not."""
+    """The reason why a pass without a cache may differ by more than rounding; absent if there is none."""
 
 
 class StepProblem(WireModel):
@@ -305,7 +307,7 @@ class TruncateSession(WireModel):
 
 
 class ReorderSession(WireModel):
-    """Let sequence b continue what sequence ``rows[b]`` was, as beam search does."""
+    """Replace the past of each sequence b by that of sequence ``rows[b]``, as beam search does."""
 
     rows: Listed[Index] = Field(min_length=1, max_length=MAX_SEQUENCES)
     """For each new sequence the present one that it continues. One may be continued many times, or never; the number
@@ -319,7 +321,7 @@ class SessionWeightsRequest(OverSession, WeightsRequest):
 
 
 class SessionEffectsRequest(OverSession, EffectsRequest):
-    """Ask what each edit of a sweep does to the output of new tokens over the cached past. Nothing is appended."""
+    """Ask for the effects of a sweep of edits on new tokens over the cached past. Nothing is appended."""
 
 
 class SessionAttributionRequest(OverSession, AttributionRequest):

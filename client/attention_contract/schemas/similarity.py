@@ -25,7 +25,8 @@ class SimilarityRequest(WireModel):
     a: FloatArray
     """``[A, Lq, Lk]`` weights, or ``[A, N, D]`` features; ``[Lq, Lk]`` or ``[N, D]`` of one head or layer."""
     b: FloatArray | None = None
-    """The others, with the same queries and keys, or the same tokens; default: those of ``a``, each pair of them."""
+    """The heads or layers to compare with, with the same queries and keys, or the same tokens; default: those of
+    ``a``."""
     measure: Measure = "jensen_shannon"
     """``jensen_shannon`` of weights, or ``cka`` of features."""
     encoding: Encoding = "list"

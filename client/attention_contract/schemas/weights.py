@@ -30,8 +30,8 @@ class StatisticOptions(WireModel):
     """``[B, Lk]`` or ``[Lk]``: the token id of each key, the past included. ``duplicate_token``, ``induction`` and
     ``token_classes`` need it."""
     query_tokens: IntArray | None = None
-    """``[B, Lq]`` or ``[Lq]``: the token id of each query. Default: that of the key at the query's own position, i +
-    offset; a query that has none there matches no key."""
+    """``[B, Lq]`` or ``[Lq]``: the token id of each query. Default: the token id of the key at the query's position i +
+    offset; a query without such a key matches no key."""
     classes: dict[ClassName, BoolArray] = Field(default_factory=dict, max_length=MAX_CLASSES)
     """``[B, Lk]`` or ``[Lk]`` by name: true for the keys of a class."""
     token_classes: dict[ClassName, Listed[int]] = Field(default_factory=dict, max_length=MAX_CLASSES)
@@ -49,10 +49,10 @@ class WeightsRequest(TokenLabels, AttentionInputs):
     select: Select | None = None
     """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
     return_weights: bool = True
-    """False leaves the weights themselves out and gives statistics and top keys only."""
+    """False omits the weights; the reply then has only statistics and top keys."""
     pool: int | None = Field(default=None, ge=2, lt=2**31)
-    """Return ``pooled``: the largest weight of each square of so many selected queries and keys. With
-    ``return_weights`` false, the weights of long sequences then are never in memory at once."""
+    """With n, return ``pooled``: the largest weight of each square of n selected queries and n keys. If
+    ``return_weights`` is false too, the weights of long sequences are never in memory at once."""
     average_heads: bool = False
     """Return the weights averaged over the (selected) heads, without the head dimension."""
     query_mask: BoolArray | None = None
@@ -132,7 +132,7 @@ class WeightsReply(DrawableReply):
 
     statistics: HeadStatistics
     queries: IntArray
-    """``[B]``: how many real queries the statistics are over."""
+    """``[B]``: the number of real queries in the statistics."""
     top: IfRequested[TopKeys] = ABSENT
     weights: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads. An infinity or NaN

@@ -124,8 +124,7 @@ class SessionNotFound(NotFound, title="There is no session with this id"):
 
 
 class SessionGone(AttentionError, status=410, title="The session is gone"):
-    """The session is gone. ``reason``: expired, evicted, restarted, deleted; with several processes
-    elsewhere_or_gone."""
+    """The session ended. ``reason``: expired, evicted, restarted, deleted, or elsewhere_or_gone with replicas."""
 
 
 class MethodNotAllowed(AttentionError, status=405, title="Method not allowed"):

@@ -110,7 +110,7 @@ list_checkpoints = Operation(
 )  # fmt: skip
 fetch_checkpoint = Operation(
     "fetch_checkpoint", "POST", "/v1/checkpoints", k.FetchCheckpoint, k.CheckpointReply,
-    "Fetch a checkpoint from the Hugging Face hub into the model repository",
+    "Download a checkpoint from the Hugging Face hub into the model repository",
     (*READS_BODY, *WRITES, e.Forbidden, e.CheckpointNotFound, e.InvalidCheckpoint, e.Conflict),
     example={"repository": "sentence-transformers/all-MiniLM-L6-v2"}, scopes=MANAGE,
 )  # fmt: skip
@@ -193,7 +193,7 @@ effects = Operation(
 )  # fmt: skip
 complexity = Operation(
     "complexity", "POST", "/v1/modules/{name}/complexity", c.ComplexityRequest, c.ComplexityReply,
-    "The cost of a module at a shape or a sweep of shapes",
+    "The cost of a module for one shape or a sweep of shapes",
     (*READS_BODY, *OF_MODULE, e.KernelUnsuitable), pictures=("costs",),
     example={"shape": {"batch": 1, "queries": 512}, "sweep": {"dimension": "length", "values": [512, 1024, 2048]}},
     scopes=ASK,
@@ -232,7 +232,7 @@ raw_effects = Operation(
 )  # fmt: skip
 raw_complexity = Operation(
     "raw_complexity", "POST", "/v1/attention/complexity", c.RawComplexityRequest, c.ComplexityReply,
-    "The cost of raw attention at a shape or a sweep of shapes",
+    "The cost of raw attention for one shape or a sweep of shapes",
     (*READS_BODY, e.KernelUnsuitable), pictures=("costs",),
     example={"shape": {"queries": 512}, "num_heads": 8, "head_dim": 64, "spec": {"masks": [{"name": "causal"}]}},
     scopes=ASK,
@@ -251,17 +251,17 @@ create_raw_pass = Operation(
 )  # fmt: skip
 backward = Operation(
     "backward", "POST", "/v1/passes/{id}/backward", BackwardRequest, GradientsReply,
-    "Exact gradients of a kept pass, which is used up",
+    "Exact gradients of a kept pass, which can be used once",
     (*READS_BODY, e.PassNotFound), tensors=True, example={}, scopes=INFER,
 )  # fmt: skip
 accuracy = Operation(
     "accuracy", "GET", "/v1/complexity/accuracy", None, y.AccuracyReply,
-    "Predicted against measured times, by kernel and purpose",
+    "Errors of predicted times, by kernel and purpose",
     (*ANY_TIME, e.Loading, e.Draining), scopes=INSPECT,
 )  # fmt: skip
 list_hardware = Operation(
     "list_hardware", "GET", "/v1/complexity/hardware", None, w.HardwareList,
-    "Devices whose costs can be asked for although the server does not have them", scopes=ANY_KEY,
+    "Devices for which costs can be predicted from datasheets", scopes=ANY_KEY,
 )  # fmt: skip
 hopfield_retrieve = Operation(
     "hopfield_retrieve", "POST", "/v1/hopfield/retrieve", h.HopfieldRequest, h.HopfieldReply,
@@ -286,11 +286,11 @@ rollout = Operation(
 )  # fmt: skip
 list_models = Operation(
     "list_models", "GET", "/v1/models", None, n.ModelList,
-    "Every whole model that is resident, or that a checkpoint of the repository can become", scopes=SEE,
+    "Every loaded model, and every checkpoint that can be loaded as one", scopes=SEE,
 )  # fmt: skip
 load_model = Operation(
     "load_model", "POST", "/v1/models", n.LoadModel, n.ModelInfo,
-    "Make a checkpoint of the model repository a resident model",
+    "Load a checkpoint of the model repository as a whole model",
     (*READS_BODY, e.CheckpointNotFound, e.InvalidCheckpoint, e.ModelExists), status=201,
     example={"checkpoint": "tiny"}, scopes=MANAGE,
 )  # fmt: skip
@@ -299,12 +299,12 @@ get_model = Operation(
     (*ANY_TIME, *OF_MODEL), scopes=SEE,
 )  # fmt: skip
 unload_model: Operation[None] = Operation(
-    "unload_model", "DELETE", "/v1/models/{model}", None, None, "End a whole model once its requests are answered",
+    "unload_model", "DELETE", "/v1/models/{model}", None, None, "Unload a whole model after its requests are answered",
     (*ANY_TIME, e.ModelNotFound), status=204, safe_to_repeat=False, scopes=MANAGE,
 )  # fmt: skip
 model_forward = Operation(
     "model_forward", "POST", "/v1/models/{model}/forward", n.ModelForwardRequest, n.ModelForwardReply,
-    "What a whole model predicts, and any taps of any of its layers",
+    "The predictions of a whole model, and any taps of any of its layers",
     (*READS_BODY, *OF_MODEL, *WRITES), tensors=True,
     example=n.EXAMPLE_TEXT | {"top_k": 3, "return": ["logits"]}, scopes=INFER,
 )  # fmt: skip
@@ -316,27 +316,27 @@ model_weights = Operation(
 )  # fmt: skip
 model_gradients = Operation(
     "model_gradients", "POST", "/v1/models/{model}/gradients", n.ModelGradientsRequest, n.ModelGradientsReply,
-    "Exact gradients of what a whole model predicts: by token, head, tap and hidden state",
+    "Exact gradients of a prediction of a whole model: by token, head, tap and hidden state",
     (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, example=n.EXAMPLE_TEXT | {"wrt": ["tokens"]}, scopes=INFER,
 )  # fmt: skip
 model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", n.ModelComplexityRequest, n.ModelComplexityReply,
-    "The cost of a text or a generation by a whole model",
+    "The cost of a text or a generation for a whole model",
     (*READS_BODY, *OF_MODEL), example={"length": 512, "new_tokens": 64}, scopes=ASK,
 )  # fmt: skip
 create_chat_completion = Operation(
     "create_chat_completion", "POST", "/v1/chat/completions", i.ChatCompletionRequest, i.ChatCompletion,
-    "The answer of a whole model to a conversation, as OpenAI's API has it, with the attention that chose each token",
+    "The answer of a whole model in a conversation, in OpenAI's format, with the attention that chose each token",
     (*READS_BODY, *OF_MODEL, *WRITES), example=i.EXAMPLE_CHAT, scopes=INFER,
 )  # fmt: skip
 create_completion = Operation(
     "create_completion", "POST", "/v1/completions", i.CompletionRequest, i.Completion,
-    "The continuation of a text by a whole model, as OpenAI's API has it, with the attention that chose each token",
+    "The continuation of a text by a whole model, in OpenAI's format, with the attention that chose each token",
     (*READS_BODY, *OF_MODEL, *WRITES), example=i.EXAMPLE_TEXT, scopes=INFER,
 )  # fmt: skip
 create_embedding = Operation(
     "create_embedding", "POST", "/v1/embeddings", i.EmbeddingRequest, i.Embeddings,
-    "One vector a text by a whole model, as OpenAI's API has it",
+    "One vector of a whole model for each text, in OpenAI's format",
     (*READS_BODY, *OF_MODEL), example={"model": "tiny", "input": "the cat sat on the mat"}, scopes=INFER,
 )  # fmt: skip
 list_recordings = Operation(
@@ -344,7 +344,7 @@ list_recordings = Operation(
 )  # fmt: skip
 create_recording = Operation(
     "create_recording", "POST", "/v1/recordings", r.RecordingFile, r.RecordingInfo,
-    "Store a recording of what a model computed for a text",
+    "Store a recording: the tensors of a model for one text",
     (*READS_BODY, *WRITES, e.TooLarge), status=201, tensors=True, example=r.EXAMPLE, scopes=INFER,
 )  # fmt: skip
 get_recording = Operation(
@@ -381,7 +381,7 @@ list_sessions = Operation(
 )  # fmt: skip
 open_session = Operation(
     "open_session", "POST", "/v1/modules/{name}/sessions", t.OpenSession, t.SessionInfo,
-    "Open a session: a past that stays on the server",
+    "Open a session, which keeps the keys and values of earlier tokens",
     (*READS_BODY, *OF_MODULE, e.SessionNotFound, e.SessionGone), status=201, tensors=True, safe_to_repeat=False,
     example={"capacity": 128}, scopes=INFER,
 )  # fmt: skip
@@ -406,7 +406,7 @@ step_session = Operation(
 )  # fmt: skip
 fork_session = Operation(
     "fork_session", "POST", "/v1/sessions/{id}/fork", t.ForkSession, t.SessionInfo,
-    "Copy a session, whose full pages both then share",
+    "Copy a session; both share all full pages of memory",
     (*READS_BODY, *OF_SESSION), status=201, safe_to_repeat=False, example={}, scopes=INFER,
 )  # fmt: skip
 truncate_session = Operation(
@@ -416,7 +416,7 @@ truncate_session = Operation(
 )  # fmt: skip
 reorder_session = Operation(
     "reorder_session", "POST", "/v1/sessions/{id}/reorder", t.ReorderSession, t.SessionInfo,
-    "Let each sequence of a session continue another one's past",
+    "Replace the past of each sequence of a session by that of another one",
     (*READS_BODY, *OF_SESSION), safe_to_repeat=False, example={"rows": [0]}, scopes=INFER,
 )  # fmt: skip
 session_weights = Operation(

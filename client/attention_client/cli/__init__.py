@@ -28,7 +28,7 @@ from attention_client.connection_settings import DEFAULT_URL
 app = typer.Typer(
     name="attention",
     cls=Commands,
-    help="Ask attention modules for their output, weights, gradients and cost.",
+    help="Ask a server about attention: output, weights, gradients and cost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -54,10 +54,10 @@ def options(
         typer.Option(min=0, help="Repeats after a transient failure.  [dim]\\[default: for 40 seconds][/dim]"),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Ask attention modules for their output, weights, gradients and cost."""
+    """Ask a server about attention: output, weights, gradients and cost."""
     invocation = ctx.ensure_object(Invocation)
     invocation.url, invocation.timeout, invocation.retries = url, timeout, retries
 
@@ -77,7 +77,7 @@ app.command("explain")(explain_commands.explain_command)
 app.command()(recording_commands.record)
 app.command()(recording_commands.show)
 app.add_typer(recording_commands.app, name="recordings")
-models = command_table.group("models", "List, fetch, load, ask and end the whole models of a server.")
+models = command_table.group("models", "List, fetch, load, use and unload the whole models of a server.")
 models.command("fetch")(fetch_commands.fetch_model)
 app.add_typer(models, name="models")
 app.add_typer(

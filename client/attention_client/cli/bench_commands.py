@@ -54,7 +54,7 @@ class Load(RandomInputs):
     requests: int = Field(default=200, ge=1)
     """Requests measured at each concurrency."""
     warm_up: int = Field(default=20, ge=0)
-    """Requests before, at each concurrency, not counted."""
+    """Requests before the measured ones, at each concurrency."""
     media_type: Literal["safetensors", "json"] = "safetensors"
     """Form of the tensors."""
 

@@ -100,7 +100,7 @@ COMMANDS: Final = {
     "weights": RequestCommand(
         "weights", operations.weights, operations.raw_weights, chief="weights",
         prepare=_labelled,
-        help="The weights of each head: statistics, and with -o or --json the weights.\n\n"
+        help="Show statistics of each head's weights; with -o or --json also the weights.\n\n"
         "With --labels or --top-k, the most attended keys of each query.",
     ),
     "attribution": RequestCommand("attribution", operations.attribution, operations.raw_attribution, chief=""),
@@ -108,7 +108,7 @@ COMMANDS: Final = {
     "effects": RequestCommand(
         "effects", operations.effects, operations.raw_effects, chief="effects.norm", prepare=_sweep_and_differences,
         forms={"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))},
-        help="The change of the output by each edit of a sweep; by default each head is knocked out in turn.\n\n"
+        help="Show the change of the output by each edit of a sweep; by default each head is knocked out in turn.\n\n"
         "-o writes the changes of the output too.",
     ),
     "complexity": RequestCommand(
@@ -126,12 +126,12 @@ COMMANDS: Final = {
     ),
     "rollout": RequestCommand(
         "attention.rollout", operations.rollout, positional=("weights",), chief="values",
-        help="The inputs that the state of each token comes from, over layers whose weights a file holds.",
+        help="Trace each token back to the inputs, over the layers of weights in a file.",
     ),
     "similarity": RequestCommand(
         "attention.similarity", operations.similarity, positional=("a", "b"), chief="values",
         forms={"measure": Form(bool, name="--cka", read=lambda _, __: "cka")},
-        help="The most similar heads of each, by weights or features that files hold.",
+        help="Find the most similar heads, by weights or features in files.",
     ),
     "hopfield": RequestCommand(
         "hopfield.retrieve", operations.hopfield_retrieve, chief="states", prepare=_for_programs("return_association"),
@@ -143,7 +143,7 @@ COMMANDS: Final = {
     "look": RequestCommand(
         "models.weights", operations.model_weights, positional=("text",), chief="", prepare=_looking,
         forms=_OF_TEXTS,
-        help="What each head of a whole model looks at in a text: statistics, and its largest weights.\n\n"
+        help="Show what each head of a whole model looks at in a text: statistics and largest weights.\n\n"
         "With --layer and --head, the keys of every token. -o and --json give the weights too, --plot draws them.",
     ),
     "models list": RequestCommand("models.list", operations.list_models),
@@ -153,11 +153,11 @@ COMMANDS: Final = {
     "models forward": RequestCommand(
         "models.forward", operations.model_forward, positional=("text",), chief="logits",
         forms=_OF_TEXTS | {"return_": Form(list[str], "TAP", name="--return")},
-        help="What a whole model predicts after a text, and any taps of its layers.",
+        help="Show what a whole model predicts after a text, and any taps of its layers.",
     ),
     "models gradients": RequestCommand(
         "models.gradients", operations.model_gradients, positional=("text",), chief="", forms=_OF_TEXTS,
-        help="What a prediction depends on: the gradient of its log-probability by tokens, heads and states.\n\n"
+        help="Show what a prediction depends on: the gradient of its log-probability by tokens, heads and states.\n\n"
         '--of \'{"token": " mat", "against": " bed"}\' names two tokens whose margin is differentiated.',
     ),
     "models complexity": RequestCommand("models.complexity", operations.model_complexity),

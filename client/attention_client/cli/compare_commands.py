@@ -35,7 +35,7 @@ class Comparison(RandomInputs):
     module: str | None = None
     """Kernels: compare them on this module."""
     spec: dict[str, Any] | None = None
-    """Kernels: what is computed; checkpoints: laid over their spec."""
+    """For kernels: the spec; for checkpoints: fields that replace those of their spec."""
     inputs: Any = None
     """The inputs, named by field; default: random numbers."""
     batch: int = Field(default=2, ge=1)
@@ -49,7 +49,7 @@ class Comparison(RandomInputs):
     gradients: bool = True
     """Compare gradients too."""
     tolerance: float | None = None
-    """The largest difference beside the largest number; default: by dtype."""
+    """The largest allowed ratio of difference to largest number; default: by dtype."""
 
     @property
     def allowed(self) -> float:

@@ -40,13 +40,13 @@ def explain_command(
     row: Annotated[int | None, typer.Option(min=0, help="The query to follow; default: the last.")] = None,
     sequence: Annotated[int, typer.Option(min=0, help="The sequence of the batch.")] = 0,
     keys: Annotated[int, typer.Option(min=1, help="Show this many keys: those of the largest weights.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the built-in inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the built-in inputs.")] = 0,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=drawable, help="Draw the steps into a .svg, .png or .pdf.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Walk one query's attention step by step, forward and backward: what each step means, and its numbers.
+    """Explain the attention of one query step by step, forward and backward, with its numbers.
 
     Without inputs, a few random tokens of the right shape are taken.
     """

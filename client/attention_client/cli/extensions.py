@@ -13,7 +13,7 @@ GROUP = "attention.commands"
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _SUMMARIES = {
     "serve": "Start the server (its own options: attention serve --help).",
-    "fetch": "Fetch a checkpoint from the Hugging Face hub into the model repository of this machine.",
+    "fetch": "Download a checkpoint from the Hugging Face hub into the model repository of this machine.",
     "keys": "Create, list and revoke the API keys of the server on this machine.",
 }
 

@@ -58,7 +58,7 @@ def generate(
     look: Look = True,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text, and show what each token's heads looked at when they chose it.
+    """Continue a text, and show what the heads looked at for each new token.
 
     With at most four heads (--layer, --head), each has its own keys; otherwise the mean over the heads is shown. With
     images, the text is a message that the model answers.
@@ -86,11 +86,11 @@ def chat(
     fields: Fields,
     ctx: typer.Context,
     model: Model,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     image: Images = None,
     look: Look = True,
 ) -> None:
-    """Talk to a model, and show what each token's heads looked at. A line is a message; the end of input ends it."""
+    """Chat with a model, and show what the heads looked at for each token. One line is one message."""
     _ask(fields, look)
     messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     _content("", image)  # a file that cannot be read is named before anything is typed

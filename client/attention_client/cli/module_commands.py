@@ -40,7 +40,7 @@ def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the module.")],
     config: Annotated[
-        str | None, typer.Option(metavar="JSON|FILE", help="The fields of the config at once; options win over them.")
+        str | None, typer.Option(metavar="JSON|FILE", help="All fields of the config as JSON; options override them.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -105,7 +105,7 @@ def checkpoints(
     ctx: typer.Context,
     path: Annotated[
         str | None,
-        typer.Argument(autocompletion=completion.checkpoints, help="One of them: each of its attention layers."),
+        typer.Argument(autocompletion=completion.checkpoints, help="The checkpoint whose attention layers are shown."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -61,7 +61,7 @@ def heads(
     ] = "induction",
     beside: Annotated[
         str | None,
-        typer.Option("--and", metavar="STATISTIC", callback=_statistic, help="Show this one beside it."),
+        typer.Option("--and", metavar="STATISTIC", callback=_statistic, help="Also show this statistic."),
     ] = None,
     show: Annotated[
         str | None, typer.Option(metavar="LAYER.HEAD", help="Show the passages of this head. Default: the first one.")
@@ -69,11 +69,11 @@ def heads(
     count: Annotated[int, typer.Option(min=0, help="Passages to show.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 16,
     headvis: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the survey as the folder data of HeadVis too.")
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the survey as the folder data of HeadVis.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find heads by what they do in many texts: every statistic's distribution, and a head's strongest passages."""
+    """Find heads by their statistics over many texts, and show the strongest passages of a head."""
     chosen, texts = _head(show), _texts(file)
     with client_of(ctx) as client:
         with loading_shown(client, model):

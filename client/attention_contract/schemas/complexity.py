@@ -126,7 +126,7 @@ class SessionCost(WireModel):
 
 
 class ComplexityRequest(WireModel):
-    """The cost of a module at a shape or a sweep of shapes."""
+    """Ask for the cost of a module, for one shape or a sweep of shapes."""
 
     shape: Shape
     sweep: Sweep | None = None

@@ -176,7 +176,7 @@ def test_a_learned_key_of_another_width_is_refused(save, read):
 
 def test_heads_come_from_the_request_or_the_config_and_must_agree(save, read):
     save(nn.MultiheadAttention(12, 3), folder="bare")
-    with pytest.raises(InvalidRequest, match="give num_heads") as caught:
+    with pytest.raises(InvalidRequest, match="send num_heads") as caught:
         read("bare")
     assert caught.value.param == "num_heads"
     with pytest.raises(InvalidRequest, match="5 heads do not divide") as caught:
@@ -191,7 +191,7 @@ def test_heads_come_from_the_request_or_the_config_and_must_agree(save, read):
         read("nhead", num_heads=4)
     assert caught.value.facts == {"expected": 3, "actual": 4}
     save(nn.MultiheadAttention(12, 3), {"nhead": 0}, folder="zero")
-    with pytest.raises(InvalidRequest, match="give num_heads"):
+    with pytest.raises(InvalidRequest, match="send num_heads"):
         read("zero")
 
 
@@ -473,7 +473,7 @@ def test_nothing_outside_the_repository_is_read(save, read, root, tmp_path_facto
     save(bert_state(), folder="config-link")
     (outside / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
     (root / "config-link" / "config.json").symlink_to(outside / "config.json")
-    with pytest.raises(InvalidRequest, match="give num_heads"):
+    with pytest.raises(InvalidRequest, match="send num_heads"):
         read("config-link")
 
 

@@ -68,7 +68,7 @@ class RecordingFacts(WireModel):
     versions: dict[str, Label] = Field(default_factory=dict, max_length=64)
     """Versions of the software used, by name."""
     computed: Literal["local", "raw", "modules"] | None = None
-    """Where the attention was computed: ``local`` in the model itself, ``raw`` on a server from q, k and v, ``modules``
+    """The place of the computation: ``local`` in the model itself, ``raw`` on a server from q, k and v, ``modules``
     in modules of a server that were imported from the model's checkpoint. Null for recordings of other origin."""
     tokens: dict[RecordedStack, Listed[Label]] = Field(min_length=1, max_length=3)
     """The tokens of each stack, as labels of queries and keys. Those of ``vision`` are the patches of all images, crop

@@ -385,7 +385,7 @@ def test_a_model_that_sessions_cannot_serve_says_why(client):
             with pytest.raises(InvalidRequest, match=r"gives no gradients; call the model under torch.no_grad\(\)"):
                 model(**inputs, past_key_values=cache)
             sees_all = torch.ones(2, 1, 9, 9, dtype=torch.bool)
-            with torch.no_grad(), pytest.raises(UnsupportedModel, match="a token of this model sees later ones"):
+            with torch.no_grad(), pytest.raises(UnsupportedModel, match="a token of this model sees later tokens"):
                 model(inputs["input_ids"], attention_mask=sees_all, past_key_values=cache)
             cache.reset()
             with torch.no_grad(), pytest.raises(UnsupportedModel, match="a mask over the 9 tokens of the cache"):

@@ -287,7 +287,7 @@ def _unzstd(body: memoryview) -> Iterator[tuple[int, bytes]]:
 
 
 def _broken(coding: str) -> Unreadable:
-    return Unreadable(f"the body is not valid {coding}, as Content-Encoding says, or is incomplete")
+    return Unreadable(f"the body is not valid or not complete for Content-Encoding: {coding}")
 
 
 _CODINGS: Final[dict[str, Callable[[memoryview], Iterator[tuple[int, bytes]]]]] = {

@@ -207,20 +207,22 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
     [
         ("open_input", {}, "text: expected a text or an image"),
         ("open_input", {"text": "x", "model": "nope"}, "Call open_input with model one of: tiny, "),
-        ("open_input", {"image": "AAAA"}, "images"),
+        ("open_input", {"image": "AAAA"}, "image"),
         ("open_input", {"text": "a " * 2000}, "512"),
         ("open_input", {"text": 5}, "text"),
         ("rank_heads", {"input": "x", "statistic": "entropy"}, "input"),
         ("rank_heads", {"statistic": "inductoin"}, "did you mean 'induction'?"),
         ("rank_heads", {"statistic": "classes"}, "Call rank_heads with another one"),
-        ("rank_heads", {"statistic": "entropy", "layers": [9]}, "layer: the model has no attention '9'; it has 0, 1"),
+        ("rank_heads", {"statistic": "entropy", "layers": [9]}, "layers.0: the model has no attention '9'; it has 0"),
         ("rank_heads", {"statistic": "entropy", "count": 1000}, "count"),
         ("rank_heads", {"statistic": "entropy", "cuont": 10}, "did you mean 'count'?"),
         ("look_at_head", {"layer": 1, "head": 7}, "head: 7 is out of range; there are 4 heads"),
         ("look_at_head", {"layer": 1, "head": 0, "queries": [99]}, "queries: 99 is out of range"),
         ("look_at_head", {"layer": 1}, "head"),
         ("effect_of_edit", {"heads": []}, "heads"),
-        ("effect_of_edit", {"heads": [{"layer": 1, "head": 9}]}, "heads"),
+        ("effect_of_edit", {"heads": [{"layer": 1, "head": 9}]}, "heads: 9 is out of range"),
+        ("effect_of_edit", {"heads": [{"layer": 9, "head": 0}]}, "heads: "),
+        ("effect_of_edit", {"heads": [{"layer": 1, "head": 0}], "positions": [99]}, "positions: 99 is out of range"),
         ("effect_of_edit", {"heads": [{"layer": 1, "head": 0}], "action": "patch"}, "call open_input with the other"),
         ("effect_of_edit", {"heads": [{"layer": 1, "head": 0}], "source": "in_000000000000"}, "knock_out takes none"),
         (
@@ -233,7 +235,7 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
         ("estimate_cost", {"module": "x"}, "Call estimate_cost with attention"),
         ("estimate_cost", {"attention": {"num_heads": 4, "head_dim": 16, "spec": {"masks": [{"name": "x"}]}}}, "spec"),
         ("compare_inputs", {"other": "in_000000000000"}, "other: there is no open input"),
-        ("explain_weight", {"layer": 1, "head": 0, "position": 99}, "queries: 99 is out of range"),
+        ("explain_weight", {"layer": 1, "head": 0, "position": 99}, "position: 99 is out of range"),
     ],
 )  # fmt: skip
 async def test_a_wrong_call_is_told_the_next_one(agents, tool, arguments, told):
@@ -245,6 +247,31 @@ async def test_a_wrong_call_is_told_the_next_one(agents, tool, arguments, told):
         assert text.endswith(".")
         assert "all" in text  # Call …, or: make the same call again
         assert len(text) < 700
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+async def test_no_value_of_an_argument_makes_the_server_fail(agents, tool):
+    async with connected(agents.url, agents.key) as client:
+        usual = (await calls(client, TEXT))[tool]
+        known = next(each for each in (await client.list_tools()).tools if each.name == tool)
+        for name in known.input_schema["properties"]:
+            for value in (
+                None,
+                True,
+                -1,
+                10**30,
+                1.5,
+                "",
+                "x",
+                [],
+                [0],
+                [[]],
+                {},
+                {"layer": 0},
+                [{"layer": 0, "head": 9}],
+            ):
+                text = (await client.call_tool(tool, usual | {name: value})).content[0].text
+                assert "the server failed" not in text, (name, value)
 
 
 async def test_an_unknown_tool_and_an_unknown_array_are_told_what_there_is(agents):
@@ -311,15 +338,19 @@ async def test_a_caller_who_leaves_while_a_model_loads_is_noticed(agents):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_server_that_stops_answers_first(tmp_path, mode):
-    with process(tmp_path, "--threads", "1", ATTENTION_MCP="true", ATTENTION_REQUIRE_KEYS="false") as (server, url):
+    def loads():
+        return httpx.get(f"{url}/v1/models/tiny").json()["state"] == "loading"
+
+    flags = "--threads", "1", "--mcp", "true", "--drain-seconds", "120"
+    with process(tmp_path, *flags) as (server, url):
         async with connected(url, "none", mode) as client:
             loading = asyncio.create_task(client.call_tool("open_input", {"text": TEXT}))
-            await asyncio.sleep(1)
+            await asyncio.to_thread(eventually, loads)
             server.send_signal(signal.SIGTERM)
             told = (await loading).content[0].text
         assert "the server is stopping" in told  # by its second question, after the model was loaded
         assert told.endswith("make the same call again.")
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0
 
 
 def test_a_message_counts_in_the_memory_of_bodies(tmp_path):

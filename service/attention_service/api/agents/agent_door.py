@@ -85,6 +85,8 @@ _CALL: Final = "attention.call"
 """The entry of the ASGI scope of a message with what its tool uses."""
 _FRESH: Final = CacheHint(ttl_ms=3_600_000, scope="public")
 """Lists are the same for every caller until the server is another version."""
+_PARTS_OF_ADDRESS: Final = {"layers": "uri", "select.heads": "uri"}
+"""The fields of a request that an address becomes."""
 _MAX_MESSAGE: Final = 2**24
 """Bytes of one message, an image in base64 among them."""
 _MAX_ARRAY: Final = 2**24
@@ -178,9 +180,11 @@ class AgentDoor:
             arguments = validate(tool.arguments, params.arguments or {}, by_name=False)
             return (await tool.run(_call_of(context), arguments)).result()
         except AttentionError as error:
-            return _refused(error)
+            refused = error
         except Exception as fault:
-            return _refused(problems.unexpected(f"{PATH} {tool.name}", fault))
+            refused = problems.unexpected(f"{PATH} {tool.name}", fault)
+        told = error_advice.told(refused, tool.arguments_of)
+        return CallToolResult(content=[TextContent(text=told)], is_error=True)
 
     async def _list_resources(
         self, _: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None
@@ -214,7 +218,8 @@ class AgentDoor:
                 )
         except AttentionError as error:
             code = INTERNAL_ERROR if isinstance(error, InternalError) else INVALID_PARAMS
-            raise MCPError(code, error_advice.told(error), {"uri": str(params.uri), "code": error.code}) from None
+            told = error_advice.told(error, _PARTS_OF_ADDRESS)
+            raise MCPError(code, told, {"uri": str(params.uri), "code": error.code}) from None
         blob = BlobResourceContents(uri=params.uri, mime_type=SAFETENSORS, blob=base64.b64encode(array).decode())
         return ReadResourceResult(contents=[blob])
 
@@ -235,8 +240,3 @@ def _described(tool: AgentTool[Any], schema: dict[str, Any]) -> Tool:
         output_schema=tool.answer.model_json_schema(mode="serialization", schema_generator=_Untitled),
         annotations=hints,
     )
-
-
-def _refused(error: AttentionError) -> CallToolResult:
-    """Return an error as a result, which an agent reads and acts on."""
-    return CallToolResult(content=[TextContent(text=error_advice.told(error))], is_error=True)

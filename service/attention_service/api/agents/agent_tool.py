@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
@@ -122,6 +122,8 @@ class AgentTool(Generic[ArgumentsT]):
     arguments: type[ArgumentsT]
     answer: type[ToolAnswer]
     run: Callable[[ToolCall, ArgumentsT], Awaitable[Told]]
+    arguments_of: Mapping[str, str] = field(default_factory=dict)
+    """The argument that became each field of its requests, by which refusals name it."""
 
     @property
     def name(self) -> str:
@@ -132,6 +134,11 @@ class AgentTool(Generic[ArgumentsT]):
     def description(self) -> str:
         """The text by which an agent chooses it."""
         return " ".join((self.run.__doc__ or "").split())
+
+
+def has_own_tokens(layer: LayerRef) -> bool:
+    """Return True if the queries of a layer are the tokens with which its input was opened."""
+    return not str(layer).startswith(("encoder.", "vision."))
 
 
 def rounded(value: Any, digits: int = 4) -> float | None:

@@ -1,6 +1,7 @@
 """The next call to make after an error, in words for an agent."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from attention_contract.errors import (
@@ -40,17 +41,18 @@ _ADVICE: Final[tuple[tuple[type[AttentionError], str], ...]] = (
 
 _NEXT_CALL: Final = re.compile(r"\b[Cc]all [a-z]+_[a-z_]+")
 """A detail that says the next call itself."""
-_ARGUMENTS: Final = {"layers": "layer", "select.heads": "head", "select.queries": "queries", "edits": "heads"}
-"""The argument of a tool that became a field of a request."""
 
 
-def told(error: AttentionError) -> str:
-    """Return what went wrong and the next call to make."""
+def told(error: AttentionError, arguments_of: Mapping[str, str]) -> str:
+    """Return what went wrong and the next call to make.
+
+    ``arguments_of``: the argument of the tool that became each field of its requests, without indices.
+    """
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "Correct the call and make it again")
     detail = error.detail.rstrip(".")
-    for name, argument in _ARGUMENTS.items():
-        if error.param is not None and (error.param == name or error.param.startswith(f"{name}.")):
-            detail = argument + detail.removeprefix(error.param)
+    if (param := error.param) is not None and detail.startswith(param):
+        named = re.sub(r"(\.\d+)+(?=\.|$)", "", param)  # without indices and layers
+        detail = arguments_of.get(named, param) + detail.removeprefix(param)
     identity = f" (request {error.request_id})" if isinstance(error, InternalError) and error.request_id else ""
     if _NEXT_CALL.search(detail):
         return f"{detail}{identity}."

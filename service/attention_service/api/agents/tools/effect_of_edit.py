@@ -20,6 +20,7 @@ from attention_service.api.agents.agent_tool import (
     Told,
     ToolAnswer,
     ToolCall,
+    has_own_tokens,
     number,
     rounded,
 )
@@ -27,6 +28,13 @@ from attention_service.api.agents.opened_inputs import InputHandle, OpenedInput
 
 _TOKENS_OF_LOSS: Final = 64
 """Tokens of the input over which a loss is told: a row of logits has a number for each token of the vocabulary."""
+_FIELDS: Final = {
+    "layers": "heads",
+    "edits": "heads",
+    "edits.heads": "heads",
+    "edits.queries": "positions",
+    "edits.value": "source",
+}
 _LISTED: Final = {"concise": 3, "detailed": 10}
 
 
@@ -125,7 +133,10 @@ async def _edits(call: ToolCall, arguments: EffectArguments, opened: OpenedInput
     if arguments.source is None:
         return {layer: [{"tap": "context", "heads": each, "set": 0, **where}] for layer, each in heads.items()}
     source = call.input(arguments.source, "source")
-    _check_fit(arguments, opened, source)
+    if source.model != opened.model:
+        raise InvalidRequest.at(
+            "source", f"it is of model {source.model}; expected one of {opened.model}. Call open_input with that model"
+        )
     layers = list({str(place.layer): place.layer for place in arguments.heads}.values())
     asked = source.fields | {"layers": layers, "return": ["context"], "top_k": 0}
     reply = await call.requests.ask(model_forward, asked, model=source.model)
@@ -133,38 +144,27 @@ async def _edits(call: ToolCall, arguments: EffectArguments, opened: OpenedInput
     for layer in reply.layers:
         chosen = heads[str(layer.layer)]
         context = np.asarray(layer.context)
-        _check_heads(chosen, context.shape[-3])
+        _check_index("heads", chosen, context.shape[-3])
         value = context[..., chosen, :, :]  # [heads, L, D]
+        length = context.shape[-2]
         if arguments.positions is not None:
-            value = value[..., arguments.source_positions or arguments.positions, :]
+            taken = arguments.source_positions or arguments.positions
+            _check_index("source_positions", taken, length)
+            value = value[..., taken, :]
+        elif has_own_tokens(layer.layer) and length != len(opened.tokens):
+            raise InvalidRequest.at(
+                "positions",
+                f"the input has {len(opened.tokens)} tokens and source {length}. Give positions and source_positions, "
+                "as many of each, or open a source with as many tokens",
+            )
         edits[str(layer.layer)] = [{"tap": "context", "heads": chosen, "value": value, **where}]
     return edits
 
 
-def _check_fit(arguments: EffectArguments, opened: OpenedInput, source: OpenedInput) -> None:
-    """Raise InvalidRequest if the heads of one input cannot take the place of those of the other."""
-    if source.model != opened.model:
-        raise InvalidRequest.at(
-            "source", f"it is of model {source.model}; expected one of {opened.model}. Call open_input with that model"
-        )
-    length, other = len(opened.tokens), len(source.tokens)
-    if arguments.positions is None and length != other:
-        raise InvalidRequest.at(
-            "positions",
-            f"the input has {length} tokens and source {other}. Give positions and source_positions, as many of each, "
-            "or open a source with as many tokens",
-        )
-    for name, indices, size in (
-        ("positions", arguments.positions, length),
-        ("source_positions", arguments.source_positions or arguments.positions, other),
-    ):
-        if indices and max(indices) >= size:
-            raise InvalidRequest.at(name, f"{max(indices)} is out of range; there are {size} tokens, from 0")
-
-
-def _check_heads(heads: list[int], count: int) -> None:
-    if max(heads) >= count:
-        raise InvalidRequest.at("heads", f"{max(heads)} is out of range; there are {count} heads, numbered from 0")
+def _check_index(name: str, indices: list[int], size: int) -> None:
+    """Raise InvalidRequest if an index is beyond a size."""
+    if max(indices) >= size:
+        raise InvalidRequest.at(name, f"{max(indices)} is out of range; there are {size}, numbered from 0")
 
 
 async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, detailed: bool) -> dict[str, Any]:
@@ -226,4 +226,6 @@ def _summary(arguments: EffectArguments, prediction: Prediction | None, loss: di
     return f"{verb} {named} {' and '.join(told) or 'changes no prediction that this model makes'}."
 
 
-TOOL: Final = AgentTool("Effect of knocking out or patching heads", EffectArguments, EffectAnswer, effect_of_edit)
+TOOL: Final = AgentTool(
+    "Effect of knocking out or patching heads", EffectArguments, EffectAnswer, effect_of_edit, _FIELDS
+)

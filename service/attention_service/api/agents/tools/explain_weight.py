@@ -16,6 +16,7 @@ from attention_service.api.agents.agent_tool import (
     Told,
     ToolAnswer,
     ToolCall,
+    has_own_tokens,
     number,
     rounded,
     token_at,
@@ -25,8 +26,7 @@ from attention_service.api.agents.array_addresses import ArrayAddress
 
 _TAPS: Final = ("q", "k", "v", "scores", "weights", "context")
 _KEYS: Final = {"concise": 4, "detailed": 32}
-_OTHER_TOKENS: Final = ("encoder.", "vision.")
-"""Stacks whose tokens are not those that the input was opened with."""
+_FIELDS: Final = {"layers": "layer", "select.heads": "head", "select.queries": "position"}
 _FORMULAS: Final = {
     "dot": "q · k: how well the query of the token fits the key of the other, after any rotation by position",
     "score": "dot / √d, with d the width of a head, and any bias by position; what masks forbid counts as −∞",
@@ -85,7 +85,7 @@ async def explain_weight(call: ToolCall, arguments: ExplainArguments) -> Told:
     place = arguments.place
     position = arguments.position
     if position is None:
-        position = 0 if str(place.layer).startswith(_OTHER_TOKENS) else len(opened.tokens) - 1
+        position = len(opened.tokens) - 1 if has_own_tokens(place.layer) else 0
     select = {"heads": [place.head], "queries": [position]}
     asked = opened.fields | {"layers": [place.layer], "return": list(_TAPS), "select": select, "top_k": 0}
     reply = await call.requests.ask(model_forward, asked, model=opened.model)
@@ -146,4 +146,4 @@ def _summary(place: HeadPlace, position: int, token: str, keys: list[KeyStep]) -
     )
 
 
-TOOL: Final = AgentTool("Explain a token's attention", ExplainArguments, ExplainAnswer, explain_weight)
+TOOL: Final = AgentTool("Explain a token's attention", ExplainArguments, ExplainAnswer, explain_weight, _FIELDS)

@@ -32,6 +32,7 @@ _ROWS: Final = {"concise": 12, "detailed": MAX_ROWS}
 _STATISTICS: Final = [*BESIDE, "previous_token", "duplicate_token", "induction"]
 _SHARES: Final = ("first_key", "own_position", "previous_token", "duplicate_token", "induction")
 """Statistics that the summary tells."""
+_FIELDS: Final = {"layers": "layer", "select.heads": "head", "select.queries": "queries"}
 _PICTURE: Final = {"view": "head", "width": 800}
 
 
@@ -128,4 +129,4 @@ def _summary(place: HeadPlace, rows: list[QueryRow], statistics: dict[str, float
     return f"In head {place}, {looks}. Shares over all tokens: {shares}."
 
 
-TOOL: Final = AgentTool("Look at one head", LookAtHeadArguments, HeadAnswer, look_at_head)
+TOOL: Final = AgentTool("Look at one head", LookAtHeadArguments, HeadAnswer, look_at_head, _FIELDS)

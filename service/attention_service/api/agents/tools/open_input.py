@@ -109,4 +109,10 @@ def _ranges(layers: list[ModelLayer]) -> Any:
         yield LayerRange(layers=names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", heads=heads)
 
 
-TOOL: Final = AgentTool("Open a text or an image", OpenInputArguments, OpenedAnswer, open_input)
+TOOL: Final = AgentTool(
+    "Open a text or an image",
+    OpenInputArguments,
+    OpenedAnswer,
+    open_input,
+    {"images": "image", "images.base64": "image"},
+)

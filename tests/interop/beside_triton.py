@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,14 @@ class TritonPythonModel:
 def main() -> int:
     """Ask both, and print what differs, beside the document."""
     listed = documented()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         models, triton = Path(folder) / "modules", Triton(Path(folder))
+        stack.callback(triton.stop)
         models.mkdir()
-        with process(models, "--oip", "true", "--log-level", "error") as (_, ours):
-            made = {"name": "demo", "config": {"d_model": 8, "num_heads": 2}}
-            assert httpx.post(f"{ours}/v1/modules", json=made).status_code == 201
-            found = {each.name: (answer(ours, each), triton.answer(each)) for each in raw_requests()}
-        triton.stop()
+        _, ours = stack.enter_context(process(models, "--oip", "true", "--log-level", "error"))
+        made = {"name": "demo", "config": {"d_model": 8, "num_heads": 2}}
+        assert httpx.post(f"{ours}/v1/modules", json=made).status_code == 201
+        found = {each.name: (answer(ours, each), triton.answer(each)) for each in raw_requests()}
     differ = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
     for name, (our, their) in differ.items():
         print(f"{name}: here {our}, Triton {their}{'' if name in listed else '   NOT IN THE DOCUMENT'}")

@@ -155,9 +155,9 @@ export function lineScene(heads: Lines[], options: LineOptions): Scene & { top: 
     const { ink = inks.accent, dash = [], name } = heads[at];
     const shift = (at - (heads.length - 1) / 2) * beside;
     const [from, to] = [top + i * high + shift, top + j * high + shift];
-    const beheld = only === null || onlyKey === null || onlyKey === j;
+    const marked = only === null || onlyKey === null || onlyKey === j;
     const tip = `${name ? `${name}: ` : ""}${queries[i]} → ${keys[j]}: ${precise(weight)}`;
-    shapes.push({ kind: "path", name: [at, i, j].join(), d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: ink, width: 0.75 + 3 * Math.min(1, weight), opacity: (beheld ? 1 : 0.3) * Math.min(1, 0.08 + weight), ...(dash.length ? { dash } : {}), tip });
+    shapes.push({ kind: "path", name: [at, i, j].join(), d: `M${left},${from}C${left + 90},${from} ${right - 90},${to} ${right},${to}`, stroke: ink, width: 0.75 + 3 * Math.min(1, weight), opacity: (marked ? 1 : 0.3) * Math.min(1, 0.08 + weight), ...(dash.length ? { dash } : {}), tip });
   }
   const rows = Math.max(queries.length, keys.length);
   return { width: 500, height: top + high * rows + 4, title, shapes, top: top - high / 2, high, drawn: drawn.length, left: pairs.length - drawn.length };

@@ -184,9 +184,9 @@ export function divergence(one: Matrix, other: Matrix): { rows: Float32Array; me
   const rows = new Float32Array(one.rows);
   for (let i = 0; i < one.rows; i += 1) {
     const [a, b] = [row(one, i), row(other, i)];
-    const [ofA, ofB] = [total(a) || 1, total(b) || 1];
+    const [ofA, ofB] = [1 / (total(a) || 1), 1 / (total(b) || 1)];
     let sum = 0;
-    for (let j = 0; j < a.length; j += 1) sum += apart(a[j] / ofA, b[j] / ofB);
+    for (let j = 0; j < a.length; j += 1) sum += apart(a[j] * ofA, b[j] * ofB);
     rows[i] = sum;
   }
   return { rows, mean: rows.reduce((a, b) => a + b, 0) / Math.max(1, one.rows) };

@@ -2,7 +2,7 @@
 
 import { whole } from "./cells";
 import type { Cells } from "./cells";
-import { difference, divergence, matrix } from "./matrix";
+import { difference, divergence, largest, marginals, matrix } from "./matrix";
 import type { Matrix } from "./matrix";
 
 export interface Pair {
@@ -38,7 +38,15 @@ export function pairOf(one: Matrix, other: Matrix): Pair {
       if (Math.abs(p - q) > Math.abs(less.data[place])) less.data[place] = p - q;
     }
   }
-  const cells = (pooled: Matrix, value: Cells["value"]): Cells => ({ ...whole(pooled), rows: one.rows, columns: one.columns, levels: halvings + 1, strips: () => [{ level: halvings, top: 0, of: pooled }], value });
+  const cells = (pooled: Matrix, value: Cells["value"]): Cells => ({
+    rows: one.rows,
+    columns: one.columns,
+    levels: halvings + 1,
+    most: largest(pooled.data),
+    bars: { ...marginals(pooled), every: 2 ** halvings },
+    strips: () => [{ level: halvings, top: 0, of: pooled }],
+    value,
+  });
   const place = (query: number, key: number) => query * one.columns + key;
   return {
     one: cells(first, (query, key) => a[place(query, key)]),

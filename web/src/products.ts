@@ -57,10 +57,11 @@ const LABEL = 104;
 const BAR = 26; // the length of the longest bar to each side
 const BARS = 2 * BAR + 56; // the width of a column of bars with its numbers
 const GAP = 18;
+const LEAST_BLOCK = 200; // the width of the words above a block
 
-/** Lay out the drawing for a width in CSS pixels; it is wider where a dimension would be narrower than a pixel and a half. */
+/** Lay out the drawing for a width in CSS pixels; it is wider where its cells or the words above them need more. */
 export function layoutOf({ q, k }: Products, width: number): Layout {
-  const cell = Math.min(14, Math.max(1.5, (width - LABEL - 2 * BARS - 3 * GAP) / (2 * q.length)));
+  const cell = Math.max(LEAST_BLOCK / q.length, Math.min(14, Math.max(1.5, (width - LABEL - 2 * BARS - 3 * GAP) / (2 * q.length))));
   const wide = cell * q.length;
   const [first, high] = [40, 18];
   const top = first + high + 6;

@@ -57,6 +57,9 @@ const plainName = (name: string, i: number) => name || `head ${i}`;
 
 export function Overview({ subject }: SubjectProps) {
   const { params, go, theme, announce } = usePage();
+  const pointing = usePointing();
+  const pointedHead = usePointed(pointing, ({ head }) => head);
+  const panel = useRef<HTMLElement>(null);
   const sort = params.sort ?? "place";
   const range = (params.range ?? "own") as Range;
   const { value: heads, problem } = useLoaded(subjectKey(params), async () => {
@@ -72,9 +75,6 @@ export function Overview({ subject }: SubjectProps) {
   const statistic = counted.find(([name]) => name === sort);
   const sorted = statistic ? [...heads.made].sort((a, b) => (b.statistics[statistic[0]] - a.statistics[statistic[0]]) * (params.rising ? -1 : 1)) : heads.made;
   const open = (head: Head) => ({ view: "head", layer: head.layer, head: head.head });
-  const pointing = usePointing();
-  const pointedHead = usePointed(pointing, ({ head }) => head);
-  const panel = useRef<HTMLElement>(null);
   const chosen = sorted.find(({ layer, head }) => layer === integer(params.layer, -1, -1) && head === integer(params.head, 0)) ?? sorted[0];
   const large = sorted.find((each) => placeOf(each) === pointedHead) ?? chosen;
   const point = (each: Head, cell = NOWHERE) => pointing.set({ ...cell, head: placeOf(each) });

@@ -31,10 +31,15 @@ function tapRows({ tensors }: Tapped, tap: string, head: number, heads: number):
 const MOST_KEYS = 64; // of the drawing by dimension
 const MOST_DIMENSIONS = 512;
 
-/** The keys with the largest weights, in their order. */
-function strongest(k: Float32Array[], scores: Float32Array, weights: Float32Array) {
-  const places = Array.from(weights, (_, j) => j).sort((a, b) => weights[b] - weights[a]).slice(0, MOST_KEYS).sort((a, b) => a - b);
-  return { places, k: places.map((j) => k[j]), scores: Float32Array.from(places, (j) => scores[j]), weights: Float32Array.from(places, (j) => weights[j]) };
+/** The parts of the scores of the keys with the largest weights, in their order; null where the scores have none. */
+function partsOf(steps: Tapped | null) {
+  const tensors: Partial<Tapped["tensors"]> = steps?.tensors ?? {};
+  const [q, k, scores, weights] = [tensors.q, tensors.k, tensors.scores, tensors.weights];
+  if (!steps || !q || !k || !scores || !weights || q.data.length > MOST_DIMENSIONS) return null;
+  const places = Array.from(weights.data, (_, j) => j).sort((a, b) => weights.data[b] - weights.data[a]).slice(0, MOST_KEYS).sort((a, b) => a - b);
+  const vectors = tapRows(steps, "k", 0, 1);
+  const products = productsOf(q.data, places.map((j) => vectors[j]), Float32Array.from(places, (j) => scores.data[j]), Float32Array.from(places, (j) => weights.data[j]));
+  return products && { products, places };
 }
 
 /** What q and k are, of a source. */
@@ -65,13 +70,13 @@ export function Query({ subject, layer, head }: SubjectProps) {
     const made = await (ask(TAPS)?.catch(() => ask(FALLBACK)).catch(() => null) ?? null);
     // A whole model whose attention cannot be computed apart from it has steps too.
     const steps = made ?? (await subject.taps?.(layer, head, query).catch(() => null)) ?? null;
-    return { of: strips ? null : ofQuery, weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, steps, asked: await subject.asked(layer, head), query };
+    return { of: strips ? null : ofQuery, weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, steps, parts: partsOf(steps), asked: await subject.asked(layer, head), query };
   });
   const pointing = usePointing();
   const { key: marked } = usePointed(pointing);
   if (problem) return <ProblemBox problem={problem} />;
   if (!value || value.query >= queries.length || value.weights.length !== keys.length) return <p class="empty">Reading the weights…</p>;
-  const { weights, made, steps, asked } = value;
+  const { weights, made, steps, parts, asked } = value;
   const tensors: Partial<Tapped["tensors"]> = steps?.tensors ?? {};
   const scores = tensors.scores ? Array.from(tensors.scores.data) : null;
   const masked = tensors.masked_scores ? Array.from(tensors.masked_scores.data) : scores;
@@ -79,8 +84,6 @@ export function Query({ subject, layer, head }: SubjectProps) {
   const values = steps && tensors.v ? tapRows(steps, "v", 0, 1) : null;
   const context = tensors.context?.data ?? null;
   const q = tensors.q?.data ?? null;
-  const drawn = steps && q && tensors.k && scores ? strongest(tapRows(steps, "k", 0, 1), Float32Array.from(scores), shown) : null;
-  const products = drawn && q ? productsOf(q, drawn.k, drawn.scores, drawn.weights) : null;
   const biased = scores && masked?.some((each, j) => Number.isFinite(each) && Math.abs(each - scores[j]) > 1e-5);
   const output = made?.taps.output ? (made.heads > 1 ? made.taps.output[head * queries.length + query] : made.taps.output[query]) : null;
   const drift = steps ? Math.max(...Array.from(shown, (each, j) => Math.abs(each - weights[j]))) : 0;
@@ -117,12 +120,12 @@ export function Query({ subject, layer, head }: SubjectProps) {
           {drift > 1e-4 && made && <p class="small">Computed again from the recorded q, k and v. The recorded weights differ by at most {precise(drift, 2)}: they were stored with fewer digits.</p>}
         </div>
       </div>
-      {products && drawn && products.q.length <= MOST_DIMENSIONS && (
-        <Dimensions of={products} query={query} name={queries[query]} places={drawn.places} keys={drawn.places.map((j) => keys[j])} title={`q · k of ${queries[query]}, ${headTitle(subject, layer, head)}`}
-          about={[`${vectorsOf(params.source ?? "", modules)}${drawn.places.length < keys.length ? ` Of ${keys.length} keys these are the ${drawn.places.length} with the largest weights.` : ""}`,
+      {parts && (
+        <Dimensions of={parts.products} query={query} name={queries[query]} places={parts.places} keys={parts.places.map((j) => keys[j])} title={`q · k of ${queries[query]}, ${headTitle(subject, layer, head)}`}
+          about={[`${vectorsOf(params.source ?? "", modules)}${parts.places.length < keys.length ? ` Of ${keys.length} keys these are the ${parts.places.length} with the largest weights.` : ""}`,
             biased ? "Softcap, position bias and masks then change the scores, and the normalizer makes the weights of them." : "The normalizer makes the weights of the scores that no mask hides."]} />
       )}
-      {scores && !products && <p class="small">The score of this attention is no sum of products q × k, so that it has no parts by dimension.</p>}
+      {scores && !parts && <p class="small">{q && q.length > MOST_DIMENSIONS ? `Vectors of more than ${MOST_DIMENSIONS} numbers are not drawn by dimension.` : "The score of this attention is no sum of products q × k, so that it has no parts by dimension."}</p>}
       <Table caption={`${headTitle(subject, layer, head)}, query ${queries[query]}`} rows={rows} columns={[
         { head: "key", header: true, cell: ({ key }) => key },
         ...(scores ? [{ head: "score", number: true, cell: ({ j }: { j: number }) => real(scores[j]) }] : []),

@@ -44,7 +44,8 @@ test-web: $(VENV)/.dev ## Test the page in a browser (Debian's chromium; skipped
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser -n 2 --dist worksteal tests/web $(ARGS)
 
 test-all: $(VENV)/.dev ## Run every test, the long walks too
-	$(PYTEST) --durations=15 $(ARGS)
+	$(PYTEST) -m "not browser" --durations=15 $(ARGS)
+	$(MAKE) --no-print-directory test-web
 
 check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile, compose file, workflows and citation
 	$(BIN)/ruff format --check .

@@ -150,7 +150,7 @@ def soak(minutes: float, users: int, growth: float) -> list[str]:
     with TemporaryDirectory() as folder, serving(Path(folder), **SETTINGS) as server:
         made = Soak(server, minutes, users, growth)
         faults = asyncio.run(made.run())
-        log = (Path(folder) / "server.log").read_text(errors="replace")
+        log = (Path(folder) / f"server-{server.port}.log").read_text(errors="replace")
         faults += [f"the server logged {line[:300]}" for line in log.splitlines() if '"level": "error"' in line][:5]
     print(f"\n{made.report()}\n")
     print(*(faults or ["sound: nothing is left, and no answer was unexpected"]), sep="\n")

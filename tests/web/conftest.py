@@ -145,7 +145,8 @@ class Visit:
         if at is not None:
             at.scroll_into_view_if_needed()
         self.page.wait_for_timeout(150)
-        drawn = Image.open(BytesIO(self.page.screenshot())).convert("RGB").quantize(96, dither=Image.Dither.NONE)
+        raw = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
+        drawn = raw.quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # rare colours too keep theirs
         release = self.page.context.browser.version
         if SHOTS:
             facts = PngInfo()

@@ -124,7 +124,7 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(family, st
 def test_texts_of_a_batch_have_their_own_gradients(family):
     texts = [IDS, IDS[:4]]
     if family == "bert":
-        with pytest.raises(InvalidRequest, match="no head"):
+        with pytest.raises(InvalidRequest, match="no prediction head"):
             gradients(family, tokens=texts)
         return
     batch = gradients(family, tokens=texts, wrt=["tokens", "hidden", "q"], of={"token": 7})

@@ -259,6 +259,7 @@ def test_its_sequences_are_the_largest_eager_weights_in_equal_groups(data, eager
         assert all(mass[token] == pytest.approx(share, abs=1e-4) for token, share in shares.items())
 
 
+@pytest.mark.slow  # a model process of its own
 def test_stacks_have_their_own_tokens_and_one_of_them_is_exported(tmp_path):
     small("t5").save_pretrained(tmp_path / "t5")
     tokenizer().save_pretrained(tmp_path / "t5")

@@ -13,6 +13,7 @@ from attention_client.cli.model_progress import loading_shown
 from attention_client.cli.reply_output import AsJson, present
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.checkpoints import FetchProgress
+from attention_contract.schemas.models import default_model_name
 
 
 def fetch_shown(client: Client, repository: str, revision: str | None = None) -> None:
@@ -42,6 +43,6 @@ def fetch_model(
     """Let the server fetch a model from the Hugging Face hub, and load it. Ctrl-C cancels the fetch."""
     with client_of(ctx) as client:
         fetch_shown(client, repository, revision)
-        with loading_shown(client, repository.replace("/", "--")):
+        with loading_shown(client, default_model_name(repository)):
             reply = client.models.load(repository)
     present(reply, as_json)

@@ -25,6 +25,7 @@ from attention_client.cli.model_progress import loading_shown
 from attention_client.cli.reply_output import LOOK, AsJson, Ending, Output, Plot
 from attention_client.client import Client
 from attention_contract.operations import Operation
+from attention_contract.schemas.models import default_model_name
 
 Module = Annotated[str, typer.Argument(autocompletion=completion.modules, help="A resident module.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its id on the server.")]
@@ -87,7 +88,7 @@ def check_target(name: str | None, fields: Fields, module: type[BaseModel], raw:
 
 def _named(load: Fields) -> str:
     """Return the name that a checkpoint is loaded under."""
-    return str(load.get("name") or load["checkpoint"].replace("/", "--"))
+    return str(load.get("name") or default_model_name(load["checkpoint"]))
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,11 @@ class LoadModel(WireModel):
     server, use the host's memory before the disk. ``balanced`` needs several devices for a model, and is refused."""
 
 
+def default_model_name(checkpoint: str) -> str:
+    """The name of a model of the checkpoint at a path: the path with ``--`` for ``/``."""
+    return checkpoint.strip("/").replace("/", "--")
+
+
 class ModelLayer(WireModel):
     """One attention of a model."""
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
+import numpy as np
 from mcp_types import CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import Field
 
@@ -13,6 +14,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Index
 from attention_contract.schemas.models import LayerRef, ModelReply
+from attention_contract.tensors import Array
 from attention_contract.wire import to_json
 from attention_service.api.agents.opened_inputs import InputHandle, OpenedInput, OpenedInputs
 from attention_service.api.agents.own_requests import OwnRequests
@@ -152,6 +154,13 @@ def number(value: Any, digits: int = 4) -> float:
     if found is None:
         raise InvalidRequest(f"the model computes {float(value)} here, which is no number to go on with")
     return found
+
+
+def log_probabilities(logits: Array) -> Array:
+    """Return ln softmax of a row of logits ``[V]``, in float64."""
+    shifted: Array = logits.astype(np.float64) - logits.max()
+    shifted -= np.log(np.exp(shifted).sum())
+    return shifted
 
 
 def token_at(tokens: Sequence[str], position: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import attention_service
 from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest, ModelNotFound
-from attention_contract.schemas.models import ModelInfo
+from attention_contract.schemas.models import ModelInfo, default_model_name
 from attention_service.modules.checkpoints.catalogue import paths
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 
@@ -59,7 +59,7 @@ class ModelFolder:
     @property
     def name(self) -> str:
         """The name that a model of it has by default."""
-        return default_name(self.checkpoint)
+        return default_model_name(self.checkpoint)
 
     def resident_bytes(self, dtype: str | None) -> int:
         """Estimate the memory of the process once the model is loaded."""
@@ -103,11 +103,6 @@ class ModelFolder:
         return file.is_file() and file.stat().st_size <= _LARGEST and b'"chat_template"' in file.read_bytes()
 
 
-def default_name(checkpoint: str) -> str:
-    """The name of a model of the checkpoint at a path: the path with ``--`` for ``/``."""
-    return checkpoint.strip("/").replace("/", "--")
-
-
 def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     """The checkpoint at a path of the repository, or the one that ships. Raises what ``open_checkpoint`` does."""
     place = checkpoint
@@ -134,7 +129,7 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
 
 def find_name(root: Path, name: str) -> ModelFolder:
     """The checkpoint whose default name, or whose path, is this. Raises ModelNotFound and InvalidCheckpoint."""
-    found = next((path for path in _paths(root) if name in {path, default_name(path)}), None)
+    found = next((path for path in _paths(root) if name in {path, default_model_name(path)}), None)
     if found is None:
         raise ModelNotFound(
             f"there is no model {name[:128]!r}, and the model repository holds no checkpoint of this name; "
@@ -186,6 +181,6 @@ def listed(root: Path) -> list[ModelInfo]:
             found.append(folder.info(folder.name, None))
         except AttentionError as fault:
             found.append(
-                ModelInfo(id=default_name(path), created=0, checkpoint=path, state="idle", problem=fault.detail)
+                ModelInfo(id=default_model_name(path), created=0, checkpoint=path, state="idle", problem=fault.detail)
             )
     return found

@@ -19,6 +19,7 @@ from attention_service.api.agents.agent_tool import (
     Told,
     ToolAnswer,
     ToolCall,
+    log_probabilities,
     number,
     rounded,
 )
@@ -141,8 +142,7 @@ def _predicted(reply: ModelForwardReply) -> list[PredictedToken]:
 
 def _divergence(first: Array, second: Array) -> float | None:
     """Return Σ p · ln(p / q) of two predictions, of logits ``[1, V]``."""
-    p, q = (logits.astype(np.float64).reshape(-1) for logits in (first, second))
-    log_p, log_q = (x - x.max() - np.log(np.exp(x - x.max()).sum()) for x in (p, q))
+    log_p, log_q = (log_probabilities(logits.reshape(-1)) for logits in (first, second))
     return rounded((np.exp(log_p) * (log_p - log_q)).sum())
 
 

@@ -11,7 +11,6 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.operations import model_forward
 from attention_contract.schemas.attention import Index
 from attention_contract.schemas.models import Prediction
-from attention_contract.tensors import Array
 from attention_service.api.agents.agent_tool import (
     MAX_LISTED,
     AgentTool,
@@ -21,6 +20,7 @@ from attention_service.api.agents.agent_tool import (
     ToolAnswer,
     ToolCall,
     has_own_tokens,
+    log_probabilities,
     number,
     rounded,
 )
@@ -176,7 +176,7 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
     for kept in ({}, edits):
         asked = opened.fields | {"positions": positions, "return": ["logits"], "top_k": 0, "edits": kept}
         reply = await call.requests.ask(model_forward, asked, model=opened.model)
-        losses.append(np.array([_loss_of(row, at) for row, at in zip(reply.logits, next_ids, strict=True)]))
+        losses.append(np.array([-log_probabilities(row)[at] for row, at in zip(reply.logits, next_ids, strict=True)]))
     before, after = losses
     found: dict[str, Any] = {
         "loss_before": number(before.mean(), 6),
@@ -196,12 +196,6 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
             for at in order
         ]
     return found
-
-
-def _loss_of(logits: Array, token: int) -> float:
-    """Return −ln p(token) by a row of logits ``[V]``."""
-    shifted = logits.astype(np.float64) - logits.max()
-    return float(np.log(np.exp(shifted).sum()) - shifted[token])
 
 
 def _changed(prediction: Prediction) -> list[ChangedToken]:

@@ -53,3 +53,18 @@ def test_the_gradient_of_weights_knows_padding_from_what_is_forbidden(http, rng,
     assert (scores[:, :, ~allowed] == 0).all()
     assert (scores.transpose(0, 3, 1, 2)[~REAL] == 0).all()
     assert all(row["passed"] for row in found["check"].values()), found["check"]
+
+
+@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
+@pytest.mark.parametrize("spec", [{}, {"qk_norm": {}}, {"position": {"name": "rope"}}], ids=["plain", "norm", "rope"])
+def test_nonfinite_padding_gives_the_parameters_the_gradients_that_zeros_give(http, rng, spec, kernel):
+    config = {"d_model": 8, "num_heads": 2, "dtype": "float64", "spec": spec}
+    name = post(http, "/v1/modules", name=f"padded-{'-'.join(spec)}-{kernel}", config=config, seed=0)["name"]
+    query, key, value = (rng.normal(size=(BATCH, LENGTH, 8)) for _ in range(3))
+    found = []
+    for hidden in 0.0, np.nan:
+        sent = {"key": np.where(REAL[..., None], key, hidden), "value": np.where(REAL[..., None], value, hidden)}
+        body = {field: typed(x) for field, x in ({"query": query} | sent).items()} | {"key_mask": REAL.tolist()}
+        wrt = ["query", "key", "value", "parameters"]
+        found.append(post(http, f"/v1/modules/{name}/gradients", **body, kernel=kernel, wrt=wrt)["gradients"])
+    assert found[0] == found[1]

@@ -49,6 +49,31 @@ def without(nonfinite: Tensor, problem: Problem) -> Problem:
     return replace(problem, k=problem.k.masked_fill(where, 0), v=problem.v.masked_fill(where, 0))
 
 
+def without_nonfinite_padding(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put zeros in place of padded tokens of key and value if any number of them is nonfinite.
+
+    A forward pass does not read what padded tokens become. The backward pass of a projection or a norm multiplies their
+    numbers by a gradient of 0, and 0 · NaN would be NaN. ``tensors`` are those of a request by the names of its
+    fields.
+    """
+    tokens = [name for name in ("key", "value") if name in tensors]
+    padding = [name for name in ("key_mask", "key_lengths") if name in tensors]
+    if not tokens or not padding or are_finite(*(_total(tensors[name].detach()) for name in tokens)):
+        return tensors
+    new, past = tensors[tokens[0]].shape[-2], tensors["past_key"].shape[2] if "past_key" in tensors else 0
+    real = torch.ones(len(tensors[padding[0]]), past + new, dtype=torch.bool, device=tensors[padding[0]].device)
+    if "key_mask" in tensors:
+        real = real & tensors["key_mask"].bool()
+    if "key_lengths" in tensors:
+        real = real & (torch.arange(past + new, device=real.device) < tensors["key_lengths"][:, None])
+    padded = ~real[:, past:, None]  # [B, new, 1]
+    cleaned = {}
+    for name in tokens:
+        x = tensors[name]  # [B, new, width] or [B, Hkv, new, width]
+        cleaned[name] = x.masked_fill(padded if x.ndim == 3 else padded[:, None], 0)
+    return {**tensors, **cleaned}
+
+
 def with_nan_scores(nonfinite: Tensor, scores: Tensor) -> Tensor:
     """Put NaN into scores ``[B, H', Q, K]`` at these keys of the key/value heads that the heads read."""
     return scores.masked_fill(_by_query_head(nonfinite, scores.shape[1]), torch.nan)

@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_contract.tensors import Array
 from attention_service.core.attention import attend, trace
 from attention_service.core.kernels import Kernel
+from attention_service.core.nonfinite_keys import without_nonfinite_padding
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.pullback import pullback
 from attention_service.runtime.binding.bound_request import BoundRequest
@@ -81,7 +82,7 @@ def graph_of(
     leaves |= {name: parameters[name].detach().requires_grad_() for name in targets.parameters}
     tensors |= {name: leaves[name] for name in targets.inputs}
     parameters |= {name: leaves[name] for name in targets.parameters}
-    problem = compute.problem(bound, tensors, parameters)
+    problem = compute.problem(bound, without_nonfinite_padding(tensors), parameters)
     if targets.taps or given:
         taps = trace(_on_graph(problem), edits)
         output = compute.output(bound, parameters, taps["context"], edits)

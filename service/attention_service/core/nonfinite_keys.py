@@ -67,7 +67,7 @@ def without_nonfinite_padding(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if "key_lengths" in tensors:
         real = real & (torch.arange(past + new, device=real.device) < tensors["key_lengths"][:, None])
     padded = ~real[:, past:, None]  # [B, new, 1]
-    cleaned = {}
+    cleaned: dict[str, Tensor] = {}
     for name in tokens:
         x = tensors[name]  # [B, new, width] or [B, Hkv, new, width]
         cleaned[name] = x.masked_fill(padded if x.ndim == 3 else padded[:, None], 0)

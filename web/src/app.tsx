@@ -163,6 +163,7 @@ export function App() {
   const refreshModels = useCallback(async () => {
     const { data } = await call<{ data: ModelInfo[] }>("GET", "v1/models");
     setModels(data);
+    return data;
   }, []);
 
   useEffect(() => {

@@ -22,7 +22,7 @@ export interface Page {
   /** Whole models; null until they are known. */
   models: ModelInfo[] | null;
   /** Ask the server again for its whole models. */
-  refreshModels: () => Promise<void>;
+  refreshModels: () => Promise<ModelInfo[]>;
   modules: ModuleInfo[];
   /** Recordings that the server stores. */
   recordings: RecordingSummary[];

@@ -57,8 +57,8 @@ function Fetching({ hub, loaded }: { hub: HubInfo; loaded: (id: string) => void 
         found = await call<CheckpointInfo>("POST", "v1/checkpoints", body, now.stop.signal);
       }
       announce(`Fetched ${repository}.`);
-      await refreshModels();
-      loaded(repository.replaceAll("/", "--"));
+      const model = (await refreshModels()).find(({ checkpoint }) => checkpoint === repository);
+      loaded(model?.id ?? repository); // the server says why there is no model of it
     } catch (fault) {
       if (!now.stop.signal.aborted) setProblem(problemOf(fault));
     }

@@ -50,8 +50,7 @@ export function TokenLines({ drawn, queries, keys, title, least, only = null, pi
 export function told(of: Matrix, queries: string[], keys: string[], { query, key }: Pointed): string {
   if ((query !== null && query >= of.rows) || (key !== null && key >= of.columns) || (query === null && key === null)) return "Point at a token or a cell.";
   if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${precise(of.data[query * of.columns + key], 3)}`;
-  const weights = query !== null ? Array.from(row(of, query)) : Array.from({ length: of.rows }, (_, i) => of.data[i * of.columns + (key ?? 0)]);
-  const list = strongest(weights, TOLD).map(({ weight, i }) => `${(query !== null ? keys : queries)[i]} ${weight.toFixed(2)}`).join(" · ");
+  const list = strongest(weightsOf(of, query, key), TOLD).map(({ weight, i }) => `${(query !== null ? keys : queries)[i]} ${weight.toFixed(2)}`).join(" · ");
   return query !== null ? `${queries[query]} looks at ${list}` : `${keys[key ?? 0]} is looked at by ${list}`;
 }
 
@@ -62,13 +61,17 @@ export function toldOfHeads(heads: { name: string; of: Matrix }[], queries: stri
   if (query === null && key === null) return "Point at a token.";
   if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${heads.map(({ name, of }) => `${name} ${precise(of.data[query * of.columns + key], 3)}`).join(" · ")}`;
   const most = heads.map(({ name, of }) => {
-    const best = strongest(query !== null ? Array.from(row(of, query)) : Array.from({ length: of.rows }, (_, i) => of.data[i * of.columns + (key ?? 0)]), 1).at(0);
+    const best = strongest(weightsOf(of, query, key), 1).at(0);
     return `${name} ${best ? `${(query !== null ? keys : queries)[best.i]} ${best.weight.toFixed(2)}` : "nothing"}`;
   });
   return `${query !== null ? `${queries[query]} looks most at` : `${keys[key ?? 0]} is looked at most by`} ${most.join(" · ")}`;
 }
 
 const TOLD = 4; // tokens that are named
+
+/** The weights of the token that is pointed at: those with which a query looks at all keys, or those with which all queries look at a key. */
+const weightsOf = (of: Matrix, query: number | null, key: number | null) =>
+  query !== null ? Array.from(row(of, query)) : Array.from({ length: of.rows }, (_, i) => of.data[i * of.columns + (key ?? 0)]);
 
 function strongest(weights: number[], most: number): { weight: number; i: number }[] {
   return weights.map((weight, i) => ({ weight, i })).sort((a, b) => b.weight - a.weight).slice(0, most).filter(({ weight }) => weight > 0);

@@ -212,7 +212,7 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
         ("open_input", {"text": 5}, "text"),
         ("rank_heads", {"input": "x", "statistic": "entropy"}, "input"),
         ("rank_heads", {"statistic": "inductoin"}, "did you mean 'induction'?"),
-        ("rank_heads", {"statistic": "classes"}, "Call rank_heads with another one"),
+        ("rank_heads", {"statistic": "classes"}, "which no tool takes; name another one"),
         ("rank_heads", {"statistic": "entropy", "layers": [9]}, "layers.0: the model has no attention '9'; it has 0"),
         ("rank_heads", {"statistic": "entropy", "count": 1000}, "count"),
         ("rank_heads", {"statistic": "entropy", "cuont": 10}, "did you mean 'count'?"),
@@ -408,6 +408,7 @@ async def test_a_model_that_predicts_nothing_is_looked_at_and_compared(agents):
         compared = await answer(client, "compare_inputs", **about, other=other)
         assert len(compared["differing"]) == 1
         assert "divergence" not in compared
+        assert "no tool takes" in await refusal(client, "compare_inputs", **about, other=other, statistic="classes")
         effect = await answer(client, "effect_of_edit", **about, heads=[{"layer": 0, "head": 1}])
         assert effect["predicted"] == []
         assert (await answer(client, "explain_weight", **about, layer=0, head=1))["error"] < 1e-5

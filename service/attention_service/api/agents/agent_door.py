@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from fastapi import FastAPI
 from mcp.server.caching import CacheHint
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
@@ -35,7 +36,7 @@ from mcp_types import (
 from pydantic.json_schema import GenerateJsonSchema
 from sse_starlette.sse import AppStatus
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, InternalError, InvalidRequest
 from attention_contract.operations import model_forward
@@ -104,13 +105,12 @@ class _Untitled(GenerateJsonSchema):
 class AgentDoor:
     """The ASGI application at ``/mcp``."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: FastAPI) -> None:
         """``app``: the whole application, which the tools ask."""
         # A server that stops lets every answer end; by default this library cuts those of clients of 2025-11-25.
         AppStatus.enable_automatic_graceful_drain = False
         logging.getLogger("mcp").setLevel(logging.WARNING)  # the log of requests has a line for each message
         self._app = app
-        self._inputs = OpenedInputs()
         self._tools = {tool.name: tool for tool in TOOLS}
         self._schemas: dict[str, dict[str, Any]] = {
             tool.name: tool.arguments.model_json_schema(schema_generator=_Untitled) for tool in TOOLS
@@ -130,6 +130,7 @@ class AgentDoor:
         )
         self._listed = [_described(tool, self._schemas[tool.name]) for tool in TOOLS]
         self._sessions: StreamableHTTPSessionManager | None = None
+        self._inputs: OpenedInputs | None = None
         self._route = Route(PATH, self, methods=["POST"], name="mcp", include_in_schema=False)
 
     @asynccontextmanager
@@ -137,9 +138,9 @@ class AgentDoor:
         """Answer messages while the block runs."""
         sessions = StreamableHTTPSessionManager(self._server, stateless=True, max_request_body_size=_MAX_MESSAGE)
         async with sessions.run():
-            self._sessions = sessions
+            self._sessions, self._inputs = sessions, OpenedInputs(self._app.state.engine.host)
             yield
-        self._sessions = None
+        self._sessions = self._inputs = None
 
     def route(self) -> Route:
         """Return the route. A stateless server has no streams of its own, so there is no GET, and no DELETE."""
@@ -147,7 +148,7 @@ class AgentDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one message."""
-        if self._sessions is None:
+        if self._sessions is None or self._inputs is None:
             raise RuntimeError("the application does not run")
         scope["route"] = self._route  # by whose name the log and the metrics tell of it
         scope[_CALL] = ToolCall(OwnRequests(self._app, scope), self._inputs, caller.get().name)

@@ -94,9 +94,14 @@ class ToolCall:
     inputs: OpenedInputs
     caller: str
 
-    def input(self, handle: str, argument: str = "input") -> OpenedInput:
-        """Return an open input of the caller. Raises InvalidRequest."""
-        return self.inputs.find(self.caller, handle, argument)
+    def input(self, handle: str, argument: str = "input", model: str | None = None) -> OpenedInput:
+        """Return an open input of the caller. Raises InvalidRequest, also if ``model`` names another than its own."""
+        found = self.inputs.find(self.caller, handle, argument)
+        if model not in {None, found.model}:
+            raise InvalidRequest.at(
+                argument, f"it is of model {found.model}; expected one of {model}. Call open_input with that model"
+            )
+        return found
 
 
 @dataclass(frozen=True)

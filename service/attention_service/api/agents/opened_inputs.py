@@ -1,7 +1,8 @@
 """The inputs that callers opened: texts and images for a model, kept under a short handle.
 
 An agent names a handle in every further call, so that a text or an image goes through its context once. Handles live in
-the memory of this process, the least recently used go first, and an input that is opened again has its handle again.
+the memory of this process and count in its budget, the least recently used go first, and an input that is opened again
+has its handle again.
 """
 
 import sys
@@ -14,11 +15,14 @@ from pydantic import Field
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.wire import to_json
+from attention_service.runtime.scheduling.budget import Budget
 
 MAX_BYTES: Final = 2**26
-"""Bytes of all inputs together."""
-MAX_BYTES_OF_ONE: Final = 2**24
-"""Bytes of the inputs of one caller."""
+"""Bytes of all inputs together, but no more than ``SHARE`` allows."""
+SHARE: Final = 1 / 16
+"""The largest part of the memory budget that all inputs have together."""
+SHARE_OF_ONE: Final = 1 / 4
+"""The largest part of these bytes that the inputs of one caller have."""
 InputHandle = Annotated[str, Field(pattern=r"^in_[0-9a-f]{12}$", examples=["in_3f9a1c52d07b"])]
 
 
@@ -40,7 +44,10 @@ class OpenedInput:
 class OpenedInputs:
     """All inputs that are open, of every caller. Used from the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        """``budget``: that of the host's memory."""
+        self._budget = budget
+        self._most = min(MAX_BYTES, int(SHARE * budget.total))
         self._inputs: OrderedDict[tuple[str, str], OpenedInput] = OrderedDict()
 
     def keep(
@@ -56,10 +63,11 @@ class OpenedInputs:
         text = to_json({"model": model, "fields": fields})
         handle = f"in_{sha256(text).hexdigest()[:12]}"
         size = len(text) + sum(map(sys.getsizeof, tokens)) + 36 * len(ids)
+        self._drop((owner, handle))
         self._inputs[owner, handle] = OpenedInput(model, fields, tokens, ids, predicts, size)
-        self._inputs.move_to_end((owner, handle))
-        self._forget(MAX_BYTES_OF_ONE, [key for key in self._inputs if key[0] == owner])
-        self._forget(MAX_BYTES, list(self._inputs))
+        self._budget.inputs += size
+        self._make_room(int(SHARE_OF_ONE * self._most), [key for key in self._inputs if key[0] == owner])
+        self._make_room(self._most, list(self._inputs))
         return handle
 
     def find(self, owner: str, handle: str, argument: str = "input") -> OpenedInput:
@@ -74,10 +82,17 @@ class OpenedInputs:
         self._inputs.move_to_end((owner, handle))
         return found
 
-    def _forget(self, most: int, keys: list[tuple[str, str]]) -> None:
+    def _make_room(self, most: int, keys: list[tuple[str, str]]) -> None:
         """Drop the first of these inputs until they hold no more than so many bytes; the last stays."""
         held = sum(self._inputs[key].size for key in keys)
         for key in keys[:-1]:
             if held <= most:
                 return
-            held -= self._inputs.pop(key).size
+            held -= self._inputs[key].size
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        """Drop an input, if it is open, and give its memory back."""
+        if (dropped := self._inputs.pop(key, None)) is not None:
+            self._budget.inputs -= dropped.size
+            self._budget.wake()

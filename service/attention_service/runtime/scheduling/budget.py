@@ -68,6 +68,8 @@ class Budget:
         """Bytes of the bodies that are being read, decoded or answered."""
         self.replies = 0
         """Bytes of the replies that are being sent."""
+        self.inputs = 0
+        """Bytes of the inputs that are kept for further requests."""
         codes = (NeverFits.code, OverBudget.code, Overloaded.code, NoRoom.code)
         self.exceeded = 0
         """Bytes that the process holds beyond the budget although freed memory went back to the system; 0 if none.
@@ -113,16 +115,20 @@ class Budget:
     @property
     def available(self) -> int:
         """Bytes that could be admitted now."""
-        return max(self.total - self._resident_bytes() - self.in_flight - self.replies, 0)
+        return max(self._free(), 0)
 
     @property
     def unclaimed(self) -> int:
         """Bytes that could be admitted now, and for which nobody waits."""
         return 0 if self._waiting.size else self.available
 
+    def _free(self) -> int:
+        """Bytes that nothing holds but bodies; below 0 if more is held than there is."""
+        return self.total - self._resident_bytes() - self.inputs - self.in_flight - self.replies
+
     def _limit(self) -> int:
         """Bytes of the budget that are not held for good."""
-        free = self.total - self._resident_bytes()
+        free = self.total - self._resident_bytes() - self.inputs
         return free if self.reclaimable is None else free + self.reclaimable()
 
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
@@ -154,8 +160,7 @@ class Budget:
 
     def _take_if_free(self, need: int) -> bool:
         """Take bytes that are free beside bodies and replies, or beside replies if nothing else was admitted."""
-        free = self.total - self._resident_bytes() - self.in_flight - self.replies
-        if need > min(free - (self.bodies if self._admitted else 0), self.device_bytes):
+        if need > min(self._free() - (self.bodies if self._admitted else 0), self.device_bytes):
             return False
         self.in_flight += need
         self._admitted += 1

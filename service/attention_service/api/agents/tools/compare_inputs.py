@@ -6,7 +6,6 @@ import numpy as np
 from pydantic import Field
 
 from attention_contract.base import WireModel
-from attention_contract.errors import InvalidRequest
 from attention_contract.operations import model_forward
 from attention_contract.schemas.models import ModelForwardReply
 from attention_contract.schemas.weights import StatisticName
@@ -80,21 +79,14 @@ async def compare_inputs(call: ToolCall, arguments: CompareArguments) -> Told:
     Where their tokens differ, what the model predicts after each, and which heads look differently by a statistic.
     Heads that differ are candidates for effect_of_edit with action patch. Detailed: more predictions and tokens.
     """
-    if arguments.statistic == "classes":
-        raise InvalidRequest.at("statistic", "classes needs sets of token ids, which no tool takes; name another one")
-    first, second = call.input(arguments.input), call.input(arguments.other, "other")
-    if first.model != second.model:
-        raise InvalidRequest.at(
-            "other",
-            f"it is of model {second.model}, and the input of {first.model}; heads of two models cannot be compared. "
-            f"Call open_input with model {first.model} for both",
-        )
+    first = call.input(arguments.input)
+    second = call.input(arguments.other, "other", model=first.model)
     replies, statistics = [], []
     for opened in (first, second):
+        statistics.append(await head_statistics(call, opened, [arguments.statistic], None))
         logits = [] if opened.predicts is None else ["logits"]
         asked = opened.fields | {"return": logits, "top_k": _LISTED[arguments.detail]}
         replies.append(await call.requests.ask(model_forward, asked, model=opened.model))
-        statistics.append(await head_statistics(call, opened, [arguments.statistic], None))
     heads = _heads(statistics[0], statistics[1], arguments.statistic)[: arguments.count]
     differing = _differing(first, second)
     predicted, other = map(_predicted, replies)

@@ -132,11 +132,7 @@ async def _edits(call: ToolCall, arguments: EffectArguments, opened: OpenedInput
     where = {} if arguments.positions is None else {"queries": arguments.positions}
     if arguments.source is None:
         return {layer: [{"tap": "context", "heads": each, "set": 0, **where}] for layer, each in heads.items()}
-    source = call.input(arguments.source, "source")
-    if source.model != opened.model:
-        raise InvalidRequest.at(
-            "source", f"it is of model {source.model}; expected one of {opened.model}. Call open_input with that model"
-        )
+    source = call.input(arguments.source, "source", model=opened.model)
     layers = list({str(place.layer): place.layer for place in arguments.heads}.values())
     asked = source.fields | {"layers": layers, "return": ["context"], "top_k": 0}
     reply = await call.requests.ask(model_forward, asked, model=source.model)

@@ -71,10 +71,6 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> Told:
     five more statistics of each head.
     """
     statistic = arguments.statistic
-    if statistic == "classes":
-        raise InvalidRequest.at(
-            "statistic", "classes needs sets of token ids, which no tool takes. Call rank_heads with another one"
-        )
     opened = call.input(arguments.input)
     beside = [] if arguments.detail == "concise" else [each for each in BESIDE if each != statistic]
     found = await head_statistics(call, opened, [statistic, *beside], arguments.layers)
@@ -109,7 +105,9 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> Told:
 async def head_statistics(
     call: ToolCall, opened: OpenedInput, statistics: list[StatisticName], layers: list[LayerRef] | None
 ) -> dict[tuple[LayerRef, int], dict[str, float | None]]:
-    """Return statistics by layer and head, of every head of an input's model."""
+    """Return statistics by layer and head, of every head of an input's model. Raises InvalidRequest for ``classes``."""
+    if "classes" in statistics:
+        raise InvalidRequest.at("statistic", "classes needs sets of token ids, which no tool takes; name another one")
     asked: dict[str, Any] = {"statistics": statistics, "return_weights": False, "layers": layers or "all"}
     reply = await call.requests.ask(model_weights, opened.fields | asked, model=opened.model)
     return dict(_by_head(reply, statistics))

@@ -52,6 +52,11 @@ def _repeatable(operation: Operation[Any]) -> Operation[Any]:
     return replace(operation, safe_to_repeat=True)
 
 
+def _together(call: Call[ReplyT], affinity: str) -> Call[ReplyT]:
+    """The call as one for the server that holds all sessions of this affinity."""
+    return replace(call, headers={**call.headers, AFFINITY: affinity})
+
+
 _OPEN = _repeatable(operations.open_session)
 _FORK = _repeatable(operations.fork_session)
 """A session or a fork whose reply was lost expires."""
@@ -76,16 +81,6 @@ class SessionFlow:
     affinity: str
     """Equal for the sessions that one server process must hold together."""
     replays: int = 0
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of its calls."""
-        return {AFFINITY: self.affinity}
-
-    @property
-    def path(self) -> dict[str, str]:
-        """The path of its calls."""
-        return {"id": self.id}
 
     def step(self, call: Call[StepReply]) -> Flow[StepReply]:
         """Append the tokens of a step."""
@@ -112,7 +107,7 @@ class SessionFlow:
     def fork(self, length: int | None, options: CallOptions) -> Flow["SessionFlow"]:
         """Copy the session. The copy keeps the same inputs."""
         request = ForkSession(length=length, **self.opening.model_dump(include={"capacity", "ttl_s", "pinned"}))
-        made: SessionInfo = yield from self.ask(Call(_FORK, self.path, request, options=options))
+        made: SessionInfo = yield from self.ask(Call(_FORK, request=request, options=options))
         kept = self.kept.copy()
         kept.truncate(made.length, self.length)
         return replace(self, id=made.session, length=made.length, kept=kept, replays=0)
@@ -146,7 +141,11 @@ class SessionFlow:
     def close(self, options: CallOptions) -> Flow[None]:
         """End the session on the server, if it is still there."""
         with suppress(SessionGone, SessionNotFound):
-            yield Call(_CLOSE, self.path, headers=self.headers, options=options)
+            yield self._own(Call(_CLOSE, options=options))
+
+    def _own(self, call: Call[ReplyT]) -> Call[ReplyT]:
+        """The call as one about this session, for the server that holds it."""
+        return _together(replace(call, path={"id": self.id}), self.affinity)
 
     # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +157,7 @@ class SessionFlow:
             try:
                 if gone is not None:
                     yield from self._replay(gone, call.options)
-                return cast("ReplyT", (yield replace(call, path=self.path, headers={**call.headers, **self.headers})))
+                return cast("ReplyT", (yield self._own(call)))
             except (SessionGone, SessionNotFound) as fault:  # not found: a server that does not remember its end
                 gone = self._replayable(fault)
         raise cast("AttentionError", gone)
@@ -185,7 +184,9 @@ class SessionFlow:
                 update={"sequences": None, "past_key": past.past_key, "past_value": past.past_value}
             )
         try:
-            info: SessionInfo = yield Call(_OPEN, {"name": self.module}, opening, self.headers, options)
+            info: SessionInfo = yield _together(
+                Call(_OPEN, {"name": self.module}, opening, options=options), self.affinity
+            )
         except (VersionMismatch, ModuleNotFound) as fault:
             self.kept.missing = f"its module has changed: {fault.detail}"
             raise gone from fault
@@ -199,16 +200,16 @@ class SessionFlow:
     def _again(self, change: Change, length: int, options: CallOptions) -> Call[Any]:
         if isinstance(change, StepRequest):
             request = change.model_copy(update={"at": length, "step": uuid4().hex})
-            return Call(_STEP, self.path, request, self.headers, options)
+            return self._own(Call(_STEP, request=request, options=options))
         reorders = isinstance(change, ReorderSession)
         operation = operations.reorder_session if reorders else operations.truncate_session
-        return Call(operation, self.path, change, self.headers, options)
+        return self._own(Call(operation, request=change, options=options))
 
 
 def opened(call: Call[SessionInfo], keep_bytes: int, *, spill: bool, affinity: str | None) -> Flow[SessionFlow]:
     """Open a session, and keep its inputs from now on."""
     affinity = affinity or uuid4().hex
-    info: SessionInfo = yield replace(call, operation=_OPEN, headers={**call.headers, AFFINITY: affinity})
+    info: SessionInfo = yield _together(replace(call, operation=_OPEN), affinity)
     request = call.request
     assert isinstance(request, OpenSession)  # noqa: S101 - the operation's model
     kept = KeptInputs(keep_bytes, spill, joins=isinstance(request.policy, FullPolicy))

@@ -102,6 +102,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     """The base URL of a server that runs in this process, on a free port, until the block ends.
 
     Its device's rates are those of one machine wherever it runs, so that what is chosen by predicted times is the same.
+    It logs no requests unless ``log_level`` says so: their lines come late, and would stand between results of tests.
     """
     # Imported here: the tests of the contract and of the client run without the server's extra.
     import structlog
@@ -113,7 +114,8 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
 
     # Events go to logging, which writes warnings alone, to standard error: a test may read standard output.
     structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
-    app = create_app(Settings(**{"_env_file": None, "models_dir": models_dir, "calibrate": False} | settings))
+    usual = {"_env_file": None, "models_dir": models_dir, "calibrate": False, "log_level": "warning"}
+    app = create_app(Settings(**usual | settings))
     server = Server(app, timeout_graceful_shutdown=5)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -11,6 +11,7 @@ import structlog
 
 from attention_service.api.observation.access_log import AccessLog, Answered
 from attention_service.runtime.request_timing import RequestTiming
+from tests.conftest import live_server
 
 FIELDS = ("POST", "/v1/modules/m/forward", "forward", 200, 0.0012341, "id-1", "team-a", RequestTiming(code=None))
 REFUSED = (*FIELDS[:3], 429, *FIELDS[4:7], RequestTiming(code="overloaded"))
@@ -61,9 +62,10 @@ def test_nobody_writes_lines_of_their_own(capsys, form):
     assert line.count("\n") == 1
 
 
-def test_a_long_path_is_cut(server, capfd):
-    assert httpx.get(f"{server}/{'a' * 50_000}").status_code == 404
-    httpx.get(f"{server}/metrics")  # writes the lines that wait
+def test_a_long_path_is_cut(tmp_path, capfd):
+    with live_server(tmp_path, log_level="info") as url:
+        assert httpx.get(f"{url}/{'a' * 50_000}").status_code == 404
+        httpx.get(f"{url}/metrics")  # writes the lines that wait
     lines = [line for line in capfd.readouterr().err.splitlines() if "/aaa" in line]
     assert lines
     assert max(map(len, lines)) < 1000

@@ -217,7 +217,7 @@ from typer.testing import CliRunner
 folder = Path(sys.argv[1])
 assert all(Path(each.__file__).is_relative_to(folder) for each in (attention_client, attention_service))
 query = np.load(folder / "query.npy")
-with live_server(folder / "models", log_level="error") as url, Client(url, timeout=120) as client:
+with live_server(folder / "models") as url, Client(url, timeout=120) as client:
     client.modules.create("m", {"d_model": 8, "num_heads": 2}, seed=0)
     weights = client.weights("m", query, statistics=["last_key", "entropy"])
     found = {

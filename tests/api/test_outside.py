@@ -25,7 +25,8 @@ QUERY = np.ones((2, 3, 8), "float32")
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    with live_server(tmp_path_factory.mktemp("seen"), log_format="json") as url, httpx.Client(base_url=url) as http:
+    settings = {"log_level": "info", "log_format": "json"}
+    with live_server(tmp_path_factory.mktemp("seen"), **settings) as url, httpx.Client(base_url=url) as http:
         yield http
 
 

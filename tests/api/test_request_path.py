@@ -53,7 +53,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Cl
     threading.setprofile(passed.see)
     try:
         with (
-            live_server(tmp_path_factory.mktemp("models"), log_level="warning") as url,
+            live_server(tmp_path_factory.mktemp("models")) as url,
             httpx.Client(
                 base_url=url, timeout=60, headers={"content-type": SAFETENSORS, "accept": SAFETENSORS}
             ) as client,

@@ -32,9 +32,13 @@ WAIT_S = 60
 def lane(server):
     """A client of a server that has a causal module of width 8 with 2 heads."""
     with httpx.Client(base_url=server, timeout=60) as http:
-        config = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
-        post(http, "/v1/modules", name=MODULE, config=config, seed=0)
+        make_module(http)
         yield http
+
+
+def make_module(http):
+    config = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
+    post(http, "/v1/modules", name=MODULE, config=config, seed=0)
 
 
 def opened(lane):
@@ -229,13 +233,15 @@ def test_a_message_that_is_too_large_ends_the_connection(server):
         assert caught.value.rcvd.code == 1009
 
 
-def test_messages_are_counted_and_logged_like_requests(lane, server, capfd):
-    session = opened(lane)
-    with stream(server, additional_headers={"X-Request-ID": "counted"}) as connection:
-        ask(connection, session=session, query=[[0.0] * 8])
-        ask(connection, session="nobody", query=[[0.0] * 8])
-        assert "attention_session_streams 1.0" in lane.get("/metrics").text
-    text = lane.get("/metrics").text
+def test_messages_are_counted_and_logged_like_requests(tmp_path, capfd):
+    with live_server(tmp_path, log_level="info") as url, httpx.Client(base_url=url, timeout=60) as http:
+        make_module(http)
+        session = opened(http)
+        with stream(url, additional_headers={"X-Request-ID": "counted"}) as connection:
+            ask(connection, session=session, query=[[0.0] * 8])
+            ask(connection, session="nobody", query=[[0.0] * 8])
+            assert "attention_session_streams 1.0" in http.get("/metrics").text
+        text = http.get("/metrics").text
     for status in (200, 404):
         assert f'attention_requests_total{{operation="step_session",status="{status}"}}' in text
     lines = [line for line in capfd.readouterr().err.splitlines() if "counted/" in line]

@@ -39,7 +39,7 @@ def exporter():
 
 @pytest.fixture(scope="module")
 def traced(exporter, tmp_path_factory):
-    with live_server(tmp_path_factory.mktemp("traced")) as url:
+    with live_server(tmp_path_factory.mktemp("traced"), log_level="info") as url:
         yield url
 
 

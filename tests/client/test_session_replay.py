@@ -43,7 +43,7 @@ class Server:
         self.start()
 
     def start(self):
-        self.running = live_server(self.folder, log_level="error")
+        self.running = live_server(self.folder)
         self.port = httpx.URL(self.running.__enter__()).port
 
     def stop(self):
@@ -293,7 +293,7 @@ def test_expiry_is_not_noticed(client, whole):
 
 def test_eviction_is_not_noticed(tmp_path, whole):
     with (
-        live_server(tmp_path, memory_budget=2**22, session_share=0.05, log_level="error") as url,
+        live_server(tmp_path, memory_budget=2**22, session_share=0.05) as url,
         Client(url) as client,
     ):
         client.modules.create(MODULE, CONFIG, seed=0)
@@ -400,7 +400,7 @@ def test_another_writer_is_noticed_and_bad_arguments_send_nothing(server, client
 
 
 def test_steps_on_a_stream_survive_its_end(tmp_path, whole):
-    with live_server(tmp_path, log_level="error") as url, Client(url) as client:
+    with live_server(tmp_path) as url, Client(url) as client:
         client.modules.create(MODULE, CONFIG, seed=0)
         with client.sessions.open(MODULE) as session, session.stream() as stream:
             found = [outputs(session, 0, 4)]

@@ -13,8 +13,10 @@ from training.train_tiny_model import FOLDER
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attention_client import AsyncClient, Client, InvalidRequest
+from attention_client.calls.method import run as run_flow
 from attention_client.survey import SurveyedHead, shipped_texts
 from attention_client.survey.head_survey import HeadSurvey
+from attention_client.survey.headvis_files import exported
 from tests.client.command_line import invoke
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny as small
@@ -287,6 +289,18 @@ def test_an_export_that_cannot_be_is_refused(models, survey, tmp_path, given):
         models.export_headvis(survey, tmp_path / "data", **given)
     assert fault.value.param in given
     assert not (tmp_path / "data").exists()
+
+
+def test_an_export_asks_for_each_text_once(models, survey, tmp_path):
+    texts, done = [], []
+
+    def send(call):
+        texts.append(call.request.text)
+        return models.send(call)
+
+    run_flow(exported(survey, tmp_path, (5, 3, 8), 0.005, lambda *told: done.append(told), {}), send)
+    assert texts == TEXTS
+    assert done == [(number, len(TEXTS)) for number in range(1, len(TEXTS) + 1)]
 
 
 # ── the texts that ship, and the command ─────────────────────────────────────────────────────────────────────────────

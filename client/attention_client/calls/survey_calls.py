@@ -48,8 +48,8 @@ class Surveys(Group[WayT]):
         """Write a survey as the folder ``data`` of HeadVis, and return it.
 
         Each head has at most ``samples`` texts in each of ``intervals`` equal groups by its largest weight, of each
-        token its ``top_k`` largest weights from ``threshold`` on. The texts go through the model twice more: for their
-        largest weights, and for those that were chosen. Of a model with several stacks, the first that was surveyed is
-        written. Source: Luger et al. 2026.
+        token its ``top_k`` largest weights from ``threshold`` on. Each text goes through the model once more, and its
+        weights wait in a temporary file until it is known for which heads it is chosen. Of a model with several stacks,
+        the first that was surveyed is written. Source: Luger et al. 2026.
         """
         return exported(survey, Path(folder), (intervals, samples, top_k), threshold, on_texts, options)

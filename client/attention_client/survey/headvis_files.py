@@ -7,6 +7,7 @@ https://transformer-circuits.pub/2026/headvis.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -62,24 +63,26 @@ def exported(
         raise InvalidRequest.at("survey", "HeadVis shows one sequence, but these layers attend from one to another")
     layers = [*dict.fromkeys(each.layer for each in survey.heads if _stack(each.layer) == stack)]
     heads = [at for at, each in enumerate(survey.heads) if each.layer in layers]
+    tokens: list[list[str]] = []
     largest = np.zeros((len(survey.texts), len(heads)))
-    for text in range(len(survey.texts)):
-        reply = yield asked(survey, text, options, layers=layers, top_k=2, return_weights=False)
-        largest[text] = [_largest(keys, weights) for keys, weights in _by_head(reply)]
-    chosen = [_sampled(largest[:, column], intervals, samples) for column in range(len(heads))]
-    wanted = sorted(set().union(*chosen))
-    tokens: dict[int, list[str]] = {}
     kept: list[list[_Sparse]] = [[] for _ in heads]
-    for done, text in enumerate(wanted, 1):
-        reply = yield asked(survey, text, options, layers=layers, top_k=top_k, return_weights=False)
-        tokens[text] = reply.tokens_of(layers[0])[0].tokens
-        for column, (keys, weights) in enumerate(_by_head(reply)):
-            if (interval := chosen[column].get(text)) is not None:
-                kept[column].append(
-                    _Sparse(text, interval, float(largest[text, column]), *_coordinates(keys, weights, threshold))
-                )
-        if on_texts is not None:
-            on_texts(done, len(wanted))
+    with TemporaryDirectory() as place:  # which texts are chosen is known only once all are read
+        for text in range(len(survey.texts)):
+            reply = yield asked(survey, text, options, layers=layers, top_k=top_k, return_weights=False)
+            tokens.append(reply.tokens_of(layers[0])[0].tokens)
+            keys, weights = map(np.stack, zip(*_by_head(reply), strict=True))  # [heads, L, k]
+            largest[text] = [_largest(*head) for head in zip(keys, weights, strict=True)]
+            np.savez(f"{place}/{text}.npz", keys=keys, weights=weights)
+            if on_texts is not None:
+                on_texts(text + 1, len(survey.texts))
+        chosen = [_sampled(column, intervals, samples) for column in largest.T]
+        for text in sorted(set().union(*chosen)):
+            with np.load(f"{place}/{text}.npz") as top:
+                heads_of_text = zip(top["keys"], top["weights"], strict=True)
+            for column, (keys, weights) in enumerate(heads_of_text):
+                if (interval := chosen[column].get(text)) is not None:
+                    most = float(largest[text, column])
+                    kept[column].append(_Sparse(text, interval, most, *_coordinates(keys, weights, threshold)))
     numbers = {layer: layer if isinstance(layer, int) else at for at, layer in enumerate(layers)}
     (folder / "heads").mkdir(parents=True, exist_ok=True)
     rows = []
@@ -137,7 +140,7 @@ def _coordinates(
 
 
 def _head_file(
-    survey: HeadSurvey, at: int, passages: Sequence[_Sparse], tokens: Mapping[int, list[str]], largest: NDArray[Any]
+    survey: HeadSurvey, at: int, passages: Sequence[_Sparse], tokens: Sequence[list[str]], largest: NDArray[Any]
 ) -> dict[str, Any]:
     """The content of ``heads/L{layer}H{head}.json``."""
     layer, head = survey.heads[at]

@@ -219,6 +219,23 @@ def test_what_is_too_large_is_refused_before_a_byte_of_it_comes(net, monkeypatch
     assert not (store / "org").exists()
 
 
+def test_fetches_fit_onto_the_disk_together(net, monkeypatch):
+    served, store, client = net
+    usage = shutil.disk_usage(store)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5 * MEGABYTE))
+    served.go_on.clear()
+    with ThreadPoolExecutor(1) as beside:
+        fetched = beside.submit(client.checkpoints.fetch, "org/net")
+        progress = half(client).fetch
+        with pytest.raises(StoreFull, match=r"beside the \d+ that other fetches will take") as told:
+            client.checkpoints.fetch("org/a")
+        served.go_on.set()
+        assert fetched.result(20).layers == 1
+    left = progress.total_bytes - progress.bytes
+    assert told.value.facts["limit"] == pytest.approx(5 * MEGABYTE - left, abs=MEGABYTE)
+    assert client.checkpoints.fetch("org/a").layers == 1
+
+
 def test_a_download_that_breaks_goes_on_where_it_was(net):
     served, store, client = net
     served.cuts = 1

@@ -53,6 +53,7 @@ class CheckpointFetches:
         self._root = root
         self._limit = limit
         self._fetches: dict[str, _Fetch] = {}
+        self._claims = hub.DiskClaims()
 
     def under_way(self) -> list[CheckpointReply]:
         """Describe every checkpoint that is being fetched."""
@@ -102,7 +103,7 @@ class CheckpointFetches:
         def work() -> None:
             fault: AttentionError | None = None
             try:
-                hub.fetch(self._root, fetch.repository, fetch.revision, self._limit, fetch.progress)
+                hub.fetch(self._root, fetch.repository, fetch.revision, self._limit, fetch.progress, self._claims)
             except hub.FetchStoppedError:
                 return
             except AttentionError as raised:

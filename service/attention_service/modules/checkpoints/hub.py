@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from attention_contract.errors import (
@@ -58,7 +60,7 @@ class FetchStoppedError(Exception):
     """The fetch was stopped, and nothing of it is left."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Progress:
     """The state of a fetch. Its own thread writes it, others read it."""
 
@@ -81,6 +83,32 @@ class Progress:
         self.on_change(self)
 
 
+class DiskClaims:
+    """The bytes that the fetches of one process have still to write, so that they fit onto its disk together.
+
+    Each fetch is a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._fetching: list[Progress] = []
+
+    @contextmanager
+    def held(self, progress: Progress, check: Callable[[int], None]) -> Iterator[None]:
+        """Count what a fetch has still to write until the block ends, if it may begin.
+
+        ``check`` raises if it may not, for the bytes that the others have still to write.
+        """
+        with self._lock:
+            check(sum((other.total_bytes or 0) - other.bytes for other in self._fetching))
+            self._fetching.append(progress)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._fetching.remove(progress)
+
+
 def unreachable(*, allowed: bool) -> str | None:
     """The reason why callers may not have the server fetch, and the way to change that; None if they may."""
     if not allowed:
@@ -94,13 +122,15 @@ def fetch(
     revision: str | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
+    claims: DiskClaims | None = None,
 ) -> Path:
     """Fetch a repository of the hub, unless its folder ``org/name`` exists already, and return that folder.
 
-    The folder appears when it is complete and every file has the hash that the hub states. ``limit`` is the largest
-    sum of bytes. Raises InvalidRequest without huggingface_hub or for a name that no repository has,
-    CheckpointNotFound if the hub has none or does not show it, InvalidCheckpoint if it has no safetensors file or if a
-    file came damaged, StoreFull if it is too large, Unavailable if the hub cannot be reached, and FetchStoppedError.
+    The folder appears when it is complete and every file has the hash that the hub states. ``limit`` is the largest sum
+    of bytes, and ``claims`` those of the other fetches of this process. Raises InvalidRequest without huggingface_hub
+    or for a name that no repository has, CheckpointNotFound if the hub has none or does not show it, InvalidCheckpoint
+    if it has no safetensors file or if a file came damaged, StoreFull if it is too large, Unavailable if the hub cannot
+    be reached, and FetchStoppedError.
     """
     if _REPOSITORY.fullmatch(repository) is None or repository.partition("/")[0] in OWN_FOLDERS:
         raise InvalidRequest.at(
@@ -115,7 +145,7 @@ def fetch(
     try:
         make_folder(staged)
         with locked(staged):  # `clean` of another process leaves it alone
-            _download(repository, revision, staged, limit, progress or Progress())
+            _download(repository, revision, staged, limit, progress or Progress(), claims or DiskClaims())
             shutil.rmtree(staged / ".cache", ignore_errors=True)  # the hub's notes on what is downloaded
             make_folder(folder.parent)
             staged.rename(folder)
@@ -138,7 +168,9 @@ def clean(root: Path) -> None:
             continue
 
 
-def _download(repository: str, revision: str | None, folder: Path, limit: int | None, progress: Progress) -> None:
+def _download(
+    repository: str, revision: str | None, folder: Path, limit: int | None, progress: Progress, claims: DiskClaims
+) -> None:
     """Download the files of a repository into a folder, and wait until they are on the disk."""
     try:
         import huggingface_hub  # noqa: PLC0415 - an extra
@@ -155,19 +187,19 @@ def _download(repository: str, revision: str | None, folder: Path, limit: int | 
             f"{repository} has no safetensors file; other formats are not read: convert it", param="repository"
         )
     progress.revision, progress.total_files = found.sha, len(files)
-    progress.total_bytes = sum(file.size or 0 for file in files)
-    _check_room(repository, progress.total_bytes, limit, shutil.disk_usage(folder).free)
-    for file in files:
-        before = progress.bytes
-        progress.add(0)
-        with _faults_of_hub(repository, revision):
-            huggingface_hub.hf_hub_download(
-                repository, file.rfilename, revision=found.sha, local_dir=folder, tqdm_class=_bar(progress)
-            )
-        progress.add(before + (file.size or 0) - progress.bytes)
-        _check_hash(repository, folder / file.rfilename, file)
-        sync(folder / file.rfilename)
-        progress.files += 1
+    progress.total_bytes = need = sum(file.size or 0 for file in files)
+    with claims.held(progress, partial(_check_room, repository, need, limit, folder)):
+        for file in files:
+            before = progress.bytes
+            progress.add(0)
+            with _faults_of_hub(repository, revision):
+                huggingface_hub.hf_hub_download(
+                    repository, file.rfilename, revision=found.sha, local_dir=folder, tqdm_class=_bar(progress)
+                )
+            progress.add(before + (file.size or 0) - progress.bytes)
+            _check_hash(repository, folder / file.rfilename, file)
+            sync(folder / file.rfilename)
+            progress.files += 1
     progress.add(0)
 
 
@@ -190,9 +222,11 @@ def _bar(progress: Progress) -> Any:
     return Bar
 
 
-def _check_room(repository: str, need: int, limit: int | None, free: int) -> None:
-    """Raise StoreFull if the limit or the disk does not allow so many bytes."""
-    for room, whose in ((limit, "hub_limit allows {} bytes"), (free, "the disk has {} bytes left")):
+def _check_room(repository: str, need: int, limit: int | None, folder: Path, others: int) -> None:
+    """Raise StoreFull if the limit or the disk does not allow so many bytes; ``others``: those that fetches take."""
+    free = shutil.disk_usage(folder).free - others
+    beside = f" beside the {others} that other fetches will take" if others else ""
+    for room, whose in ((limit, "hub_limit allows {} bytes"), (free, f"the disk has {{}} bytes left{beside}")):
         if room is not None and need > room:
             raise StoreFull(
                 f"{repository} takes {need} bytes; {whose.format(room)}", param="repository", limit=room, actual=need

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from attention_client import Client
-from attention_contract.schemas.models import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.model_questions import ModelForwardRequest, ModelWeightsRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.loaded_model import LoadedModel
 from benchmarks.measure import Case, rows

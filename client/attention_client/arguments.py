@@ -11,14 +11,10 @@ from attention_contract.schemas.attribution import Readout
 from attention_contract.schemas.complexity import Alternative, SessionShape, Shape, Sweep
 from attention_contract.schemas.effects import SweptEdit
 from attention_contract.schemas.hopfield import Projections
-from attention_contract.schemas.models import (
-    GivenUpstream,
-    LayerRef,
-    Message,
-    ModelStatisticOptions,
-    PredictedLogit,
-)
+from attention_contract.schemas.model_questions import GivenUpstream, ModelStatisticOptions, PredictedLogit
+from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.modules import ModuleConfig
+from attention_contract.schemas.prompts import Message
 from attention_contract.schemas.sessions import Policy, SessionSource, SessionStep
 from attention_contract.schemas.weights import StatisticName, StatisticOptions
 from attention_contract.spec import AttentionSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.models import ImageBytes
+from attention_contract.schemas.prompts import ImageBytes
 
 
 class Saved(Protocol):

@@ -16,6 +16,7 @@ from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as w
 from attention_contract.schemas import hopfield as h
+from attention_contract.schemas import model_questions as q
 from attention_contract.schemas import models as n
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i
@@ -35,7 +36,9 @@ from attention_contract.schemas.gradients import (
     RawGradientsRequest,
     RawPassRequest,
 )  # fmt: skip
+from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest
 from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
+from attention_contract.schemas.prompts import EXAMPLE_TEXT
 from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
@@ -303,24 +306,24 @@ unload_model: Operation[None] = Operation(
     (*ANY_TIME, e.ModelNotFound), status=204, safe_to_repeat=False, scopes=MANAGE,
 )  # fmt: skip
 model_forward = Operation(
-    "model_forward", "POST", "/v1/models/{model}/forward", n.ModelForwardRequest, n.ModelForwardReply,
+    "model_forward", "POST", "/v1/models/{model}/forward", q.ModelForwardRequest, q.ModelForwardReply,
     "The predictions of a whole model, and any taps of any of its layers",
     (*READS_BODY, *OF_MODEL, *WRITES), tensors=True,
-    example=n.EXAMPLE_TEXT | {"top_k": 3, "return": ["logits"]}, scopes=INFER,
+    example=EXAMPLE_TEXT | {"top_k": 3, "return": ["logits"]}, scopes=INFER,
 )  # fmt: skip
 model_weights = Operation(
-    "model_weights", "POST", "/v1/models/{model}/weights", n.ModelWeightsRequest, n.ModelWeightsReply,
+    "model_weights", "POST", "/v1/models/{model}/weights", q.ModelWeightsRequest, q.ModelWeightsReply,
     "The tokens that each head of each layer of a whole model attends to",
     (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, pictures=(*WEIGHT_VIEWS, "image"),
-    example=n.EXAMPLE_TEXT | {"top_k": 2, "return_weights": False}, scopes=INFER,
+    example=EXAMPLE_TEXT | {"top_k": 2, "return_weights": False}, scopes=INFER,
 )  # fmt: skip
 model_gradients = Operation(
-    "model_gradients", "POST", "/v1/models/{model}/gradients", n.ModelGradientsRequest, n.ModelGradientsReply,
+    "model_gradients", "POST", "/v1/models/{model}/gradients", q.ModelGradientsRequest, q.ModelGradientsReply,
     "Exact gradients of a prediction of a whole model: by token, head, tap and hidden state",
-    (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, example=n.EXAMPLE_TEXT | {"wrt": ["tokens"]}, scopes=INFER,
+    (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, example=EXAMPLE_TEXT | {"wrt": ["tokens"]}, scopes=INFER,
 )  # fmt: skip
 model_complexity = Operation(
-    "model_complexity", "POST", "/v1/models/{model}/complexity", n.ModelComplexityRequest, n.ModelComplexityReply,
+    "model_complexity", "POST", "/v1/models/{model}/complexity", ModelComplexityRequest, ModelComplexityReply,
     "The cost of a text or a generation for a whole model",
     (*READS_BODY, *OF_MODEL), example={"length": 512, "new_tokens": 64}, scopes=ASK,
 )  # fmt: skip

@@ -13,8 +13,9 @@ from PIL import Image, ImageOps
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, heading
-from attention_contract.schemas.models import LayerWeights, ModelWeightsReply, TokenLabelsReply
+from attention_contract.schemas.model_questions import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.schemas.prompts import TokenLabelsReply
 from attention_pictures.colour_ranges import bar_label, colour_range, palette
 from attention_pictures.figure_style import EDGE_IN, Sheet
 from attention_pictures.heat_maps import BAR_IN, MOST_HEADS, bar, bar_room, columns_of, columns_within

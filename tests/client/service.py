@@ -22,6 +22,7 @@ from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
+from attention_contract.schemas import model_questions as q
 from attention_contract.schemas import models as l
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i
@@ -33,6 +34,8 @@ from attention_contract.schemas import similarity as v
 from attention_contract.schemas.attribution import AttributionReply, Attributions, Completeness
 from attention_contract.schemas.effects import Effects, EffectsReply
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
+from attention_contract.schemas.model_complexity import ModelComplexityReply, PassCost
+from attention_contract.schemas.prompts import ModelRan
 from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
@@ -217,16 +220,16 @@ def session_cost(shape: c.SessionShape) -> c.SessionCost:
 def model_reply(kind: Any) -> Any:
     """Return a reply of a whole model."""
     info = l.ModelInfo(id="net", created=1, checkpoint="org/net", state="idle")
-    ran = l.ModelRan(
+    ran = ModelRan(
         model="net", architecture="GPT2LMHeadModel", device="cpu", dtype="float32", kernels=["fused"], compute_ms=1,
         queue_ms=1, peak_bytes=1,
     )  # fmt: skip
-    cost = l.PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1)
+    cost = PassCost(flops=1, bytes=1, peak_bytes=1, predicted_ms=1)
     numbers = (
         {}
         if kind is None
         else {
-            name: cost if about.annotation is l.PassCost else 1
+            name: cost if about.annotation is PassCost else 1
             for name, about in kind.model_fields.items()
             if about.is_required()
         }
@@ -235,10 +238,10 @@ def model_reply(kind: Any) -> Any:
         None: lambda: None,
         l.ModelInfo: lambda: info,
         l.ModelList: lambda: l.ModelList(data=[info]),
-        l.ModelComplexityReply: lambda: l.ModelComplexityReply(**numbers | {"model": "net"}),
-        l.ModelForwardReply: lambda: l.ModelForwardReply(labels=[], ran=ran),
-        l.ModelGradientsReply: lambda: l.ModelGradientsReply(labels=[], ran=ran, value=np.ones(())),
-        l.ModelWeightsReply: lambda: l.ModelWeightsReply(labels=[], ran=ran, layers=[]),
+        ModelComplexityReply: lambda: ModelComplexityReply(**numbers | {"model": "net"}),
+        q.ModelForwardReply: lambda: q.ModelForwardReply(labels=[], ran=ran),
+        q.ModelGradientsReply: lambda: q.ModelGradientsReply(labels=[], ran=ran, value=np.ones(())),
+        q.ModelWeightsReply: lambda: q.ModelWeightsReply(labels=[], ran=ran, layers=[]),
     }
     return made[kind]()
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from attention_client.cli import generation_commands
-from attention_contract.schemas.models import TokenLabelsReply
 from attention_contract.schemas.openai import (
     AssistantMessage,
     ChatChoice,
@@ -16,6 +15,7 @@ from attention_contract.schemas.openai import (
     GeneratedToken,
     TokensAttention,
 )
+from attention_contract.schemas.prompts import TokenLabelsReply
 from attention_contract.schemas.weights import TopKeys
 from tests.client.command_line import invoke
 

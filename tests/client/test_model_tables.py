@@ -11,20 +11,19 @@ from attention_client.cli.model_tables import differentiated, looked, predicted,
 from attention_contract.errors import ModelNotFound
 from attention_contract.request_names import names_of
 from attention_contract.schemas.attention import Select
-from attention_contract.schemas.models import (
+from attention_contract.schemas.model_questions import (
     LayerGradients,
     LayerTaps,
     LayerWeights,
     LikelyToken,
     ModelForwardReply,
     ModelGradientsReply,
-    ModelInfo,
-    ModelRan,
     ModelWeightsReply,
     ModelWeightsRequest,
     Prediction,
-    TokenLabelsReply,
 )
+from attention_contract.schemas.models import ModelInfo
+from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys
 
 RAN = ModelRan(

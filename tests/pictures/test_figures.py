@@ -19,8 +19,9 @@ from attention_contract.schemas.attention import ForwardReply, RawForwardRequest
 from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.effects import Effects, EffectsReply
-from attention_contract.schemas.models import LayerWeights, ModelRan, ModelWeightsReply, TokenLabelsReply
+from attention_contract.schemas.model_questions import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
+from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest, RolloutReply, RolloutRequest
 from attention_contract.schemas.similarity import SimilarityReply

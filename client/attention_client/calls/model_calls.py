@@ -10,17 +10,15 @@ from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
 from attention_client.image_files import with_images
 from attention_contract import operations
-from attention_contract.schemas.models import (
-    ImageSize,
-    ModelComplexityReply,
+from attention_contract.schemas.model_complexity import ImageSize, ModelComplexityReply
+from attention_contract.schemas.model_questions import (
     ModelForwardReply,
     ModelGradient,
     ModelGradientsReply,
-    ModelInfo,
-    ModelList,
     ModelTap,
     ModelWeightsReply,
 )
+from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.tensors import FloatName
 
 

@@ -16,7 +16,6 @@ from attention_client.cli.reply_output import AsJson
 from attention_client.cli.request_commands import Model
 from attention_client.client import Client
 from attention_client.image_files import data_url
-from attention_contract.schemas.models import TokenLabelsReply
 from attention_contract.schemas.openai import (
     AttentionOfTokens,
     ChatPiece,
@@ -24,6 +23,7 @@ from attention_contract.schemas.openai import (
     CompletionRequest,
     GeneratedToken,
 )
+from attention_contract.schemas.prompts import TokenLabelsReply
 from attention_contract.wire import to_json
 
 _SAMPLING: Final = options_of(

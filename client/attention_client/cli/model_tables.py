@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 from attention_client.cli.block_map import print_map
 from attention_client.cli.table_output import cell, line, number, print_out, table
 from attention_client.cli.tensor_arguments import tensors
-from attention_contract.schemas.models import (
+from attention_contract.schemas.model_questions import (
     LayerWeights,
     ModelForwardReply,
     ModelGradientsReply,
-    ModelRan,
-    ModelReply,
     ModelWeightsReply,
 )
+from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.weights import TopKeys
 
 _PAIRS: Final = 3

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.models import LayerRef, ModelWeightsReply
+from attention_contract.schemas.model_questions import ModelWeightsReply
+from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import StatisticName
 
 SURVEYED: Final = [name for name in get_args(StatisticName) if name != "classes"]

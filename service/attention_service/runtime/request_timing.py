@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Literal, TypeVar, get_args
 
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.models import ModelRan
+from attention_contract.schemas.prompts import ModelRan
 
 Phase = Literal["read", "decode", "queue", "compute", "encode", "write"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)

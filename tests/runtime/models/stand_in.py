@@ -6,16 +6,9 @@ import time
 
 import numpy as np
 
-from attention_contract.schemas.models import (
-    LayerTaps,
-    ModelComplexityReply,
-    ModelComplexityRequest,
-    ModelForwardReply,
-    ModelForwardRequest,
-    ModelRan,
-    PassCost,
-    TokenLabelsReply,
-)
+from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
+from attention_contract.schemas.model_questions import LayerTaps, ModelForwardReply, ModelForwardRequest
+from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.core.cancellation import checkpoint

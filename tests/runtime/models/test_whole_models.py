@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.models import ModelWeightsRequest
+from attention_contract.schemas.model_questions import ModelWeightsRequest
 from attention_service.runtime.models.model_catalogue import find_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it

@@ -13,7 +13,8 @@ from pydantic import Field
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Index
-from attention_contract.schemas.models import LayerRef, ModelReply
+from attention_contract.schemas.models import LayerRef
+from attention_contract.schemas.prompts import ModelReply
 from attention_contract.tensors import Array
 from attention_contract.wire import to_json
 from attention_service.api.agents.opened_inputs import InputHandle, OpenedInput, OpenedInputs

@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanContext, StatusCode
 from starlette.types import Scope
 
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.models import ModelRan
+from attention_contract.schemas.prompts import ModelRan
 from attention_service import __version__
 from attention_service.api.observation.access_log import Answered
 

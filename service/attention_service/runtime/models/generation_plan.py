@@ -10,8 +10,9 @@ from transformers import LogitsProcessor
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.models import ImageBytes, Message, ModelForwardRequest, images_in
+from attention_contract.schemas.model_questions import ModelForwardRequest
 from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
+from attention_contract.schemas.prompts import ImageBytes, Message, images_in
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.runtime.binding.selection import check_indices
 from attention_service.runtime.models.attention_places import AttentionPlace

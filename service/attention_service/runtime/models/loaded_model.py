@@ -14,16 +14,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from attention_contract.base import valid
 from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.attention import Edit, Tap
-from attention_contract.schemas.models import (
+from attention_contract.schemas.model_questions import (
     LayerTaps,
     LayerWeights,
     ModelForwardReply,
     ModelForwardRequest,
-    ModelInput,
-    ModelRan,
     ModelWeightsReply,
     ModelWeightsRequest,
 )
+from attention_contract.schemas.prompts import ModelInput, ModelRan
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.schemas.weights import (
     HeadStatistics,

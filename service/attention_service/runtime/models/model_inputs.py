@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.models import Message, ModelInput, TextPart, TokenLabelsReply
+from attention_contract.schemas.prompts import Message, ModelInput, TextPart, TokenLabelsReply
 from attention_service.runtime.models.images.patch_grids import Patch, patch_labels
 
 TEXT, TARGET = 5, 3

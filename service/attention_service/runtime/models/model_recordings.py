@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 
 from attention_contract.recording_tensors import AXES, RecordedStack, place_of
-from attention_contract.schemas.models import ModelInput
+from attention_contract.schemas.prompts import ModelInput
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import validate

@@ -15,7 +15,8 @@ import orjson
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded
-from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList, ModelRan, ModelReply
+from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
+from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, from_body, to_body
 from attention_service.runtime.callers import caller

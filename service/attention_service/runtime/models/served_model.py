@@ -11,15 +11,10 @@ import orjson
 import torch
 
 from attention_contract.base import WireModel
-from attention_contract.schemas.models import (
-    ImageBytes,
-    ModelComplexityRequest,
-    ModelForwardRequest,
-    ModelGradientsRequest,
-    ModelWeightsRequest,
-    images_in,
-)
+from attention_contract.schemas.model_complexity import ModelComplexityRequest
+from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.schemas.prompts import ImageBytes, images_in
 from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation

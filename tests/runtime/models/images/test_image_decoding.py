@@ -12,7 +12,7 @@ from PIL import Image
 from tests.runtime.models.images.small_encoders import noise, png, sent
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.models import ImageBytes
+from attention_contract.schemas.prompts import ImageBytes
 from attention_service.runtime.models.images.image_decoding import MAX_PIXELS, decoded, decoding_bytes
 
 

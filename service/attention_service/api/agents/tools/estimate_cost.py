@@ -10,7 +10,8 @@ from attention_contract.operations import complexity, model_complexity, raw_comp
 from attention_contract.schemas.accuracy import Basis
 from attention_contract.schemas.answers import CostLimits
 from attention_contract.schemas.complexity import ComplexityReply
-from attention_contract.schemas.models import ImageSize, ModelComplexityReply, ModelName
+from attention_contract.schemas.model_complexity import ImageSize, ModelComplexityReply
+from attention_contract.schemas.models import ModelName
 from attention_contract.schemas.modules import Heads, Width
 from attention_service.api.agents.agent_tool import AgentTool, Told, ToolAnswer, ToolArguments, ToolCall, number
 from attention_service.api.agents.opened_inputs import InputHandle

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 from attention_contract.base import WireModel, at_fault
 from attention_contract.errors import ModelNotFound
 from attention_contract.operations import get_model, list_models, model_forward
-from attention_contract.schemas.models import ModelLayer, ModelName, Text
+from attention_contract.schemas.models import ModelLayer, ModelName
+from attention_contract.schemas.prompts import Text
 from attention_service.api.agents.agent_tool import AgentTool, Told, ToolAnswer, ToolArguments, ToolCall, number
 
 _TOKENS: Final = {"concise": 48, "detailed": 512}

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.models import ModelInput
+from attention_contract.schemas.prompts import ModelInput
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.images.image_decoding import decoded
 from attention_service.runtime.models.images.patch_grids import Crop, Patch, crops_of

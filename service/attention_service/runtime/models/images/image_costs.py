@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from attention_contract.schemas.models import ImageSize, ImageTokens
+from attention_contract.schemas.model_complexity import ImageSize, ImageTokens
 from attention_service.cost import flops
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.images.encoder_inputs import SHORT, EncoderInputs

@@ -11,7 +11,8 @@ from typing import Final
 from PIL import Image, ImageOps
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.models import ImageBytes, ImageSize
+from attention_contract.schemas.model_complexity import ImageSize
+from attention_contract.schemas.prompts import ImageBytes
 from attention_service.core.cancellation import checkpoint
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")

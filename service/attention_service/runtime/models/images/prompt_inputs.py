@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.vision_utils import get_vision_window_index
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.models import Message, ModelInput, TextPart
+from attention_contract.schemas.prompts import Message, ModelInput, TextPart
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.images.encoder_inputs import (
     SHORT,

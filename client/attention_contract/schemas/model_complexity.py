@@ -1,0 +1,78 @@
+"""The cost of a whole model for a text, for images or for a generation."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from attention_contract.base import ABSENT, IfRequested, WireModel
+
+
+class ImageSize(WireModel):
+    """The size of an image, in pixels."""
+
+    width: int = Field(ge=1, lt=2**31)
+    height: int = Field(ge=1, lt=2**31)
+
+
+class ModelComplexityRequest(WireModel):
+    """Ask for the cost of a text, of images or of a generation."""
+
+    length: int = Field(default=1024, ge=1, lt=2**31)
+    """The number of tokens of each text, without those of images; an image encoder has none."""
+    images: Annotated[list[ImageSize], Field(max_length=64)] = Field(default_factory=list)
+    """The sizes of the images of each text, or of the images that an encoder reads as one batch."""
+    batch: int = Field(default=1, ge=1, lt=2**31)
+    """The number of texts, each with these images; for an image encoder, the number of such batches."""
+    new_tokens: int = Field(default=0, ge=0, lt=2**31)
+    """The number of tokens to generate."""
+    weights: bool = False
+    """True if the request returns the weights of every layer."""
+
+
+class PassCost(WireModel):
+    """The cost of one pass of a whole model."""
+
+    flops: int
+    bytes: int
+    """The least number of bytes that are read and written: the parameters once, and the cache."""
+    peak_bytes: int
+    """Memory besides the model."""
+    predicted_ms: float
+
+
+class ImageTokens(WireModel):
+    """The tokens of one image."""
+
+    tokens: int
+    """The number of tokens of the image in the text, including markers; for an image encoder, all tokens of the
+    image."""
+    crops: int
+    """The number of crops of the image."""
+    vision_tokens: int
+    """The number of tokens in the vision layers, for all crops."""
+
+
+class ModelComplexityReply(WireModel):
+    """The cost of a text with its images, and of a generation after it."""
+
+    model: str
+    parameters: int
+    """The number of parameters."""
+    parameter_bytes: int
+    prefill: PassCost
+    """The pass over the given tokens and images."""
+    vision: IfRequested[PassCost] = ABSENT
+    """The part of ``prefill`` in the vision layers; for an image encoder, all of it."""
+    images: IfRequested[list[ImageTokens]] = ABSENT
+    """Each image, in the order asked."""
+    per_token: PassCost
+    """The cost of one further token after all others; zeros for an image encoder."""
+    total_ms: float
+    cache_bytes_per_token: int
+    cache_bytes: int
+    """Keys and values after the last token."""
+    max_batch: int
+    """Sequences of this length that fit into the free memory."""
+    max_length: int
+    """The largest number of text tokens that fits besides the images, for this batch; at most the number of positions
+    of the model. For an image encoder, the tokens of one image."""

@@ -1,0 +1,218 @@
+"""Questions about whole models: predictions, weights and gradients of a text.
+
+Notation as in ``attention``; V is the size of the vocabulary.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
+from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Index, Select, Tap, Taps
+from attention_contract.schemas.drawable_replies import DrawableReply
+from attention_contract.schemas.gradients import GradientCheck
+from attention_contract.schemas.models import LayerRef
+from attention_contract.schemas.prompts import ModelInput, ModelReply
+from attention_contract.schemas.weights import ClassName, HeadStatistics, StatisticName, TopKeys, WeightsDifferences
+from attention_contract.tensors import FloatArray, IntArray
+
+ModelTap = Tap | Literal["hidden", "logits", "pooled"]
+
+
+class ModelForwardRequest(ModelInput):
+    """Run a whole model, and return its predictions and any taps of any layers."""
+
+    return_: Listed[ModelTap] = Field(default_factory=list, alias="return", max_length=MAX_TAPS)
+    """Taps of the attention of each layer; ``hidden``, the output of each layer; ``logits``, for all tokens of the
+    vocabulary; ``pooled``, one vector for each image."""
+    select: Select | None = None
+    """The heads and queries of those taps; default: all."""
+    positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """The positions of the tokens whose predictions are returned, negative ones counted from the end; default: the
+    last."""
+    top_k: int = Field(default=5, ge=0, le=1024)
+    """The number of most likely tokens to return for each prediction; 0 for none."""
+    average_heads: bool = False
+    """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
+    compare: Literal["unedited"] | None = None
+    """``unedited``: also run the model without the edits. Predictions show both runs, and ``divergence`` compares
+    them."""
+    keep: bool = False
+    """Store the run as a recording: weights, the returned taps and hidden states."""
+
+
+class ModelStatisticOptions(WireModel):
+    """Options of the statistics. Token ids are those of the text."""
+
+    window: int = Field(default=8, ge=0, lt=2**31)
+    """Tokens to each side that ``locality`` counts."""
+    sinks: int = Field(default=1, ge=0, lt=2**31)
+    """First keys that ``sink_share`` counts."""
+    token_classes: dict[ClassName, Listed[int]] = Field(default_factory=dict, max_length=64)
+    """Token ids by name: the class has the keys with one of these tokens."""
+
+
+class ModelWeightsRequest(ModelInput):
+    """Ask for the attention weights of every layer of a whole model."""
+
+    top_k: int = Field(default=0, ge=0, le=1024)
+    """The number of most attended keys to name for each query; 0 for none."""
+    select: Select | None = None
+    """Return the weights of these heads and queries. ``top_k`` covers the same selection; the statistics cover all."""
+    return_weights: bool = True
+    """False omits the weights; the reply then has only statistics and top keys."""
+    pool: int | None = Field(default=None, ge=2, lt=2**31)
+    """With n, return ``pooled``: the largest weight of each square of n selected queries and n keys."""
+    average_heads: bool = False
+    """Return the weights averaged over the (selected) heads, without the head dimension."""
+    statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
+    """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
+    statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
+    compare: Literal["unedited"] | None = None
+    """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
+    the same input of the layer."""
+    keep: bool = False
+    """Store the run as a recording with the weights of the requested layers."""
+
+
+class PredictedLogit(WireModel):
+    """The differentiated number: log p(token at a position), minus that of another token if one is given."""
+
+    position: int = -1
+    """The position of the token that makes the prediction, negative ones counted from the end."""
+    token: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """A token id, or a text that is one token. Default: the most likely token."""
+    against: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Differentiate log p(token) − log p(against)."""
+
+
+class GivenUpstream(WireModel):
+    """∂L/∂logits as it is given."""
+
+    upstream: FloatArray
+    """``[B, L, V]``, or ``[L, V]`` for one text; a first dimension of 1 is the last position alone."""
+
+
+ModelGradient = Literal["tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "output"]
+
+
+def by_token() -> list[ModelGradient]:
+    """The gradients that a request returns by default."""
+    return ["tokens"]
+
+
+class ModelGradientsRequest(ModelInput):
+    """Exact gradients of one number in the prediction of a model."""
+
+    of: PredictedLogit | GivenUpstream = Field(default_factory=PredictedLogit)
+    wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
+    """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
+    layer: ``hidden``, the input of each layer, and the taps of its attention."""
+    select: Select | None = None
+    """The heads and queries of the returned gradients of taps."""
+    by_head: bool = True
+    """Return ``heads``: Σ gradient · context of each head, the first-order effect of removing it."""
+    integrated: int | None = Field(default=None, ge=2, le=512)
+    """The number of steps of integrated gradients for ``tokens`` and ``embeddings``, from a baseline of zeros. Source:
+    Sundararajan et al. 2017."""
+    check: bool = False
+    """Compare with central differences in float64 along random directions."""
+
+
+class LikelyToken(WireModel):
+    """One token of the vocabulary in a prediction."""
+
+    token: str
+    id: int
+    logit: float
+    probability: float
+    unedited_logit: IfRequested[float] = ABSENT
+    unedited_probability: IfRequested[float] = ABSENT
+    """With ``compare``."""
+
+
+class Prediction(WireModel):
+    """A model's prediction at one token."""
+
+    text: int
+    """The index of the text."""
+    position: int
+    """The index of the token."""
+    top: list[LikelyToken]
+    """The most likely tokens, in descending order; with ``compare``, the most likely tokens of both runs."""
+    divergence: IfRequested[float] = ABSENT
+    """With ``compare``: Σ p · ln(p / q) of the unedited prediction p and the edited one q, in nats."""
+
+
+class LayerTaps(Taps):
+    """The taps of one layer."""
+
+    layer: LayerRef
+    hidden: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``: the output of the layer that has this attention."""
+
+
+class ModelForwardReply(ModelReply):
+    """The predictions of a whole model, and taps of its layers."""
+
+    predicts: Literal["next", "own", "class"] | None = None
+    """``next``: each token predicts the following token. ``own``: each predicts the token at its own position, as in
+    BERT. ``class``: the model classifies the image, and the tokens of the predictions are classes. Null for a model
+    without a prediction head."""
+    predictions: list[Prediction] = Field(default_factory=list)
+    logits: IfRequested[FloatArray] = ABSENT
+    """``[B, positions, V]``: for the requested positions."""
+    embeddings: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``: the input of the first layer, with ``hidden``."""
+    pooled: IfRequested[FloatArray] = ABSENT
+    """``[B, width]``: the vector of each image, after the model's projection if it has one."""
+    layers: list[LayerTaps] = Field(default_factory=list)
+    """The layers in the order asked, if taps are returned."""
+
+
+class LayerWeights(WireModel):
+    """The weights of each head of one layer: the fields of a module's reply."""
+
+    layer: LayerRef
+    statistics: HeadStatistics
+    queries: IntArray
+    """``[B]``: the number of real queries in the statistics."""
+    top: IfRequested[TopKeys] = ABSENT
+    weights: IfRequested[FloatArray] = ABSENT
+    """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
+    pooled: IfRequested[FloatArray] = ABSENT
+    differences: IfRequested[WeightsDifferences] = ABSENT
+
+
+class ModelWeightsReply(ModelReply, DrawableReply):
+    """The weights of each head of each layer."""
+
+    layers: list[LayerWeights]
+
+
+class LayerGradients(WireModel):
+    """Gradients of one layer."""
+
+    layer: LayerRef
+    heads: IfRequested[FloatArray] = ABSENT
+    """``[B, H]``: Σ ∂L/∂context · context of each head. Source: Michel et al. 2019, without the absolute value."""
+    gradients: dict[str, FloatArray] = Field(default_factory=dict)
+    """∂L/∂name of ``hidden`` and of taps."""
+
+
+class ModelGradientsReply(ModelReply):
+    """Gradients of one number in the prediction of a model."""
+
+    value: FloatArray
+    """``[B]``, or one number: L, what was differentiated."""
+    token: IfRequested[list[int]] = ABSENT
+    """The token ids whose log-probability is L, one for each text."""
+    tokens: IfRequested[FloatArray] = ABSENT
+    """``[B, L]``: gradient · embedding of each input token; with ``integrated``, they sum to L minus L at the
+    baseline."""
+    embeddings: IfRequested[FloatArray] = ABSENT
+    """``[B, L, d_model]``"""
+    baseline: IfRequested[FloatArray] = ABSENT
+    """``[B]``: L at the baseline, with ``integrated``."""
+    layers: list[LayerGradients] = Field(default_factory=list)
+    check: IfRequested[dict[str, GradientCheck]] = ABSENT

@@ -1,0 +1,214 @@
+"""The input of a whole model: a text, messages, tokens or images; and its tokens, which every reply has.
+
+A request with one text has no batch dimension, and its reply has none. A request with several texts is one batch, and
+its reply has the dimension B. Shorter texts are padded, at the left of a model that generates and at the right of
+others. All indices count padding too, which has labels of its own.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
+from attention_contract.schemas.attention import Edit, Index
+from attention_contract.schemas.models import LayerKey, LayerRef
+from attention_contract.schemas.recordings import RecordingId
+from attention_contract.tensors import Encoding
+
+MAX_TEXT: Final = 1_000_000
+"""Characters of one text."""
+MAX_TEXTS: Final = 256
+"""Texts of one request."""
+MAX_TOKENS: Final = 1_048_576
+"""Tokens of one text."""
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
+TokenIds = Annotated[list[Index], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+
+
+class ImageBytes(WireModel):
+    """One image, as the bytes of a PNG, JPEG, WebP or GIF file. The images of a request have 2^25 pixels at most."""
+
+    base64: str = Field(min_length=1, max_length=2**26)
+
+
+class TextPart(WireModel):
+    """A part of a message that is text."""
+
+    type: Literal["text"]
+    text: str = Field(max_length=MAX_TEXT)
+
+
+class ImagePart(WireModel):
+    """The place of an image in a message: the next of the request's ``images``."""
+
+    type: Literal["image"]
+
+
+class DataUrl(WireModel):
+    """An image inside its address."""
+
+    url: str = Field(max_length=2**26)
+    """``data:image/png;base64,…``; jpeg, webp and gif too. Nothing is fetched."""
+    detail: Any = None
+    """Accepted, but without effect."""
+
+    @model_validator(mode="after")
+    def _is_data(self) -> "DataUrl":
+        if not re.match(r"data:image/(png|jpe?g|webp|gif);base64,", self.url):
+            raise at_fault("url", "expected data:image/png;base64,… (or jpeg, webp, gif): the server fetches nothing")
+        return self
+
+
+class ImageUrlPart(WireModel):
+    """A part of a message that is an image, in the form of OpenAI's API."""
+
+    type: Literal["image_url"]
+    image_url: DataUrl
+
+
+MessagePart = Annotated[TextPart | ImagePart | ImageUrlPart, Field(discriminator="type")]
+
+
+def kind_of_content(content: Any) -> str:
+    """Return ``parts`` for the parts of a message, else ``text``: a refusal names what is wrong with what came."""
+    return "parts" if isinstance(content, list) else "text"
+
+
+class Message(WireModel):
+    """One message of a conversation, for models with a chat template."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Annotated[
+        Annotated[str, Field(max_length=MAX_TEXT), Tag("text")]
+        | Annotated[list[MessagePart], Field(max_length=1024), Tag("parts")],
+        Discriminator(kind_of_content),
+    ]
+    """A text, or parts. Images without a part of their own are inserted before the text of the first message."""
+
+
+def images_in(messages: Iterable[Any]) -> list[ImageBytes]:
+    """Return the images inside the addresses of a conversation, in their order."""
+    parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
+    urls = [part.image_url.url for part in parts if isinstance(part, ImageUrlPart)]
+    return [ImageBytes(base64=url.partition(",")[2]) for url in urls]
+
+
+class ModelInput(WireModel):
+    """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images alone for encoders.
+
+    A reply about one image alone has no batch dimension; several images are one batch.
+    """
+
+    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    """One text, or several as one batch."""
+    tokens: TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    """Token ids; no special tokens are added."""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)] | None = None
+    """A conversation. The checkpoint's chat template formats it, up to the beginning of the model's answer."""
+    target: Text | None = None
+    """The text of the decoder, for a model with an encoder and a decoder; default: only its start token."""
+    images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
+    """Images, for models that take them, with one text. The model's image token marks the place of each image in the
+    text; without such tokens, the images come before the text."""
+    layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
+    """The layers in the reply, in this order."""
+    edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
+    """Edits by layer, each in the form of edits of a module: ``{"3": [{"tap": "context", "heads": [0], "set":
+    0}]}``."""
+    encoding: Encoding = "list"
+    """The form of tensors in a JSON reply."""
+
+    @model_validator(mode="after")
+    def _one_input(self) -> "ModelInput":
+        given = [name for name in ("text", "tokens", "messages") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise at_fault(given[1], f"expected one of text, tokens and messages; got {' and '.join(given)}")
+        if not given and not self.images:
+            raise at_fault("text", "expected text, tokens, messages or images; got none")
+        if self.images and images_in(self.messages or ()):
+            raise at_fault("images", "the messages bring their own; send them in one way")
+        return self
+
+    @property
+    def all_images(self) -> list[ImageBytes]:
+        """Its images, those inside its messages too."""
+        return self.images or images_in(self.messages or ())
+
+
+class TokenLabelsReply(WireModel):
+    """The tokens of one input, for reading."""
+
+    tokens: list[str]
+    """The tokens in readable form: without the tokenizer's own marks, and with bytes as text if they are whole
+    characters. Patches of an image are ``[row,column]``; other tokens of an image encoder are ``CLS`` and ``register
+    0``."""
+    ids: list[int]
+    """The token ids; for an image encoder, the positions of the tokens."""
+    spans: list[tuple[int, int] | None]
+    """Start and end (exclusive) of each token in the characters of the text; null for a token without text."""
+    patches: IfRequested[list[tuple[int, int, int] | None]] = ABSENT
+    """Image, row and column of each token that is a patch of an image, counted inside its crop."""
+    crops: IfRequested[list[int | None]] = ABSENT
+    """The crop that each patch belongs to; 0 if the model sees the whole image at once."""
+    rectangles: IfRequested[list[tuple[float, float, float, float] | None]] = ABSENT
+    """Left, top, right and bottom of each patch in pixels of the original image, after the rotation by its EXIF data.
+    Null for padding."""
+
+
+class ModelRan(WireModel):
+    """The run of a request to a whole model."""
+
+    model: str
+    architecture: str
+    device: str
+    dtype: str
+    kernels: list[str]
+    """The kernels that computed the attention outputs."""
+    compute_ms: float
+    """Milliseconds in the model's process."""
+    queue_ms: float
+    """Milliseconds between admission and execution."""
+    load_ms: float = 0.0
+    """Milliseconds that the request waited for its model to be loaded."""
+    peak_bytes: int
+    """Memory that the request was admitted for, besides the model: an estimate."""
+
+
+class ModelReply(WireModel):
+    """The fields of every reply for an input."""
+
+    labels: TokenLabelsReply | list[TokenLabelsReply]
+    """The tokens of the input, with one entry for each text if there are several; for an encoder-decoder model, those
+    of the decoder."""
+    image_labels: IfRequested[list[TokenLabelsReply]] = ABSENT
+    """The tokens of the layers ``vision.…``, for a model that also reads text. These layers always have a batch
+    dimension; there is one entry for each index, which is a crop of an image, or all images as one sequence."""
+    encoder_labels: IfRequested[TokenLabelsReply | list[TokenLabelsReply]] = ABSENT
+    """The tokens of the encoder's text."""
+    recording: IfRequested[RecordingId] = ABSENT
+    """The id of the recording, with ``keep``."""
+    ran: ModelRan
+
+    def labels_of(self, text: int = 0) -> TokenLabelsReply:
+        """Return the tokens of one text by its index, whether one or several came. Raises IndexError."""
+        several = self.labels if isinstance(self.labels, list) else [self.labels]
+        return several[text]
+
+    def tokens_of(self, layer: LayerRef, text: int = 0) -> tuple[TokenLabelsReply, TokenLabelsReply]:
+        """Return the tokens that are the queries and the keys of a layer. Raises IndexError.
+
+        ``text`` is the index of a crop for the layers that see images in a model that reads text too.
+        """
+        if self.image_labels is not None and str(layer).startswith("vision."):
+            return self.image_labels[text], self.image_labels[text]
+        own, encoder = self.labels_of(text), self.encoder_labels
+        if encoder is None:
+            return own, own
+        read = encoder[text] if isinstance(encoder, list) else encoder
+        stack = str(layer).partition(".")[0]
+        return read if stack == "encoder" else own, own if stack == "decoder" else read
+
+
+EXAMPLE_TEXT: Final[dict[str, Any]] = {"text": "the cat sat on the mat"}

@@ -1,6 +1,7 @@
 """Data to models, and pydantic's errors to the contract's."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import UnionType
@@ -64,17 +65,29 @@ def _walk(location: tuple[int | str, ...], kind: Any) -> tuple[list[str], Any]:
     was given so.
     """
     path = []
-    for part in location:
+    for at, part in enumerate(location):
         if part == "[key]":  # pydantic's place of a wrong name in a mapping
             continue
         members = members_of(kind)
         if len(members) > 1:
-            kind = {str(_name_of(member)): member for member in members}.get(str(part))
+            kind = _member(members, str(part), location[at + 1 :])
             continue
         path.append(_alias(members[0], str(part)))
         items = get_args(members[0])
         kind = items[-1] if get_origin(members[0]) in {list, dict} else fields_of(members[0]).get(path[-1])
     return path, kind
+
+
+def _member(members: list[Any], name: str, rest: tuple[int | str, ...]) -> Any:
+    """The member of a union that has this name, or else the only one that has the next part of the path; or None."""
+    named = [each for each in members if str(_name_of(each)) == name]
+    fitting = [each for each in members if rest and _has(each, rest[0])]
+    return next(iter(named or (fitting if len(fitting) == 1 else ())), None)
+
+
+def _has(kind: Any, part: int | str) -> bool:
+    """True if this is an item of a list, or a field of a model."""
+    return get_origin(kind) is list if isinstance(part, int) else part in fields_of(kind)
 
 
 def _alias(kind: Any, name: str) -> str:
@@ -104,11 +117,38 @@ def _items(told: dict[str, Any]) -> str:
     return limit if told.get("actual_length") is None else f"{limit}, got {told['actual_length']}"
 
 
+def _first(errors: list[ErrorDetails], model: type[BaseModel]) -> ErrorDetails:
+    """The error to tell: the first, or that of the member of its union that fits the data best."""
+    first = errors[0]
+    depth = next((at for at in range(len(first["loc"])) if _is_union(first["loc"][:at], model)), None)
+    if depth is None:
+        return first
+    tried = [error for error in errors if error["loc"][:depth] == first["loc"][:depth] and len(error["loc"]) > depth]
+    faults = Counter(error["loc"][depth] for error in tried)
+    if len(faults) == 1:
+        return first
+    return min(
+        tried, key=lambda each: (_is_of_other_kind(each), len(each["loc"]) == depth + 1, faults[each["loc"][depth]])
+    )
+
+
+def _is_union(location: tuple[int | str, ...], model: type[BaseModel]) -> bool:
+    """True if pydantic names a member of a union behind this place."""
+    return len(members_of(_walk(location, model)[1])) > 1
+
+
+def _is_of_other_kind(error: ErrorDetails) -> bool:
+    """True if the data is not of the kind that was tried, such as a list in place of a text."""
+    unlike = error["type"] == "literal_error" and not isinstance(error["input"], str)
+    return unlike or error["type"] in {"missing", "extra_forbidden"} or error["type"].endswith("_type")
+
+
 def _as_contract_error(fault: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     errors = fault.errors(include_url=False)
-    first = errors[0]
+    first = _first(errors, model)
     param = _place(first, model)
-    others = [place for error in errors[1:9] if (place := _place(error, model))]
+    rest = [error for error in errors[:9] if error is not first][:8]
+    others = [place for error in rest if (place := _place(error, model))]
     facts: dict[str, Any] = {"also": others} if others else {}
     message = _message(first, errors, model)
     detail = f"{param}: {message}" if param else message

@@ -7,7 +7,9 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.models import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ImportModule, ReplaceParameters
+from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
 from attention_contract.validation import validate
 
 LONG = "x" * 10**6
@@ -179,6 +181,36 @@ def test_a_refusal_names_the_field_and_what_was_expected(model, data, param, say
     assert any(word in error.detail for word in says.split("|"))
     if param:
         assert error.detail.startswith(f"{param}: ")
+
+
+UNIONS = [
+    (ModelForwardRequest, {"text": []}, "text", "at least 1"),
+    (ModelForwardRequest, {"text": ["a", ""]}, "text.1", "at least 1"),
+    (ModelForwardRequest, {"tokens": [[1], []]}, "tokens.1", "at least 1"),
+    (ModelForwardRequest, {"tokens": [[1], [2, -1]]}, "tokens.1.1", "greater"),
+    (ModelForwardRequest, {"text": "a", "layers": []}, "layers", "at least 1"),
+    (ModelForwardRequest, {"text": "a", "layers": [0, -1]}, "layers.1", "greater"),
+    (ModelForwardRequest, {"text": "a", "layers": ["x"]}, "layers.0", "pattern"),
+    (ModelForwardRequest, {"text": "a", "layers": "0"}, "layers", "'all'"),
+    (ModelGradientsRequest, {"text": "a", "of": {"token": ""}}, "of.token", "at least 1"),
+    (ModelGradientsRequest, {"text": "a", "of": {"position": "a"}}, "of.position", "integer"),
+    (ModelGradientsRequest, {"text": "a", "of": {"upstream": [["a"]]}}, "of.upstream", "number"),
+    (CompletionRequest, {"model": "a", "prompt": ["a", ""]}, "prompt.1", "at least 1"),
+    (CompletionRequest, {"model": "a", "prompt": [[1], []]}, "prompt.1", "at least 1"),
+    (
+        ChatCompletionRequest,
+        {"model": "a", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        "messages.0.content.0.image_url",
+        "object",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "data", "param", "says"), UNIONS, ids=[str(case[1]) for case in UNIONS])
+def test_of_fields_with_several_forms_the_fault_of_the_form_that_came_is_told(model, data, param, says):
+    error = refuses(model, data)
+    assert error.param == param
+    assert says in error.detail
 
 
 def test_a_field_that_is_only_half_right_is_named_among_the_others():

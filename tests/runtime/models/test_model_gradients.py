@@ -113,11 +113,23 @@ def test_a_given_upstream_differentiates_the_logits():
     assert found.token is None
 
 
-@pytest.mark.parametrize(("family", "steps"), [("gpt2", 50), pytest.param("llama", 300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "steps"),
+    [("gpt2", 50), *(pytest.param(family, 300, marks=pytest.mark.slow) for family in ("llama", "gemma2"))],
+)
 def test_integrated_gradients_sum_to_the_difference_from_the_baseline(family, steps):
     """Of the Llama, whose norms divide by ever smaller states, only along many steps."""
     found = gradients(family, tokens=IDS, of={"token": 7}, integrated=steps)
     near(found.tokens.sum(), found.value - found.baseline, 1e-2)
+
+
+def test_the_path_of_integrated_gradients_begins_where_the_number_is_that_of_zeros():
+    """Every norm of Gemma 2 makes small states larger, so that 10 to the minus 12 is far from zero behind them all."""
+    run = ModelGradients(loaded("gemma2"), ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=2))
+    baseline, far = (run._run(scale=scale, graph=False).value for scale in (0.0, 1e-12))
+    start = run._run(scale=10.0 ** -run._decades(baseline), graph=False).value
+    near(start, baseline, 1e-3)
+    assert abs(far - baseline) > 0.1
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])

@@ -46,8 +46,10 @@ from attention_transformers.model_layers import LayerKey
 _BY_TOKEN: Final = frozenset({"tokens", "embeddings"})
 _STATES: Final = frozenset({"hidden", "output"})
 """Named states around an attention, of which hooks take hold."""
-_DECADES: Final = 12
-"""The smallest scale of an integrated gradient is 10 to the minus this."""
+_DECADES: Final = range(33, 0, -3)
+"""Exponents tried for the smallest scale of an integrated gradient, 10 to the minus this. float32 ends at 38."""
+_SAME: Final = 1e-4
+"""Difference between two values of L that count as one."""
 _STEP: Final = 1e-3
 """First step of central differences along a direction of length 1, relative to the length of the point."""
 Hook = Callable[[nn.Module, State], Callable[[], None]]
@@ -283,15 +285,30 @@ class ModelGradients:
         Gauss's quadrature over the logarithm of the scale of the embeddings, since a norm makes L change by the
         order of magnitude of what it divides.
         """
+        baseline = self._run(scale=0.0, graph=False).value
+        length = self._decades(baseline) * math.log(10)
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         total = torch.zeros_like(embedded)
         for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
             checkpoint()
-            scale = math.exp((node - 1) / 2 * _DECADES * math.log(10))
+            scale = math.exp((node - 1) / 2 * length)
             run = self._run(scale=scale)
             [gradient] = pullback([run.value], [run.at[EMBEDDINGS]], [torch.ones_like(run.value)])
-            total += weight / 2 * _DECADES * math.log(10) * scale * gradient
-        return total, self._run(scale=0.0, graph=False).value
+            total += weight / 2 * length * scale * gradient
+        return total, baseline
+
+    def _decades(self, baseline: Tensor) -> int:
+        """The number of decades below 1 of the scale of the embeddings in which L comes from that of zeros.
+
+        A norm multiplies small states by 1 / √ε, so each one of a deep model brings the end nearer to zero.
+        """
+        found = _DECADES[0]
+        for decades in _DECADES:
+            value = self._run(scale=10.0**-decades, graph=False).value
+            if bool(((value - baseline).abs() > _SAME * baseline.abs().clamp_min(1)).any()):
+                break
+            found = decades
+        return found
 
     def _told(self, x: Tensor, *, several: bool | None = None) -> Any:
         """A result ``[B, …]`` as the reply has it; ``several``: with its batch dimension."""

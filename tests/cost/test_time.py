@@ -35,7 +35,7 @@ def test_products_of_half_types_and_of_float64_have_rates_of_their_own_on_a_cpu(
 
 def test_a_factor_of_its_kind_corrects_a_prediction():
     base, kind = Roofline(RATES), kind_of("forward", "fused", "float32")
-    clock = LearnedClock(base, {kind: Factor(middle=0.5, low=-0.1, high=0.2)})
+    clock = LearnedClock(base, {kind: Factor(shortest=-9.0, longest=-2.0, short=0.5, long=0.5, low=-0.1, high=0.2)})
     plain = base.predict(COUNTS, 4, kind).median
     found = clock.predict(COUNTS, 4, kind)
     assert found.median == pytest.approx(plain * 1.6487, rel=1e-4)

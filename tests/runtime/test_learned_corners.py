@@ -18,7 +18,9 @@ from attention_service.runtime.operations import weights as inspection
 from attention_service.runtime.operations.complexity.subjects import Place
 
 ROOM = 2**40
-CLOCK = LearnedClock(Roofline(Rates(1e11, 1e10, 5e-5)), {"forward fused float32": Factor(0.05, -0.1, 0.2)})
+CLOCK = LearnedClock(
+    Roofline(Rates(1e11, 1e10, 5e-5)), {"forward fused float32": Factor(-7.0, -2.0, 0.05, 0.05, -0.1, 0.2)}
+)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ Source: Williams et al. 2009, the roofline model.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 from typing import Literal, Protocol
 
 from attention_contract.schemas import accuracy
@@ -145,19 +145,42 @@ _HOST = Rates(1e11, 1e10, 5e-5)
 
 @dataclass(frozen=True)
 class Factor:
-    """Quantiles of measured over predicted time, as natural logarithms."""
+    """Measured over predicted time, as natural logarithms.
 
-    middle: float
-    """Half of the runs take longer than predicted times e to this power."""
+    Short runs err otherwise than long ones. The median is therefore a line over the logarithm of the predicted time,
+    from the shortest to the longest run that was seen, and constant beyond both.
+    """
+
+    shortest: float
+    """Logarithm of the predicted seconds of the shortest run."""
+    longest: float
+    """The same of the longest one; may be equal."""
+    short: float
+    """Median at ``shortest``."""
+    long: float
+    """Median at ``longest``."""
     low: float
-    """One run in twenty is below ``middle + low``."""
+    """One run in twenty is below the median by more than this negative number."""
     high: float
-    """One run in twenty is above ``middle + high``."""
+    """One run in twenty is above the median by more than this."""
 
     def applied(self, seconds: float) -> Estimate:
         """Return the estimate for a prediction without the factor."""
-        median = seconds * exp(self.middle)
+        median = seconds * exp(self.middle(seconds))
         return Estimate(median, median * exp(self.low), median * exp(self.high))
+
+    def middle(self, seconds: float) -> float:
+        """Return the median for a prediction without the factor."""
+        return self._between(log(seconds), self.shortest, self.longest)
+
+    def undone(self, seconds: float) -> float:
+        """Return the prediction without the factor, from the median with it."""
+        corrected = log(seconds)
+        return exp(corrected - self._between(corrected, self.shortest + self.short, self.longest + self.long))
+
+    def _between(self, place: float, first: float, last: float) -> float:
+        share = min(max((place - first) / (last - first), 0.0), 1.0) if last > first else 0.0
+        return self.short + share * (self.long - self.short)
 
 
 def kind_of(computation: str, kernel: str, dtype: str) -> str:

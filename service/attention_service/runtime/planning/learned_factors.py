@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ from attention_service.runtime.planning.prediction_accuracy import Run
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = 1
-"""Raised if the same kinds come to mean other work."""
+FORMAT: Final = 2
+"""Raised if the same kinds come to mean other work, or factors have other fields."""
 SHORTEST_S: Final = 2e-4
 """Predicted seconds below which a run says more of the interpreter than of the device."""
 SPACING_S: Final = 0.1
@@ -42,6 +42,11 @@ _WORKED: Final = 0.8
 """Share of its time for which the thread of a run had a processor. Below it other load explains the time."""
 _FEW, _WIDE = 16, math.log(2.0)
 """With this many runs, the bounds lie half-way between those of the runs and a factor of 2."""
+_LEVEL: Final = 4.0
+"""Spread of the logarithms of predicted times, as a sum of squares, at which half of the slope counts: runs that are
+alike tell little of it."""
+_STEEPEST: Final = 0.75
+"""The largest slope, of either sign; below 1, so that longer predictions stay longer."""
 _CHANGED: Final = 0.15
 """Change of a logarithm, of a factor or of its bounds, for which plans are made anew."""
 _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
@@ -56,8 +61,8 @@ _MOST_KINDS: Final = 4096
 class _Runs:
     """The last runs of one kind."""
 
-    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """Natural logarithms of measured over predicted time, without a factor."""
+    seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Natural logarithms of the predicted seconds, without a factor, and of measured over predicted time."""
     at: float = -math.inf
     """The end of the last run that counted."""
 
@@ -88,8 +93,10 @@ class LearnedFactors:
             runs = self._runs[kind] = _Runs()
         if at - runs.at < SPACING_S:
             return
-        factor = self._factors.get(kind)
-        runs.ratios.append(math.log(run.ratio) + (0.0 if factor is None else factor.middle))
+        predicted, factor = run.predicted.median, self._factors.get(kind)
+        if factor is not None:
+            predicted = factor.undone(predicted)
+        runs.seen.append((math.log(predicted), math.log(run.seconds / predicted)))
         runs.at = at
         self._has_news = True
 
@@ -98,7 +105,7 @@ class LearnedFactors:
         if now < self._next or not self._has_news:
             return None
         self._has_news = False
-        found = {kind: _factor(runs.ratios) for kind, runs in self._runs.items() if len(runs.ratios) >= FEWEST}
+        found = {kind: _factor(runs.seen) for kind, runs in self._runs.items() if len(runs.seen) >= FEWEST}
         if not any(_differs(factor, self._factors.get(kind)) for kind, factor in found.items()):
             return None
         self._next, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
@@ -135,23 +142,36 @@ class LearnedFactors:
         return LearnedClock(self._base, self._factors)
 
 
-def _factor(ratios: deque[float]) -> Factor:
-    low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95)).tolist()
-    share = len(ratios) / (len(ratios) + _FEW)
-    return Factor(middle, share * (low - middle) - (1 - share) * _WIDE, share * (high - middle) + (1 - share) * _WIDE)
+def _factor(seen: deque[tuple[float, float]]) -> Factor:
+    sizes, ratios = np.array(seen).T
+    away = sizes - np.median(sizes)
+    slope = float(away @ (ratios - np.median(ratios)) / (away @ away + _LEVEL))
+    slope = min(max(slope, -_STEEPEST), _STEEPEST)
+    low, middle, high = np.quantile(ratios - slope * away, (0.05, 0.5, 0.95)).tolist()
+    short, long = (middle + slope * float(end) for end in (away.min(), away.max()))
+    share = len(seen) / (len(seen) + _FEW)
+    low, high = share * (low - middle) - (1 - share) * _WIDE, share * (high - middle) + (1 - share) * _WIDE
+    return Factor(float(sizes.min()), float(sizes.max()), short, long, low, high)
 
 
 def _differs(factor: Factor, former: Factor | None) -> bool:
     if former is None:
         return True
-    pairs = (factor.middle, former.middle), (factor.low, former.low), (factor.high, former.high)
+    pairs = [(factor.low, former.low), (factor.high, former.high)]
+    pairs += [(factor.middle(at), former.middle(at)) for at in map(math.exp, (factor.shortest, factor.longest))]
     return any(abs(one - other) > _CHANGED for one, other in pairs)
+
+
+_Log = Annotated[float, Field(ge=-_MOST_LOG, le=_MOST_LOG, allow_inf_nan=False)]
 
 
 class _Factor(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    middle: float = Field(ge=-_MOST_LOG, le=_MOST_LOG, allow_inf_nan=False)
+    shortest: _Log
+    longest: _Log
+    short: _Log
+    long: _Log
     low: float = Field(ge=-_MOST_LOG, le=0, allow_inf_nan=False)
     high: float = Field(ge=0, le=_MOST_LOG, allow_inf_nan=False)
 

@@ -16,6 +16,7 @@ from attention_client import Client
 from attention_contract.schemas.model_questions import ModelForwardRequest, ModelWeightsRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 from benchmarks.processes import cores_for, free_port, running
@@ -54,10 +55,10 @@ def cases(lengths: Sequence[int], folder: Path, threads: int) -> Iterator[Case]:
                 return eager(torch.tensor([ids]), output_attentions=True, use_cache=False)
 
             def weights(ids: list[int] = ids) -> object:
-                return loaded.weights(ModelWeightsRequest(tokens=ids))
+                return weights_reply(loaded, ModelWeightsRequest(tokens=ids))
 
             def forward(ids: list[int] = ids) -> object:
-                return loaded.forward(ModelForwardRequest(tokens=ids))
+                return forward_reply(loaded, ModelForwardRequest(tokens=ids))
 
             def served(ids: list[int] = ids) -> object:
                 return client.models.weights("llama", tokens=ids)

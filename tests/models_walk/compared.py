@@ -37,6 +37,7 @@ from attention_service.runtime.models.layer_attention import AttentionPass, Laye
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.model_inspection import forward_reply
 from attention_transformers.model_layers import attention_modules
 from tests.client.tiny_models import tokenizer
 from tests.models_walk.small_configs import small_config
@@ -240,7 +241,7 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     request = ModelForwardRequest(**input_of(loaded), return_=["weights"])
     expected = eager_weights(model, arguments_of(loaded))
-    layers = loaded.forward(request).layers
+    layers = forward_reply(loaded, request).layers
     pairs = [(np.asarray(layer.weights), own) for layer, own in zip(layers, expected, strict=True)]
     errors = [error(weights, own) for weights, own in pairs]
     if max(errors) > CLOSE:
@@ -301,7 +302,7 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
     of a padded batch gives the numbers that it gives alone.
     """
     taps = ["weights", "v", "context", "masked_scores"]
-    plain = loaded.forward(ModelForwardRequest(**input_of(loaded), return_=taps))
+    plain = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), return_=taps))
     errors = []
     for layer, place in zip(plain.layers, loaded.places.values(), strict=True):
         weights, values = np.asarray(layer.weights), np.asarray(layer.v)
@@ -310,7 +311,7 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
     nothing = [Edit(tap="weights", scale=1.0), Edit(tap="output", scale=1.0)]
     edits = dict.fromkeys(loaded.places, nothing)
     if isinstance(loaded.reader, EncoderInputs):
-        edited = loaded.forward(ModelForwardRequest(**input_of(loaded), return_=taps, edits=edits))
+        edited = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), return_=taps, edits=edits))
         pairs = zip(edited.layers, plain.layers, strict=True)
         found.invariants = max(*errors, *(error(layer.context, own.context) for layer, own in pairs))
         return

@@ -20,6 +20,7 @@ from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_inspection import forward_reply
 from tests.client.transformers.test_attach import close
 
 SENTENCE = "the cat sat on the mat"
@@ -102,7 +103,7 @@ def test_the_first_parameters_have_the_shapes_of_those_that_ship(model):
 
 def test_a_whole_model_of_it_predicts_the_same(model, words):
     loaded = LoadedModel.load(FOLDER, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
-    reply = loaded.forward(ModelForwardRequest(text=SENTENCE, return_=["weights", "logits"]))
+    reply = forward_reply(loaded, ModelForwardRequest(text=SENTENCE, return_=["weights", "logits"]))
     expected = model(torch.tensor([words(SENTENCE).input_ids]), output_attentions=True)
     close(reply.logits, expected.logits[0, -1:])
     for layer, weights in zip(reply.layers, expected.attentions, strict=True):

@@ -16,6 +16,7 @@ from attention_contract.validation import validate
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.served_model import lines_of
 
 PROMPTS = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]
@@ -181,11 +182,11 @@ def test_edits_hold_for_the_whole_generation(family, edit):
     for token, logprob in zip(choice.attention, choice.logprobs.token_logprobs, strict=True):
         longer = [*tokens, *[3] * (8 - len(tokens))]  # so that every token exists that an edit names
         request = {"tokens": longer, "edits": {last: [edit]}, "top_k": 12, "positions": [len(tokens) - 1]}
-        expected = model.forward(validate(ModelForwardRequest, request)).predictions[0]
+        expected = forward_reply(model, validate(ModelForwardRequest, request)).predictions[0]
         assert expected.top[0].id == token.id
         assert logprob == pytest.approx(np.log(expected.top[0].probability), abs=1e-4)
         rows = {"tokens": longer, "edits": {last: [edit]}, "select": {"queries": [len(tokens) - 1]}}
-        weights = model.weights(validate(ModelWeightsRequest, rows)).layers
+        weights = weights_reply(model, validate(ModelWeightsRequest, rows)).layers
         for mine, theirs in zip(token.layers, weights, strict=True):
             np.testing.assert_allclose(mine.weights, theirs.weights[:, 0, : len(tokens)], atol=2e-5)
         tokens.append(token.id)

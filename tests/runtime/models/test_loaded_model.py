@@ -18,6 +18,7 @@ from attention_service.runtime.models.generation_plan import plan_generation
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.served_model import ServedModel
 
 NOT_TOLD = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
@@ -48,7 +49,7 @@ def test_logits_and_weights_are_those_of_the_eager_model(family):
     model = loaded(family)
     returns = ["weights", "hidden", *(["logits"] if model.predicts else [])]
     count = 1 if family in PAIRS else len(IDS)
-    reply = model.forward(ModelForwardRequest(tokens=IDS, return_=returns, positions=[*range(count)], top_k=3))
+    reply = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=returns, positions=[*range(count)], top_k=3))
     outputs, weights = reference(family, IDS)
     if model.predicts:
         near(reply.logits, outputs.logits[0])
@@ -69,7 +70,7 @@ def test_logits_and_weights_are_those_of_the_eager_model(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_times_values_are_the_context_and_rows_sum_to_one(family):
-    reply = loaded(family).forward(ModelForwardRequest(tokens=IDS, return_=["weights", "v", "context"]))
+    reply = forward_reply(loaded(family), ModelForwardRequest(tokens=IDS, return_=["weights", "v", "context"]))
     for each in reply.layers:
         groups = each.weights.shape[0] // each.v.shape[0]
         near(each.weights @ each.v.repeat(groups, axis=0), each.context)
@@ -81,8 +82,8 @@ def test_weights_times_values_are_the_context_and_rows_sum_to_one(family):
 def test_statistics_are_those_of_the_eager_weights(family):
     names = [name for name in HEAD_STATISTICS if name not in {"induction", "duplicate_token"}]
     model = loaded(family)
-    reply = model.weights(ModelWeightsRequest(tokens=IDS, statistics=names, top_k=2))
-    whole = model.forward(ModelForwardRequest(tokens=IDS, return_=["weights"]))
+    reply = weights_reply(model, ModelWeightsRequest(tokens=IDS, statistics=names, top_k=2))
+    whole = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["weights"]))
     for each, taps in zip(reply.layers, whole.layers, strict=True):
         near(each.weights, taps.weights)
         shares = taps.weights.astype(np.float64) / taps.weights.sum(-1, keepdims=True, dtype=np.float64)
@@ -98,11 +99,11 @@ def test_statistics_are_those_of_the_eager_weights(family):
 def test_a_batch_and_single_texts_agree(family):
     model, texts = loaded(family), [IDS, IDS[:4]]
     returns = ["weights", "context", *(["logits"] if model.predicts else [])]
-    batch = model.forward(ModelForwardRequest(tokens=texts, return_=returns))
-    statistics = model.weights(ModelWeightsRequest(tokens=texts, statistics=[*HEAD_STATISTICS]))
+    batch = forward_reply(model, ModelForwardRequest(tokens=texts, return_=returns))
+    statistics = weights_reply(model, ModelWeightsRequest(tokens=texts, statistics=[*HEAD_STATISTICS]))
     for number, ids in enumerate(texts):
-        single = model.forward(ModelForwardRequest(tokens=ids, return_=returns))
-        alone = model.weights(ModelWeightsRequest(tokens=ids, statistics=[*HEAD_STATISTICS]))
+        single = forward_reply(model, ModelForwardRequest(tokens=ids, return_=returns))
+        alone = weights_reply(model, ModelWeightsRequest(tokens=ids, statistics=[*HEAD_STATISTICS]))
         if model.predicts:
             near(batch.logits[number], single.logits)
         pads = len(texts[0]) - len(ids)
@@ -124,9 +125,9 @@ def test_edits_of_nothing_change_nothing_and_others_do(family):
     layer = str(list(model.places)[-1])
     nothing = {layer: [{"tap": "weights", "scale": 1.0}, {"tap": "output", "scale": 1.0}]}
     something = {layer: [{"tap": "context", "heads": [1], "set": 0.0}]}
-    plain = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "context", "output"]))
-    same = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "context", "output"], edits=nothing))
-    changed = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "context"], edits=something))
+    plain = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["hidden", "context", "output"]))
+    same = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["hidden", "context", "output"], edits=nothing))
+    changed = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["hidden", "context"], edits=something))
     for ours, theirs in zip(same.layers, plain.layers, strict=True):
         near(ours.hidden, theirs.hidden)
         near(ours.output, theirs.output)
@@ -137,9 +138,9 @@ def test_edits_of_nothing_change_nothing_and_others_do(family):
 
 def test_an_edit_of_an_output_is_that_of_its_heads():
     model, everything = loaded("llama"), {"0": [{"tap": "context", "set": 0.0}]}
-    heads = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden"], edits=everything))
+    heads = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["hidden"], edits=everything))
     output = {"0": [{"tap": "output", "set": 0.0}]}
-    whole = model.forward(ModelForwardRequest(tokens=IDS, return_=["hidden", "output"], edits=output))
+    whole = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["hidden", "output"], edits=output))
     assert not whole.layers[0].output.any()
     near(whole.layers[1].hidden, heads.layers[1].hidden)
 
@@ -147,21 +148,21 @@ def test_an_edit_of_an_output_is_that_of_its_heads():
 def test_predictions_are_compared_with_those_without_the_edits():
     model = loaded("gpt2")
     request = {"text": "the cat sat on", "edits": {"1": [{"tap": "context", "set": 0.0}]}, "compare": "unedited"}
-    [told] = model.forward(ModelForwardRequest(**request)).predictions
-    [plain] = model.forward(ModelForwardRequest(text="the cat sat on")).predictions
+    [told] = forward_reply(model, ModelForwardRequest(**request)).predictions
+    [plain] = forward_reply(model, ModelForwardRequest(text="the cat sat on")).predictions
     unedited = {each.id: each.probability for each in plain.top}
     assert told.divergence > 0
     for each in told.top:
         if each.id in unedited:
             assert each.unedited_probability == pytest.approx(unedited[each.id])
-    [same] = model.forward(ModelForwardRequest(text="the cat sat on", compare="unedited")).predictions
+    [same] = forward_reply(model, ModelForwardRequest(text="the cat sat on", compare="unedited")).predictions
     assert same.divergence == 0
 
 
 def test_a_selection_narrows_the_taps_and_not_the_statistics():
     model = loaded("llama")
-    whole = model.weights(ModelWeightsRequest(tokens=IDS))
-    some = model.weights(ModelWeightsRequest(tokens=IDS, layers=[1], select={"heads": [2], "queries": [3, 1]}))
+    whole = weights_reply(model, ModelWeightsRequest(tokens=IDS))
+    some = weights_reply(model, ModelWeightsRequest(tokens=IDS, layers=[1], select={"heads": [2], "queries": [3, 1]}))
     [layer] = some.layers
     assert layer.layer == 1
     near(layer.weights, whole.layers[1].weights[[2]][:, [3, 1]])
@@ -171,22 +172,22 @@ def test_a_selection_narrows_the_taps_and_not_the_statistics():
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_what_is_kept_is_a_recording_of_the_run(family):
     model = loaded(family)
-    reply = model.forward(ModelForwardRequest(text="the cat sat", return_=["weights", "hidden"], keep=True))
+    reply = forward_reply(model, ModelForwardRequest(text="the cat sat", return_=["weights", "hidden"], keep=True))
     recording = model.recording
     stack = recording.encoder if family == "t5" else recording.layers
     near(stack["0.weights"], reply.layers[0].weights)
     near(stack["0.hidden"], reply.layers[0].hidden)
     near(stack["embeddings"], reply.embeddings)
     assert recording.text == "the cat sat"
-    weights = model.weights(ModelWeightsRequest(text="the cat sat", keep=True, layers=[reply.layers[0].layer]))
+    weights = weights_reply(model, ModelWeightsRequest(text="the cat sat", keep=True, layers=[reply.layers[0].layer]))
     near(weights.layers[0].weights, reply.layers[0].weights)
     assert len(model.recording.attentions) == 1
-    model.forward(ModelForwardRequest(text="the cat"))
+    forward_reply(model, ModelForwardRequest(text="the cat"))
     assert model.recording is None
 
 
 def test_labels_tell_tokens_and_their_characters():
-    reply = loaded("llama").forward(ModelForwardRequest(text=["the cat sat", "dog"]))
+    reply = forward_reply(loaded("llama"), ModelForwardRequest(text=["the cat sat", "dog"]))
     long, short = reply.labels
     assert long.tokens == ["the", "cat", "sat"]
     assert long.spans == [(0, 3), (4, 7), (8, 11)]
@@ -215,7 +216,7 @@ def test_labels_tell_tokens_and_their_characters():
 )
 def test_a_bad_request_names_its_field(field, request_):
     with pytest.raises(InvalidRequest) as fault:
-        loaded("llama").forward(ModelForwardRequest.model_validate(request_))
+        forward_reply(loaded("llama"), ModelForwardRequest.model_validate(request_))
     assert fault.value.param == field
 
 
@@ -254,7 +255,7 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     assert model.info()["device"] == places
     assert model.info()["bytes"] == whole.info()["bytes"]
     request = ModelForwardRequest(tokens=IDS, return_=["logits", "weights"])
-    ours, theirs = model.forward(request), whole.forward(request)
+    ours, theirs = forward_reply(model, request), forward_reply(whole, request)
     near(ours.logits, theirs.logits, 0)
     near(ours.layers[-1].weights, theirs.layers[-1].weights, 0)
     asked = ModelGradientsRequest(tokens=IDS, of={"token": 7})

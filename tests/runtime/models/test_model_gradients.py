@@ -8,6 +8,7 @@ from tests.runtime.models.small_models import DECODERS, IDS, PAIRS, eager, loade
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.model_inspection import forward_reply
 
 FAMILIES = (*DECODERS, *PAIRS)
 
@@ -99,7 +100,7 @@ def test_a_margin_is_the_difference_of_two_log_probabilities():
 
 
 def test_a_given_upstream_differentiates_the_logits():
-    forward = loaded("llama").forward(ModelForwardRequest(tokens=IDS, return_=["logits"]))
+    forward = forward_reply(loaded("llama"), ModelForwardRequest(tokens=IDS, return_=["logits"]))
     probabilities = torch.tensor(forward.logits[0]).softmax(-1)
     upstream = -probabilities
     upstream[7] += 1  # ∂ log p(7) / ∂ logits
@@ -162,7 +163,7 @@ def test_a_selection_narrows_gradients_of_taps():
 
 
 def test_the_likeliest_token_is_the_default():
-    forward = loaded("gpt2").forward(ModelForwardRequest(tokens=IDS))
+    forward = forward_reply(loaded("gpt2"), ModelForwardRequest(tokens=IDS))
     reply = gradients("gpt2", tokens=IDS)
     assert reply.token == [forward.predictions[0].top[0].id]
     assert float(reply.value) == pytest.approx(np.log(forward.predictions[0].top[0].probability), rel=1e-4)

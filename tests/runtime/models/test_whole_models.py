@@ -19,6 +19,7 @@ from transformers import CLIPConfig, CLIPModel
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_questions import ModelWeightsRequest
 from attention_service.runtime.models.model_catalogue import find_folder
+from attention_service.runtime.models.model_inspection import weights_reply
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 TEXT = "the cat sat on the mat"
@@ -182,8 +183,9 @@ def test_a_word_and_a_generated_token_look_at_an_image(models):
     name = "gemma3"
     asked = {"images": [png(noise(60, 44))]}
     reply = models.weights(name, "what is on the mat", **asked, layers=[1, "vision.0"])
-    expected = prompts.loaded("gemma3").weights(
-        ModelWeightsRequest(text="what is on the mat", images=[sent(noise(60, 44))], layers=[1, "vision.0"])
+    expected = weights_reply(
+        prompts.loaded("gemma3"),
+        ModelWeightsRequest(text="what is on the mat", images=[sent(noise(60, 44))], layers=[1, "vision.0"]),
     )
     for layer, own in zip(reply.layers, expected.layers, strict=True):
         np.testing.assert_allclose(layer.weights, own.weights, atol=1e-6)

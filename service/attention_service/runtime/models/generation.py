@@ -19,6 +19,7 @@ from attention_service.runtime.models.generated_text import GeneratedText
 from attention_service.runtime.models.generation_attention import GenerationAttention, TokenAttention
 from attention_service.runtime.models.generation_plan import GenerationPlan, GenerationRequest
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_inspection import forward_reply
 
 Emit = Callable[[list[Json]], None]
 """Takes the objects of a step, in the order in which they are sent."""
@@ -70,7 +71,7 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     if plan.keeps:
         edits = {} if request.attention is None else request.attention.edits
         kept = ModelForwardRequest(tokens=found[0].tolist(), images=[*plan.images], edits=edits, top_k=0, keep=True)
-        loaded.forward(kept)
+        forward_reply(loaded, kept)
     return Generated(objects.end(keeps=plan.keeps), objects.generated)
 
 

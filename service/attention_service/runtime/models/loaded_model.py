@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -11,44 +11,21 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from attention_contract.base import valid
 from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.attention import Edit, Tap
-from attention_contract.schemas.model_questions import (
-    LayerTaps,
-    LayerWeights,
-    ModelForwardReply,
-    ModelForwardRequest,
-    ModelWeightsReply,
-    ModelWeightsRequest,
-)
+from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.prompts import ModelInput, ModelRan
 from attention_contract.schemas.recordings import RecordingFile
-from attention_contract.schemas.weights import (
-    HeadStatistics,
-    StatisticOptions,
-    TopKeys,
-    WeightsDifferences,
-    WeightsRequest,
-)
-from attention_service.core.inspection.statistics import TOKEN_STATISTICS
-from attention_service.core.tensors import to_numpy, torch_dtype_name
+from attention_service.core.tensors import torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
-from attention_service.runtime.binding.selection import bind_selection, check_taps
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.attention_places import VISION, AttentionPlace, find_places, named_layers
 from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.images.prompt_inputs import PromptInputs
-from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerAttention, LayerQuestion
-from attention_service.runtime.models.layer_states import LayerStates
+from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention
 from attention_service.runtime.models.matrix_products import counted_products
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
 from attention_service.runtime.models.model_loading import load_checkpoint, places_of_parts
-from attention_service.runtime.models.model_recordings import recording_of
-from attention_service.runtime.models.token_predictions import places_of, pooled, predictions, predicts, rows_at
-from attention_service.runtime.planning.blank_requests import unsent
-from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.models.token_predictions import places_of, predicts, rows_at
 from attention_transformers.model_layers import (
     AttentionModule,
     LayerKey,
@@ -57,12 +34,8 @@ from attention_transformers.model_layers import (
     own_attentions,
 )
 
-Ask = Callable[[AttentionPlace, BoundRequest], LayerQuestion]
-"""Makes the question to one layer."""
 _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
-_AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
-"""Returned tensors that are not made by the attention function."""
 _ATTENDING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers that attend by a softmax over pairs."""
 
@@ -202,76 +175,6 @@ class LoadedModel:
             "unseen": sorted(others.union(own_attentions(self.model))),
         }
 
-    @torch.no_grad()
-    def forward(self, request: ModelForwardRequest, asked: Asked | None = None) -> ModelForwardReply:
-        """Return predictions, and taps of layers; ``asked``: the request, if it was read before.
-
-        Raises InvalidRequest that names the field at fault.
-        """
-        asked, wanted, keep = asked or self.asked(request), set(request.return_), request.keep
-        predicted = self.predicted_places(request.positions, asked.inputs)
-        if self.predicts is None and "logits" in wanted:
-            raise InvalidRequest(
-                f"return: {type(self.model).__name__} has no prediction head; leave logits out", param="return"
-            )
-        taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
-        asking = AttentionPass(
-            self._questions(asked, request, lambda place, bound: _taps_question(place, request, taps))
-        )
-        compares = request.compare and self.predicts
-        before = self._rows(asked, AttentionPass({}), predicted)[0] if compares else None
-        states = LayerStates(self.places.values(), asked.edits)
-        with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
-            rows, output = self._rows(asked, asking, predicted)
-        found, several = asking.take(), asked.inputs.several
-        fields: dict[str, Any] = {"predicts": self.predicts, "predictions": [], "layers": []}
-        if rows is not None and request.top_k:
-            fields["predictions"] = predictions(self.reader, rows, predicted, request.top_k, before)
-        if rows is not None and "logits" in wanted:
-            fields["logits"] = to_numpy(rows if several else rows[0])
-        if "hidden" in wanted:
-            first = next(x for stack, x in states.inputs.items() if stack != VISION)
-            fields["embeddings"] = first if several else first[0]
-        if "pooled" in wanted:
-            vectors = pooled(output)
-            fields["pooled"] = to_numpy(vectors if several else vectors[0])
-        around = {"output": states.output, "hidden": states.hidden}
-        for place in asked.places if wanted - {"logits", "pooled"} else ():
-            layer = {name: found[place.key][name] for name in taps}
-            for name, arrays in around.items():
-                if name in wanted:
-                    layer[name] = arrays[place.key] if asked.several(place) else arrays[place.key][0]
-            fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
-        self.recording = self._recorded(request, asked, found, states) if keep else None
-        return valid(ModelForwardReply, fields | self.about(asked, asking))
-
-    @torch.no_grad()
-    def weights(self, request: ModelWeightsRequest, asked: Asked | None = None) -> ModelWeightsReply:
-        """Return what each head of each layer looks at; ``asked``: the request, if it was read before.
-
-        Raises InvalidRequest that names the field at fault.
-        """
-        asked = asked or self.asked(request)
-        inspected = _inspection(request)
-        statistics: dict[tuple[str | None, str | None], BoundStatistics] = {}
-
-        def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
-            over = place.queries, place.keys
-            if over not in statistics:
-                statistics[over] = _statistics(request, asked, place, bound)
-            return LayerQuestion(weights=inspected, statistics=statistics[over])
-
-        asking = AttentionPass(self._questions(asked, request, question))
-        states = LayerStates(self.places.values(), asked.edits)
-        with states.reading(asked.places, output=False, hidden=request.keep):
-            self.run(asked.inputs.arguments, asking, logits=torch.tensor([0]))
-        found = asking.take()
-        layers = [_layer_weights(place.key, found[place.key]) for place in asked.places]
-        self.recording = self._recorded(request, asked, found, states) if request.keep else None
-        return valid(ModelWeightsReply, {"layers": layers} | self.about(asked, asking))
-
-    # ── what other questions share ───────────────────────────────────────────────────────────────────────────────────
-
     def asked(self, request: ModelInput) -> Asked:
         """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
         inputs = self.reader.read(request)
@@ -338,32 +241,6 @@ class LoadedModel:
             raise InvalidRequest(f"{param}: the model has no attention {str(key)!r}; it has {told}", param=param)
         return place
 
-    def _questions(
-        self, asked: Asked, request: "ModelForwardRequest | ModelWeightsRequest", ask: Ask
-    ) -> dict[LayerKey, LayerQuestion]:
-        """The questions to the layers that are asked, and the edits of all. Raises InvalidRequest."""
-        if request.keep and (asked.inputs.several or request.select is not None or request.average_heads):
-            raise InvalidRequest(
-                "keep: a recording holds every head and query of one text; leave select and average_heads out, and "
-                "send one text",
-                param="keep",
-            )
-        found: dict[LayerKey, LayerQuestion] = {}
-        for place in asked.places:
-            bound = asked.bound(place)
-            selection = bind_selection(request.select, bound)
-            found[place.key] = replace(
-                ask(place, bound),
-                selection=selection,
-                whole=("weights",) if request.keep else (),
-                batched=asked.several(place),
-                query_mask=asked.stack(place.queries).mask,
-            )
-        for key, edits in asked.edits.items():
-            place = self.places[key]
-            found[place.key] = replace(found.get(place.key, NOTHING), edits=edits)
-        return found
-
     def predicted_places(self, positions: Sequence[int] | None, inputs: Inputs) -> list[list[int]]:
         """The indices of these positions in each text; of a classifier of images, the first. Raises InvalidRequest."""
         if self.predicts != "class":
@@ -386,17 +263,6 @@ class LoadedModel:
         rows: Tensor = output.last_hidden_state if self.predicts is None else output.logits
         return rows if alike and self.predicts else rows_at(rows, places), output
 
-    def _rows(self, asked: Asked, asking: AttentionPass, places: Sequence[Sequence[int]]) -> tuple[Tensor | None, Any]:
-        """Run the model. Return its logits at these places of each text, None without a head, and its output."""
-        if self.predicts is None:
-            return None, self.run(asked.inputs.arguments, asking)
-        return self.output_rows(asked.inputs.arguments, asking, places)
-
-    def _recorded(
-        self, request: ModelInput, asked: Asked, found: Mapping[LayerKey, Fields], states: LayerStates
-    ) -> RecordingFile:
-        return recording_of(self.name, self.reader, request, asked.inputs, found, states)
-
     def _short_run(self, asking: AttentionPass) -> Any:
         """Run the model over a few tokens, or a small image, or over both."""
         for arguments in self.reader.short_runs():
@@ -411,44 +277,3 @@ def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
     if isinstance(processor, ProcessorMixin) and hasattr(model.config, "vision_config"):
         return PromptInputs(model, processor)
     return InputReader(model, tokenizer)
-
-
-def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:
-    check_taps(taps, place.spec)
-    return LayerQuestion(taps=taps, average_heads=request.average_heads)
-
-
-def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
-    """The request as it is to each layer, without its edits."""
-    names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare")
-    return unsent(WeightsRequest, edits=[], query_mask=None, **{name: getattr(request, name) for name in names})
-
-
-def _statistics(
-    request: ModelWeightsRequest, asked: Asked, place: AttentionPlace, bound: BoundRequest
-) -> BoundStatistics:
-    options, queries, keys = request.statistic_options, asked.stack(place.queries), asked.stack(place.keys)
-    of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
-    given = StatisticOptions(
-        window=options.window,
-        sinks=options.sinks,
-        token_classes=options.token_classes,
-        tokens=keys.host_ids if of_tokens else None,
-        query_tokens=queries.host_ids if of_tokens else None,
-    )
-    found = bind_statistics(request.statistics, given, batch=bound.batch, queries=bound.queries, keys=bound.keys)
-    return replace(found, starts=keys.starts)
-
-
-def _layer_weights(key: LayerKey, found: Fields) -> LayerWeights:
-    """The results of an inspection as part of the reply."""
-    fields = {name: value for name, value in found.items() if name != "whole"}
-    fields["statistics"] = valid(HeadStatistics, fields["statistics"])
-    if "top" in fields:
-        fields["top"] = valid(TopKeys, fields["top"])
-    if "differences" in fields:
-        changed = dict(fields["differences"])
-        fields["differences"] = valid(
-            WeightsDifferences, changed | {"statistics": valid(HeadStatistics, changed["statistics"])}
-        )
-    return valid(LayerWeights, {"layer": key, **fields})

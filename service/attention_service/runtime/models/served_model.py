@@ -22,6 +22,7 @@ from attention_service.runtime.models.images.image_decoding import decoding_byte
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.text_embeddings import embed, embedding_bytes
 from attention_service.runtime.models.worker import MUCH, Answer, Emit, Work, serve
 
@@ -65,10 +66,10 @@ class ServedModel:
         return _OPERATIONS[operation](self, body, room, emit)
 
     def _forward(self, body: memoryview, *_: object) -> Work:
-        return self._asking(_read(ModelForwardRequest, body), self.loaded.forward)
+        return self._asking(_read(ModelForwardRequest, body), forward_reply)
 
     def _weights(self, body: memoryview, *_: object) -> Work:
-        return self._asking(_read(ModelWeightsRequest, body), self.loaded.weights)
+        return self._asking(_read(ModelWeightsRequest, body), weights_reply)
 
     def _gradients(self, body: memoryview, *_: object) -> Work:
         request = _read(ModelGradientsRequest, body)
@@ -106,14 +107,14 @@ class ServedModel:
 
         return _after_images(images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work)
 
-    def _asking(self, request: Any, answer: Callable[[Any, Asked], WireModel]) -> Work:
+    def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, Asked], WireModel]) -> Work:
         """The work of a question about an input, whose recording the model has afterwards."""
 
         def work() -> Work:
             asked = self.loaded.asked(request)
 
             def run() -> Answer:
-                reply = answer(request, asked)
+                reply = answer(self.loaded, request, asked)
                 recording, self.loaded.recording = self.loaded.recording, None
                 return Answer(reply, recording)
 

@@ -10,6 +10,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 
 
 def near(found, expected, tolerance=1e-5):
@@ -26,7 +27,7 @@ def reference(kind, *images):
 def test_weights_and_states_are_those_of_the_eager_model(kind):
     model, image = loaded(kind), noise()
     returns = ["weights", "hidden", *(["logits"] if kind in HEADS else ["pooled"])]
-    reply = model.forward(ModelForwardRequest(images=[sent(image)], return_=returns))
+    reply = forward_reply(model, ModelForwardRequest(images=[sent(image)], return_=returns))
     expected = reference(kind, image)
     count = reply.layers[0].weights.shape[-1]
     for layer, weights, hidden in zip(reply.layers, expected.attentions, expected.hidden_states[1:], strict=True):
@@ -49,7 +50,7 @@ def test_a_marked_rectangle_changes_the_token_whose_label_it_is_and_no_other(kin
     model, image = loaded(kind), noise(*size)
 
     def embeddings(pixels):
-        reply = model.forward(ModelForwardRequest(images=[sent(pixels)], return_=["hidden"]))
+        reply = forward_reply(model, ModelForwardRequest(images=[sent(pixels)], return_=["hidden"]))
         return reply.embeddings, reply.labels
 
     plain, labels = embeddings(image)
@@ -64,7 +65,7 @@ def test_a_marked_rectangle_changes_the_token_whose_label_it_is_and_no_other(kin
 
 def test_tokens_that_are_no_patches_have_names():
     def tokens(kind):
-        return loaded(kind).forward(ModelForwardRequest(images=[sent(noise())])).labels.tokens
+        return forward_reply(loaded(kind), ModelForwardRequest(images=[sent(noise())])).labels.tokens
 
     assert tokens("vit")[:2] == ["CLS", "[0,0]"]
     assert tokens("dinov3_vit")[:5] == ["CLS", "register 0", "register 1", "register 2", "[0,0]"]
@@ -73,7 +74,7 @@ def test_tokens_that_are_no_patches_have_names():
 
 
 def test_a_crop_shows_the_middle_of_the_image():
-    labels = loaded("clip_vision_model").forward(ModelForwardRequest(images=[sent(noise(120, 60))])).labels
+    labels = forward_reply(loaded("clip_vision_model"), ModelForwardRequest(images=[sent(noise(120, 60))])).labels
     first, last = labels.rectangles[1], labels.rectangles[-1]
     near([*first[:2], *last[2:]], [36, 6, 84, 54], 0.3)  # 40 / 60 of its size, then 32 × 32 of its middle
 
@@ -81,9 +82,9 @@ def test_a_crop_shows_the_middle_of_the_image():
 @pytest.mark.parametrize("kind", ["vit", "siglip2_vision_model"])
 def test_several_images_are_one_batch(kind):
     model, images = loaded(kind), [sent(noise()), sent(noise(50, 80))]
-    batch = model.weights(ModelWeightsRequest(images=images, top_k=1))
+    batch = weights_reply(model, ModelWeightsRequest(images=images, top_k=1))
     for number, image in enumerate(images):
-        single = model.weights(ModelWeightsRequest(images=[image], top_k=1))
+        single = weights_reply(model, ModelWeightsRequest(images=[image], top_k=1))
         count = len(single.labels.tokens)
         for ours, theirs in zip(batch.layers, single.layers, strict=True):
             near(ours.weights[number][:, :count, :count], theirs.weights)
@@ -126,7 +127,7 @@ def test_edits_and_costs_of_an_encoder():
     request = ModelForwardRequest(
         images=[sent(noise())], edits={"1": [{"tap": "context", "heads": [0], "set": 0}]}, compare="unedited"
     )
-    assert model.forward(request).predictions[0].divergence > 0
+    assert forward_reply(model, request).predictions[0].divergence > 0
     costs = ModelCosts(model)
     assert costs.needed_bytes(model.asked(request), request) > 0
 
@@ -143,5 +144,5 @@ def test_edits_and_costs_of_an_encoder():
 )
 def test_what_an_encoder_does_not_take_is_named(request_, param):
     with pytest.raises(InvalidRequest) as fault:
-        loaded("vit").forward(ModelForwardRequest(**request_))
+        forward_reply(loaded("vit"), ModelForwardRequest(**request_))
     assert fault.value.param == param

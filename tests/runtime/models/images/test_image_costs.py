@@ -15,6 +15,7 @@ from attention_contract.schemas.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_questions import ModelForwardRequest, ModelWeightsRequest
 from attention_service.runtime.models.images.image_decoding import decoding_bytes
 from attention_service.runtime.models.model_costs import ModelCosts
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
 TEXT = "what is on the mat"
@@ -43,10 +44,10 @@ def eager_flops(model, arguments):
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_an_image_has_the_tokens_of_a_real_prompt(kind):
     model = small_prompts.loaded(kind)
-    text = len(model.forward(ModelForwardRequest(text=TEXT)).labels.tokens)
+    text = len(forward_reply(model, ModelForwardRequest(text=TEXT)).labels.tokens)
     told = ModelCosts(model).report(asked(*SIZES, length=text), ROOM)
     for size, image in zip(SIZES, told.images, strict=True):
-        reply = model.forward(ModelForwardRequest(text=TEXT, images=[sent(noise(*size))]))
+        reply = forward_reply(model, ModelForwardRequest(text=TEXT, images=[sent(noise(*size))]))
         assert len(reply.labels.tokens) == text + image.tokens
         assert sum(len(each.tokens) for each in reply.image_labels) == image.vision_tokens
         assert len(reply.image_labels) == image.crops
@@ -83,7 +84,7 @@ def test_the_products_of_a_batch_are_those_of_an_eager_encoder(kind):
         made |= {name: made[name][:, :longest] for name in ("pixel_values", "pixel_attention_mask")}
     assert told.prefill.flops == pytest.approx(eager_flops(small_encoders.eager(kind), made), rel=0.01)
     assert told.vision == told.prefill
-    assert told.images[0].tokens == len(model.forward(ModelForwardRequest(images=[sent(noise())])).labels.tokens)
+    assert told.images[0].tokens == len(forward_reply(model, ModelForwardRequest(images=[sent(noise())])).labels.tokens)
     assert (told.cache_bytes, told.per_token.flops) == (0, 0)
 
 
@@ -100,8 +101,8 @@ def test_the_memory_told_is_that_of_a_real_plan_and_holds_what_a_pass_allocates(
     plan = planned(model, request)
     assert plan <= told.prefill.peak_bytes <= max(1.3 * plan, plan + 2**20)
     read = model.asked(request)
-    reply = (model.weights if weights else model.forward)(request, read)
-    [held] = peaks([lambda: (model.weights if weights else model.forward)(request, read)])
+    reply = (weights_reply if weights else forward_reply)(model, request, read)
+    [held] = peaks([lambda: (weights_reply if weights else forward_reply)(model, request, read)])
     held += 2 * sum(layer.weights.nbytes for layer in reply.layers)  # the reply: in this process and in the server's
     assert held <= told.prefill.peak_bytes <= 1.3 * held + SLACK
 

@@ -14,6 +14,7 @@ from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.model_inspection import forward_reply
 from attention_service.runtime.models.served_model import lines_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
@@ -65,8 +66,9 @@ def test_tokens_after_an_image_are_those_of_transformers(kind, options):
 def test_keys_of_generated_tokens_are_places_among_the_labels_of_the_same_messages():
     told = messages(noise(60, 44))
     (choice,) = answered("gemma3", told, temperature=0, attention={"weights": True, "layers": [1]})
-    reply = loaded("gemma3").forward(
-        ModelForwardRequest(messages=[Message(**each) for each in told], layers=[1], return_=["weights"])
+    reply = forward_reply(
+        loaded("gemma3"),
+        ModelForwardRequest(messages=[Message(**each) for each in told], layers=[1], return_=["weights"]),
     )
     count = len(reply.labels.tokens)
     assert choice.attention[0].position == count

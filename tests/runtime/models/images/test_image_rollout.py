@@ -15,6 +15,7 @@ from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.operations.rollout import prepare_recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
@@ -54,8 +55,8 @@ def eager_layers(kind, images, crops, tokens):
 def test_the_rollout_of_vision_layers_is_the_product_of_eager_weights(kind, tmp_path):
     images = [noise(*SIZE), noise(40, 40)]
     model = loaded(kind)
-    reply = model.weights(
-        ModelWeightsRequest(text=TEXT, images=[sent(each) for each in images], keep=True, return_weights=False)
+    reply = weights_reply(
+        model, ModelWeightsRequest(text=TEXT, images=[sent(each) for each in images], keep=True, return_weights=False)
     )
     store = RecordingStore(tmp_path, 2**30)
     recording = store.add(model.recording)
@@ -80,7 +81,7 @@ def test_a_recording_has_the_states_and_taps_of_every_crop():
     model = loaded("smolvlm")
     image = sent(noise(*SIZE))
     request = ModelForwardRequest(text=TEXT, images=[image], keep=True, return_=["q", "masked_scores", "hidden"])
-    reply = model.forward(request)
+    reply = forward_reply(model, request)
     held = model.recording
     crops, length = len(reply.image_labels), len(reply.image_labels[0].tokens)
     vision = next(each for each in reply.layers if each.layer == "vision.1")
@@ -92,7 +93,7 @@ def test_a_recording_has_the_states_and_taps_of_every_crop():
         np.testing.assert_array_equal(held.vision["1.masked_scores"][:, place, place], vision.masked_scores[crop])
     assert np.isneginf(held.vision["1.masked_scores"][:, :length, length:]).all()
     assert held.vision["0.weights"].sum(-1) == pytest.approx(1, abs=1e-5)
-    words = model.forward(ModelForwardRequest(text=TEXT, images=[image], keep=True, layers=[0]))
+    words = forward_reply(model, ModelForwardRequest(text=TEXT, images=[image], keep=True, layers=[0]))
     assert words.labels.tokens == model.recording.tokens["layers"]
     assert not model.recording.vision
 
@@ -101,8 +102,11 @@ def test_layers_whose_windows_have_no_tokens_in_common_are_refused_with_the_reas
     monkeypatch.setattr(PromptInputs, "find_patches", lambda *_: False)
     model = LoadedModel("llava", eager("llava"), tokenizer(), Device.open("cpu"), processor("llava"))
     image = sent(noise(*SIZE))
-    assert [each.layer for each in model.weights(ModelWeightsRequest(text=TEXT, images=[image])).layers] == [0, 1]
+    assert [each.layer for each in weights_reply(model, ModelWeightsRequest(text=TEXT, images=[image])).layers] == [
+        0,
+        1,
+    ]
     with pytest.raises(InvalidRequest, match="cannot be multiplied") as fault:
-        model.weights(ModelWeightsRequest(text=TEXT, images=[image], layers=["vision.0"]))
+        weights_reply(model, ModelWeightsRequest(text=TEXT, images=[image], layers=["vision.0"]))
     assert fault.value.param == "layers.0"
     model.close()

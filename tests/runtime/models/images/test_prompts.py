@@ -16,6 +16,7 @@ from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.module_hooks import before
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
@@ -40,7 +41,7 @@ def prompt(kind, *images, text=TEXT):
 def test_logits_and_weights_are_those_of_the_eager_model(kind):
     images = [noise(*SIZE), noise(40, 40)]
     request = {"text": TEXT, "images": [sent(each) for each in images]}
-    reply = loaded(kind).forward(ModelForwardRequest(**request, return_=["weights", "logits"]))
+    reply = forward_reply(loaded(kind), ModelForwardRequest(**request, return_=["weights", "logits"]))
     model, arguments = eager(kind), prompt(kind, *images)
     with torch.no_grad():
         expected = model(**arguments, output_attentions=True)
@@ -82,7 +83,7 @@ def test_a_marked_rectangle_changes_the_tokens_whose_labels_show_it_and_no_other
         kept = []
         undo = before(first, lambda state: kept.append(state.numpy().copy()))
         request = {"text": TEXT, "images": [sent(noise(32, 32)), sent(pixels)]}
-        reply = model.forward(ModelForwardRequest(**request, return_=["hidden"], edits=unmixed(kind)))
+        reply = forward_reply(model, ModelForwardRequest(**request, return_=["hidden"], edits=unmixed(kind)))
         undo()
         return reply, [(reply.labels, reply.embeddings), *zip(reply.image_labels, kept[0], strict=True)]
 
@@ -112,18 +113,18 @@ def overlap(rectangle, region, margin):
 
 
 def test_labels_of_a_prompt_are_words_marks_and_patches():
-    labels = loaded("gemma3").forward(ModelForwardRequest(text=TEXT, images=[sent(noise(*SIZE))])).labels
+    labels = forward_reply(loaded("gemma3"), ModelForwardRequest(text=TEXT, images=[sent(noise(*SIZE))])).labels
     assert labels.tokens == ["<boi>", "[0,0]", "[0,1]", "[1,0]", "[1,1]", "<eoi>", *TEXT.split()]
     assert [TEXT[slice(*each)] for each in labels.spans if each] == TEXT.split()
     assert labels.patches[:3] == [None, (0, 0, 0), (0, 0, 1)]
     assert labels.rectangles[4] == (30.0, 22.0, 60.0, 44.0)
-    tiled = loaded("smolvlm").forward(ModelForwardRequest(text=TEXT, images=[sent(noise(*SIZE))])).labels
+    tiled = forward_reply(loaded("smolvlm"), ModelForwardRequest(text=TEXT, images=[sent(noise(*SIZE))])).labels
     assert "[0,0]/4" in tiled.tokens
     assert max(each for each in tiled.crops if each is not None) == 4
 
 
 def test_rows_of_an_image_of_any_resolution_end_in_a_token_that_is_no_patch():
-    reply = loaded("llava_next").forward(ModelForwardRequest(text=TEXT, images=[sent(noise(60, 30))]))
+    reply = forward_reply(loaded("llava_next"), ModelForwardRequest(text=TEXT, images=[sent(noise(60, 30))]))
     labels, tokens = reply.labels, reply.labels.tokens[: -len(TEXT.split())]
     assert tokens[:16] == [f"[{row},{column}]/0" for row in range(4) for column in range(4)]
     assert tokens[16:25] == [*(f"[0,{column}]/1" for column in range(4)), *(f"[0,{column}]/2" for column in range(4)),
@@ -136,7 +137,7 @@ def test_patches_that_a_model_mixes_have_no_place():
     made, model = copy.copy(processor("llava_onevision")), eager("llava_onevision")
     made.vision_aspect_ratio = model.config.vision_aspect_ratio = "anyres_max_1"
     mixing = LoadedModel("mixing", model, tokenizer(), Device.open("cpu"), made)
-    labels = mixing.forward(ModelForwardRequest(text=TEXT, images=[sent(noise(60, 60))])).labels
+    labels = forward_reply(mixing, ModelForwardRequest(text=TEXT, images=[sent(noise(60, 60))])).labels
     places, ends = labels.tokens.count("<image>"), labels.tokens.count("row end")
     assert labels.patches[:16] == [(0, row, column) for row in range(4) for column in range(4)]
     assert places + ends == len(labels.tokens) - 16 - len(TEXT.split()) == 4 * 5
@@ -149,7 +150,7 @@ def test_an_image_stands_where_its_mark_or_its_part_says(kind):
     mark, image = processor(kind).image_token, sent(noise(32, 32))
 
     def tokens(**request):
-        reply = loaded(kind).forward(ModelForwardRequest(**request, images=[image]))
+        reply = forward_reply(loaded(kind), ModelForwardRequest(**request, images=[image]))
         return [token for token in reply.labels.tokens if token != "[0,0]" and not token.startswith("[")]
 
     assert tokens(text=f"what is {mark} on") == ["what", "is", "on"]
@@ -157,14 +158,16 @@ def test_an_image_stands_where_its_mark_or_its_part_says(kind):
     told = tokens(messages=[{"role": "user", "content": parts}])
     assert told == ["user", ":", "what", "is", "on", "assistant", ":"]
     assert tokens(messages=[{"role": "user", "content": "the mat"}])[2:4] == ["the", "mat"]
-    inside = loaded(kind).forward(ModelForwardRequest(messages=[{"role": "user", "content": parts}], images=[image]))
+    inside = forward_reply(
+        loaded(kind), ModelForwardRequest(messages=[{"role": "user", "content": parts}], images=[image])
+    )
     assert inside.labels.patches[:4] == [None] * 4
     assert inside.labels.patches[4] == (0, 0, 0)
 
 
 def test_text_alone_is_read_as_by_the_text_model():
     model = loaded("llava")
-    reply = model.weights(ModelWeightsRequest(text=TEXT))
+    reply = weights_reply(model, ModelWeightsRequest(text=TEXT))
     assert [each.layer for each in reply.layers] == [0, 1]
     assert reply.image_labels is None
     assert reply.labels.patches is None
@@ -193,7 +196,7 @@ def test_gradients_pass_from_a_word_to_the_heads_that_see_the_image(kind):
 def test_statistics_costs_and_a_recording_of_a_prompt():
     model = loaded("gemma3")
     request = ModelWeightsRequest(text=TEXT, images=[sent(noise(*SIZE))], top_k=2, keep=True)
-    reply = model.weights(request)
+    reply = weights_reply(model, request)
     assert {str(each.layer): each.statistics.entropy.shape for each in reply.layers} == {
         "0": (4,), "1": (4,), "vision.0": (1, 4), "vision.1": (1, 4),
     }  # fmt: skip
@@ -221,20 +224,22 @@ def test_statistics_costs_and_a_recording_of_a_prompt():
 )
 def test_what_does_not_fit_together_is_named(request_, param):
     with pytest.raises(InvalidRequest) as fault:
-        loaded("llava").forward(ModelForwardRequest(**request_))
+        forward_reply(loaded("llava"), ModelForwardRequest(**request_))
     assert fault.value.param == param
 
 
 def test_images_side_by_side_are_refused_where_the_model_cannot_tell_them_apart():
     with pytest.raises(InvalidRequest) as fault:
-        loaded("qwen2_5_vl").forward(ModelForwardRequest(text="<image> <image> what", images=[sent(noise())] * 2))
+        forward_reply(
+            loaded("qwen2_5_vl"), ModelForwardRequest(text="<image> <image> what", images=[sent(noise())] * 2)
+        )
     assert fault.value.param == "text"
 
 
 def test_tokens_with_their_places_for_images_are_read_as_they_are():
     model, image = loaded("qwen3_vl"), sent(noise(*SIZE))
-    prompted = model.forward(ModelForwardRequest(text=TEXT, images=[image], return_=["logits"]))
-    told = model.forward(ModelForwardRequest(tokens=prompted.labels.ids, images=[image], return_=["logits"]))
+    prompted = forward_reply(model, ModelForwardRequest(text=TEXT, images=[image], return_=["logits"]))
+    told = forward_reply(model, ModelForwardRequest(tokens=prompted.labels.ids, images=[image], return_=["logits"]))
     near(told.logits, prompted.logits)
     assert told.labels.patches == prompted.labels.patches
 
@@ -244,11 +249,11 @@ def test_a_model_whose_images_cannot_be_read_reads_text_and_says_why():
     made.full_image_sequence = "<boi> <image> <eoi>"  # one place, and four patches
     model = LoadedModel("gemma3", eager("gemma3"), tokenizer(), Device.open("cpu"), made)
     near(
-        model.forward(ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
-        loaded("gemma3").forward(ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
+        forward_reply(model, ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
+        forward_reply(loaded("gemma3"), ModelForwardRequest(text=TEXT, return_=["logits"])).logits,
     )
     assert "images" not in model.info()["takes"]
     with pytest.raises(InvalidRequest, match="cannot be read here") as fault:
-        model.forward(ModelForwardRequest(text=TEXT, images=[sent(noise())]))
+        forward_reply(model, ModelForwardRequest(text=TEXT, images=[sent(noise())]))
     assert fault.value.param == "images"
     model.close()

@@ -37,3 +37,13 @@ def test_squares_have_the_extremes_of_the_weights(monkeypatch, size, selection, 
     np.testing.assert_allclose(found, extremes(expected, size), rtol=1e-5)
     changed = pooled_differences(problem, selection, size, weights, without)
     np.testing.assert_allclose(changed, extremes(expected - without(selection).numpy(), size), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (3, 0), (0, 0)])
+def test_no_queries_or_keys_make_no_squares(queries, keys):
+    q, k = torch.ones(2, 3, queries, 4), torch.ones(2, 3, keys, 4)
+    problem = Problem(q, k, k, AttentionSpec())
+    weights = partial(weights_of, problem)
+    shape = 2, 3, -(-queries // 2), -(-keys // 2)
+    assert pooled_weights(problem, Selection(), 2, weights).shape == shape
+    assert pooled_differences(problem, Selection(), 2, weights, weights).shape == shape

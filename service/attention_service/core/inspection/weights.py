@@ -211,6 +211,8 @@ def pooled_weights(problem: Problem, selection: Selection, size: int, weights: W
     shape = batch, heads, -(-queries // size), -(-problem.k.shape[2] // size)
     dtype = torch.promote_types(problem.q.dtype, torch.float32)
     found = problem.q.new_full(shape, -torch.inf, dtype=dtype)
+    if not found.numel():
+        return found  # nothing to pool, which max_pool1d refuses
     for tile, of_heads, of_queries in some_of(problem.q, placed_tiles(problem, selection)):
         values = weights(tile).to(dtype)  # [B, h, r, K]
         across = max_pool1d(values.flatten(0, 1), size, ceil_mode=True)

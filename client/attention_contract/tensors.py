@@ -222,8 +222,8 @@ def _from_base64(text: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDA
     expected = math.prod(shape) * dtype.itemsize
     if len(text) != -(-expected // 3) * 4:
         raise TensorFault(
-            f"shape {list(shape)} of {_NAMES[dtype]} takes {expected} bytes; "
-            f"the base64 text holds about {len(text) * 3 // 4}"
+            f"shape {list(shape)} of {_NAMES[dtype]} takes {expected} bytes, which are {-(-expected // 3) * 4} "
+            f"characters of base64 with the padding; got {len(text)}"
         )
     try:
         data = bytearray(binascii.a2b_base64(text, strict_mode=True))  # writable, as an array is expected to be

@@ -380,6 +380,7 @@ def test_a_content_length_that_is_no_number_is_refused(server, length):
         ("accept", "*/*;q=0", {200, 406}), ("accept", "application/json;q=abc", {200, 406}), ("accept", ";;", {406}),
         ("accept", "application/*, text/html;q=0.1", {200}), ("accept", "image/gif", {406}), ("accept", "/", {406}),
         ("accept", "a/b," * 500 + "*/*", {200}), ("accept", "*", {200}), ("accept", "é/é", {406}),
+        ("accept", "Application/JSON;Q=0.5", {200}), ("prefer", "Wait=0", {503}), ("prefer", "wait=0", {503}),
         ("content-type", "text/plain", {415}), ("content-type", "application/json; charset=utf-8", {200}),
         ("content-type", "APPLICATION/JSON", {200}), ("content-type", ";", {200, 415}),
         ("content-encoding", "gzip", {400}), ("content-encoding", "br", {415}),

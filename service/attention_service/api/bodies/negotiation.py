@@ -31,7 +31,7 @@ HEADERS: Final = "attention.headers"
 """The entry of the ASGI scope with all headers by name; of a repeated one, the last."""
 _LISTS = frozenset({b"accept", b"content-encoding", b"if-match", b"if-none-match", b"prefer"})
 """Headers that are lists: repeated lines are joined with commas (RFC 9110, section 5.3)."""
-_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])")
+_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])", re.IGNORECASE)
 INLINE_TENSOR_BYTES = 2**18
 """Largest tensors in bytes that are written as JSON on the event loop; a thread writes larger ones."""
 STREAMED_TENSOR_BYTES = 2**20
@@ -120,7 +120,7 @@ def _best(accept: bytes, tensors: bool, pictures: bool, as_tensors: bool) -> str
     offered += PICTURES if pictures else ()
     try:
         # mimeparse takes the last of equals.
-        best = mimeparse.best_match(offered[::-1], wanted)
+        best = mimeparse.best_match(offered[::-1], wanted.lower())  # case does not count (RFC 9110, section 8.3.1)
     except (mimeparse.MimeTypeParseException, ValueError):
         best = ""
     if not best:

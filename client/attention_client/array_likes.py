@@ -63,6 +63,8 @@ def as_array(value: Any) -> NDArray[Any]:
     """Return one array. A torch tensor is detached and moved to the host; its memory is shared if possible."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
+        if value.is_meta:
+            raise InvalidTensor("a torch tensor on the device meta has no numbers to send")
         value = value.detach().cpu().resolve_neg()
         if value.dtype == torch.bfloat16:
             return _numpy(value.view(torch.int16)).view(ml_dtypes.bfloat16)

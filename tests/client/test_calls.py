@@ -106,6 +106,7 @@ def test_models_and_plain_values_make_the_same_call():
         ("create_module", ("no name", CONFIG), {}, "name"),
         ("get_module", ("",), {}, "name"),
         ("get_module", ("..",), {}, "name"),
+        ("get_module", ("demo/parameters",), {}, "name"),
         ("forward", ("demo", X), {"return_": ["nothing"]}, "return.0"),
         ("hopfield_retrieve", (X, X), {"steps": 0}, "steps"),
     ],

@@ -67,6 +67,8 @@ def test_torch_tensors_come_from_the_device():
 def test_a_torch_tensor_that_numpy_cannot_hold_is_refused():
     with pytest.raises(InvalidTensor, match="float8"):
         call_of("forward", "demo", torch.ones(2, 2).to(torch.float8_e4m3fn))
+    with pytest.raises(InvalidTensor, match="meta"):
+        call_of("forward", "demo", torch.ones(2, 2, device="meta"))
 
 
 def test_torch_masks_and_lengths_keep_their_meaning():

@@ -312,8 +312,8 @@ def test_an_object_that_is_no_tensor_is_refused(value, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("AACAPw==", "about 6"),
-        ("AACAPwAAAEAAAA==", "about 12"),
+        ("AACAPw==", "12 characters.*got 8"),
+        ("AACAPwAAAEAAAA==", "12 characters.*got 16"),
         ("AACAPwAAA!A=", "alphabet"),
         ("AACAPwAA\nEA=", "alphabet"),
         ("AAAA====AAA=", "base64|takes 8 bytes"),

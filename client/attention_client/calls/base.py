@@ -98,7 +98,7 @@ def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Rep
         given |= {name: value for name, value in options.items() if name in known}
         options = {name: value for name, value in options.items() if name not in known}
     fields = {name: plain(value) for name, value in given.items() if value is not None}
-    path = {name: _checked(name, fields.pop(name, "")) for _, name, _, _ in Formatter().parse(operation.path) if name}
+    path = {name: _checked(name, fields.pop(name, None)) for _, name, _, _ in Formatter().parse(operation.path) if name}
     if operation.request is None:
         version = fields.pop("version", None)
         headers = {} if version is None else {"If-Match": f'"{version}"'}
@@ -109,6 +109,8 @@ def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Rep
 def _checked(param: str, value: Any) -> str:
     if not isinstance(value, str) or value in {"", ".", ".."}:
         raise InvalidRequest.at(param, f"expected a name, got {value!r}")
+    if "/" in value and param != "path":  # the server would read it as another path
+        raise InvalidRequest.at(param, f"expected a name without a slash, got {value[:80]!r}")
     return value
 
 

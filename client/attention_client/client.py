@@ -14,6 +14,7 @@ from attention_client import replies
 from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Blocking
 from attention_client.client_base import ClientBase, Exchange
+from attention_client.large_bodies import received
 from attention_client.many_requests import Errors, Many, bar, in_threads
 from attention_client.plots import Plot
 from attention_client.raw_responses import RawResponse, keeping
@@ -98,11 +99,8 @@ class Client(ClientBase[Blocking, httpx.Client, httpx.BaseTransport, Plot]):
     @staticmethod
     def _whole(exchange: Exchange[ReplyT], response: httpx.Response) -> ReplyT:
         """The reply. Raises the error that the response holds."""
-        content = bytearray()
         try:
-            for chunk in response.iter_bytes():
-                exchange.attempts.check()
-                content += chunk
+            content = received(response, exchange.attempts.check)
         finally:
             response.close()
         return exchange.reply(response, content)

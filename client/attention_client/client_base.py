@@ -74,7 +74,7 @@ class Exchange(Generic[ReplyT]):
             extensions={"timeout": self.attempts.timeouts(http.timeout)},
         )
 
-    def reply(self, response: httpx.Response, content: bytearray) -> ReplyT:
+    def reply(self, response: httpx.Response, content: bytearray | memoryview) -> ReplyT:
         """Read the reply of a response. Raises the error that it holds."""
         self.attempts.answered(self.message.method, self.message.url, response)
         note(response, content)

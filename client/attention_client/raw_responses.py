@@ -53,7 +53,7 @@ def keeping() -> Iterator[Kept]:
         _kept.reset(token)
 
 
-def note(response: httpx.Response, body: bytearray) -> None:
+def note(response: httpx.Response, body: bytearray | memoryview) -> None:
     """Keep a response, if someone asked for it."""
     kept = _kept.get()
     if kept is not None:

@@ -27,7 +27,7 @@ from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.wire import EVENTS, JSON, MEDIA_TYPES, PICTURES, VERSION_HEADER, from_body, from_json
 
 
-def read(call: Call[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
+def read(call: Call[ReplyT], response: httpx.Response, body: bytearray | memoryview) -> ReplyT:
     """Return the reply that a response holds, with its request's id and labels. Raise the error if it holds one.
 
     The reply's tensors are writable views of the body.
@@ -50,7 +50,7 @@ def piece_of(call: Call[ReplyT], response: httpx.Response, line: str) -> ReplyT 
     return cast("ReplyT", _read_body(call.operation, response, body, JSON))
 
 
-def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray) -> ReplyT:
+def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearray | memoryview) -> ReplyT:
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.is_success:
         raise _error(response, media_type, body)
@@ -63,7 +63,9 @@ def _read(operation: Operation[ReplyT], response: httpx.Response, body: bytearra
     return cast("ReplyT", _read_body(operation, response, body, media_type))
 
 
-def _read_body(operation: Operation[Any], response: httpx.Response, body: bytearray, media_type: str) -> WireModel:
+def _read_body(
+    operation: Operation[Any], response: httpx.Response, body: bytearray | memoryview, media_type: str
+) -> WireModel:
     model = cast("type[WireModel]", operation.reply)
     try:
         return from_body(model, memoryview(body), media_type, "reply")
@@ -85,7 +87,7 @@ def _versions(response: httpx.Response) -> str:
     )
 
 
-def _error(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
+def _error(response: httpx.Response, media_type: str, body: bytearray | memoryview) -> AttentionError:
     error = _problem(response, body) if media_type in {PROBLEM_MEDIA_TYPE, JSON} else None
     if error is None:
         error = _unexpected(response, media_type, body)
@@ -99,7 +101,7 @@ def _error(response: httpx.Response, media_type: str, body: bytearray) -> Attent
     return error
 
 
-def _problem(response: httpx.Response, body: bytearray) -> AttentionError | None:
+def _problem(response: httpx.Response, body: bytearray | memoryview) -> AttentionError | None:
     """Return the error of a problem document, or of OpenAI's object of an error."""
     try:
         told = from_json(memoryview(body))
@@ -112,7 +114,7 @@ def _problem(response: httpx.Response, body: bytearray) -> AttentionError | None
     return from_problem(response.status_code, told)
 
 
-def _unexpected(response: httpx.Response, media_type: str, body: bytearray) -> AttentionError:
+def _unexpected(response: httpx.Response, media_type: str, body: bytearray | memoryview) -> AttentionError:
     """Return the error of an answer that another program gave: of the class of its status, if there is one."""
     status = response.status_code
     url = response.request.url

@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+import attention_service
+from attention_client.recording import Recording
 from tests.conftest import live_server
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
@@ -29,6 +31,11 @@ SHOTS = os.environ.get("PAGE_PICTURES")
 PICTURES = ROOT / "docs/page"
 DRAWN_BY = "chromium "
 """The release of the browser follows it in a picture's ``Software``."""
+RECORDING = Path(attention_service.__file__).parent / "web/recordings/cat.safetensors"
+DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
+PHONE = pytest.mark.parametrize(
+    "visit", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True
+)
 BLOCK = 8
 """Pixels a side of the squares whose mean colours are compared: edges of letters differ between releases of a font."""
 OTHER = 24
@@ -188,3 +195,23 @@ def visit(browser: Any, site: str, request: pytest.FixtureRequest) -> Iterator[V
 
 def _own(url: str, site: str) -> bool:
     return url.startswith((site, "blob:", "data:", "about:"))
+
+
+@pytest.fixture
+def recorded() -> Recording:
+    """The recording that the page opens first, read by the client."""
+    return Recording.load(RECORDING)
+
+
+def live(recorded: Recording, layer: int) -> dict[str, object]:
+    """The queries, keys and values that the page sends of a recorded layer."""
+    fields = {"query": "q", "key": "k", "value": "v"}
+    return {name: recorded.read(layer, tap).astype(float).tolist() for name, tap in fields.items()}
+
+
+def facts(page) -> dict[str, str]:
+    """The facts of the view, by name."""
+    return page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('dl.facts > div')].map((e) => "
+        "[e.querySelector('dt').textContent, e.querySelector('dd').textContent]))"
+    )

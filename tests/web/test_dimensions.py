@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import live_server
-from tests.web.test_views import RECORDING, live
+from tests.web.conftest import RECORDING, live
 
 tiny_models = pytest.importorskip("tests.client.tiny_models")
 TEXT = "Kate met Tamiro in the park. Then Tam"

@@ -11,7 +11,7 @@ from attention_client.cli.model_tables import differentiated, looked, predicted,
 from attention_contract.errors import ModelNotFound
 from attention_contract.request_names import names_of
 from attention_contract.schemas.attention import Select
-from attention_contract.schemas.model_questions import (
+from attention_contract.schemas.model_requests import (
     LayerGradients,
     LayerTaps,
     LayerWeights,

@@ -1,7 +1,8 @@
 """Tables for people of the keys that the heads of a whole model look at."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from attention_client.cli.block_map import print_map
 from attention_client.cli.table_output import cell, line, number, print_out, table
 from attention_client.cli.tensor_arguments import tensors
-from attention_contract.schemas.model_questions import (
+from attention_contract.schemas.model_requests import (
     LayerWeights,
     ModelForwardReply,
     ModelGradientsReply,
@@ -24,6 +25,57 @@ _FEW: Final = 6
 """The most heads for which a table has a row for each token and a column for each head."""
 
 
+class _Top(NamedTuple):
+    """The keys that each query of a head looks at most, ``[Lq, k]``; -1 where it may look at fewer."""
+
+    keys: NDArray[Any]
+    weights: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a reply says of one head over one text."""
+
+    layer: str
+    number: str
+    statistics: dict[str, str]
+    queries: Sequence[str]
+    keys: Sequence[str]
+    """The tokens that are its queries and keys."""
+    top: _Top | None
+    weights: NDArray[Any] | None
+    """``[Lq, Lk]``, if the reply has them by head."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}.{self.number}"
+
+    def largest_weights(self, count: int = _PAIRS) -> str:
+        """Name the largest weights of queries that had a choice: the first query of a causal model has none."""
+        if self.top is None:
+            return ""
+        keys, weights = self.top
+        firm = [
+            (weights[query, 0], query, keys[query, 0])
+            for query in range(len(self.queries))
+            if (keys[query] >= 0).sum() > 1
+        ]
+        return "  ".join(
+            f"{self.queries[query]} → {self.keys[key]} ({weight:.2f})"
+            for weight, query, key in sorted(firm, reverse=True)[:count]
+        )
+
+    def keys_of(self, query: int) -> str:
+        """Name the keys that one query looks at most."""
+        if self.top is None:
+            return ""
+        return "  ".join(
+            f"{self.keys[key]} ({weight:.2f})"
+            for key, weight in zip(self.top.keys[query], self.top.weights[query], strict=True)
+            if key >= 0
+        )
+
+
 def looked(reply: ModelWeightsReply) -> None:
     """Print a row for each head: its statistics, and the pairs of tokens with its largest weights.
 
@@ -33,29 +85,21 @@ def looked(reply: ModelWeightsReply) -> None:
     for text, index in _texts(reply):
         if text is not None:
             print_out(f"text {text}", "bold")
-        heads = [*_heads(reply, text)]
-        names = {str(layer.layer): _names(reply, layer, index) for layer, *_ in heads}
-        if len(heads) <= _FEW:
-            rows = None if reply.names.queries is None else [int(row) for row in reply.names.queries]
-            for layer, head, _, _, weights in heads:
-                if weights is not None:
-                    print_map(f"{layer.layer}.{head}", weights, *names[str(layer.layer)], rows)
+        heads = [*_heads(reply, text, index)]
+        few = len(heads) <= _FEW
+        rows = None if reply.names.queries is None else [int(row) for row in reply.names.queries]
+        for head in heads if few else ():
+            if head.weights is not None:
+                print_map(head.name, head.weights, [*head.queries], [*head.keys], rows)
         table(
-            {"layer": str(layer.layer), "head": head}
-            | told
-            | {"largest weights": _pairs(top, *names[str(layer.layer)])}
-            for layer, head, told, top, _ in heads
+            {"layer": head.layer, "head": head.number} | head.statistics | {"largest weights": head.largest_weights()}
+            for head in heads
         )
-        queries = {tuple(rows) for rows, _ in names.values()}
-        if len(heads) <= _FEW and len(queries) == 1 and all(top is not None for *_, top, _ in heads):
+        queries = {tuple(head.queries) for head in heads}
+        if few and len(queries) == 1 and all(head.top is not None for head in heads):
             print_out("")
             table(
-                {"token": query}
-                | {
-                    f"{layer.layer}.{head}": _keys(top, at, names[str(layer.layer)][1])
-                    for layer, head, _, top, _ in heads
-                    if top is not None
-                }
+                {"token": query} | {head.name: head.keys_of(at) for head in heads}
                 for at, query in enumerate(next(iter(queries)))
             )
     model_ran(reply.ran)
@@ -63,8 +107,8 @@ def looked(reply: ModelWeightsReply) -> None:
 
 def largest_weights(reply: ModelWeightsReply, count: int) -> str:
     """Name the pairs of tokens with the largest weights of the one head that a reply about one text has."""
-    ((layer, *_, top, _),) = _heads(reply, None)
-    return _pairs(top, *_names(reply, layer, 0), count)
+    (head,) = _heads(reply, None, 0)
+    return head.largest_weights(count)
 
 
 def predicted(reply: ModelForwardReply) -> None:
@@ -162,42 +206,27 @@ def _names(reply: ModelWeightsReply, layer: LayerWeights, text: int) -> tuple[li
     return queries if rows is None else [queries[int(row)] for row in rows], keys
 
 
-def _heads(
-    reply: ModelWeightsReply, text: int | None
-) -> Iterator[tuple[LayerWeights, str, dict[str, str], tuple[NDArray[Any], NDArray[Any]] | None, NDArray[Any] | None]]:
-    """Yield the layer, the label and the statistics of each head that is asked for, its top keys, and its weights."""
+def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[_Head]:
+    """Yield each head that is asked for, over the text with this index in the tensors and this number."""
     for layer in reply.layers:
+        queries, keys = _names(reply, layer, number)
         at_crop = text is None and reply.image_labels is not None and str(layer.layer).startswith("vision.")
         index = 0 if at_crop else text  # the first crop of an image, where layers of crops stand beside those of a text
         every = {name: each if index is None else each[index] for name, each in tensors(layer.statistics).items()}
         count = len(next(iter(every.values()), ()))
         maps = None if layer.weights is None else layer.weights if index is None else layer.weights[index]
         for at, head in enumerate(reply.names.heads or range(count)):
-            told = {name.replace("_", " "): number(each[head]) for name, each in every.items() if each.ndim == 1}
-            weights = None if maps is None or maps.ndim < 3 else maps[at]
-            yield layer, str(head), told, None if layer.top is None else _top(layer.top, index, at), weights
+            yield _Head(
+                layer=str(layer.layer),
+                number=str(head),
+                statistics={name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1},
+                queries=queries,
+                keys=keys,
+                top=None if layer.top is None else _top(layer.top, index, at),
+                weights=None if maps is None or maps.ndim < 3 else maps[at],
+            )
 
 
-def _top(top: TopKeys, text: int | None, head: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _top(top: TopKeys, text: int | None, head: int) -> _Top:
     keys, weights = (top.keys, top.weights) if text is None else (top.keys[text], top.weights[text])
-    return keys[head], weights[head].astype(np.float64)
-
-
-def _pairs(
-    top: tuple[NDArray[Any], NDArray[Any]] | None, queries: Sequence[str], tokens: Sequence[str], count: int = _PAIRS
-) -> str:
-    """Name the largest weights of queries that had a choice: the first query of a causal model has none."""
-    if top is None:
-        return ""
-    keys, weights = top
-    firm = [(weights[query, 0], query, keys[query, 0]) for query in range(len(queries)) if (keys[query] >= 0).sum() > 1]
-    return "  ".join(
-        f"{queries[query]} → {tokens[key]} ({weight:.2f})" for weight, query, key in sorted(firm, reverse=True)[:count]
-    )
-
-
-def _keys(top: tuple[NDArray[Any], NDArray[Any]], query: int, tokens: Sequence[str]) -> str:
-    keys, weights = top
-    return "  ".join(
-        f"{tokens[key]} ({weight:.2f})" for key, weight in zip(keys[query], weights[query], strict=True) if key >= 0
-    )
+    return _Top(keys[head], weights[head].astype(np.float64))

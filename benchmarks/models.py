@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from attention_client import Client
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply

@@ -11,7 +11,7 @@ from attention_contract.schemas.attribution import Readout
 from attention_contract.schemas.complexity import Alternative, SessionShape, Shape, Sweep
 from attention_contract.schemas.effects import SweptEdit
 from attention_contract.schemas.hopfield import Projections
-from attention_contract.schemas.model_questions import GivenUpstream, ModelStatisticOptions, PredictedLogit
+from attention_contract.schemas.model_requests import GivenUpstream, ModelStatisticOptions, PredictedLogit
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.prompts import Message
@@ -38,7 +38,6 @@ SourceLike = SessionSource | Mapping[str, Any]
 StatisticOptionsLike = StatisticOptions | Mapping[str, Any]
 ReadoutLike = Readout | Mapping[str, TensorLike]
 StepLike = SessionStep | Mapping[str, Any]
-PredictedLike = PredictedLogit | GivenUpstream | Mapping[str, Any]
 
 
 class ModelFields(CallOptions, total=False):

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, heading
-from attention_contract.schemas.model_questions import LayerWeights, ModelWeightsReply
+from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.prompts import TokenLabelsReply
 from attention_pictures.colour_ranges import bar_label, colour_range, palette

@@ -14,7 +14,7 @@ from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.complexity import ComplexityReply
 from attention_contract.schemas.effects import EffectsReply
-from attention_contract.schemas.model_questions import LayerWeights, ModelWeightsReply
+from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply

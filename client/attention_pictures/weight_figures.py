@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, heading
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply, Attributions
-from attention_contract.schemas.model_questions import LayerWeights
+from attention_contract.schemas.model_requests import LayerWeights
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
 from attention_pictures.colour_ranges import scale_of

@@ -22,7 +22,7 @@ from attention_contract.schemas import circuits as u
 from attention_contract.schemas import complexity as c
 from attention_contract.schemas import hardware as g
 from attention_contract.schemas import hopfield as h
-from attention_contract.schemas import model_questions as q
+from attention_contract.schemas import model_requests as q
 from attention_contract.schemas import models as l
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i

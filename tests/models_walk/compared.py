@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate

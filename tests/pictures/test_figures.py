@@ -19,7 +19,7 @@ from attention_contract.schemas.attention import ForwardReply, RawForwardRequest
 from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.effects import Effects, EffectsReply
-from attention_contract.schemas.model_questions import LayerWeights, ModelWeightsReply
+from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention

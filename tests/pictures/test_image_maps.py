@@ -10,7 +10,7 @@ from tests.pictures.test_layout import faults
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names
-from attention_contract.schemas.model_questions import LayerWeights, ModelWeightsReply
+from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.weights import HeadStatistics

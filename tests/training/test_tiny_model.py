@@ -14,7 +14,7 @@ from training.train_tiny_model import FOLDER, untrained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attention_contract.schemas.attention import ForwardRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device

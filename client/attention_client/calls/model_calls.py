@@ -11,7 +11,7 @@ from attention_client.calls.survey_calls import Surveys
 from attention_client.image_files import with_images
 from attention_contract import operations
 from attention_contract.schemas.model_complexity import ImageSize, ModelComplexityReply
-from attention_contract.schemas.model_questions import (
+from attention_contract.schemas.model_requests import (
     ModelForwardReply,
     ModelGradient,
     ModelGradientsReply,

@@ -27,7 +27,7 @@ from attention_contract.schemas.checkpoints import CheckpointAttention
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.hardware import HardwareInfo, HardwareList
 from attention_contract.schemas.hopfield import HopfieldReply
-from attention_contract.schemas.model_questions import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
+from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.schemas.modules import ModuleInfo, Parameter
 from attention_contract.schemas.recording_statistics import RecordingStatistics

@@ -20,7 +20,7 @@ from attention_client.survey import HeadSurvey, SurveyedHead, shipped_texts
 from attention_client.survey.head_survey import SURVEYED
 from attention_client.survey.shipped_texts import texts_of
 from attention_client.survey.survey_flow import OnTexts
-from attention_contract.schemas.model_questions import ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_contract.wire import to_json
 
 _OPTIONS: Final = options_of(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelWeightsReply
+from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import StatisticName
 

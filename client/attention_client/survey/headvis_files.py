@@ -19,7 +19,7 @@ from attention_client.calls.method import Flow
 from attention_client.survey.head_survey import HeadSurvey
 from attention_client.survey.survey_flow import OnTexts, asked
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelWeightsReply
+from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import HeadStatistics
 

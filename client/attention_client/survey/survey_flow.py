@@ -11,7 +11,7 @@ from attention_client.calls.method import Flow
 from attention_client.survey.head_survey import SURVEYED, HeadSurvey, Passage, SurveyedHead
 from attention_contract import operations
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelWeightsReply
+from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import MAX_TEXTS
 from attention_contract.schemas.weights import StatisticName

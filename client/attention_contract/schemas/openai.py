@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import MAX_INDICES, Edit, Index
-from attention_contract.schemas.model_questions import ModelStatisticOptions
+from attention_contract.schemas.model_requests import ModelStatisticOptions
 from attention_contract.schemas.models import LayerKey, LayerRef
 from attention_contract.schemas.prompts import (
     MAX_TEXT,

@@ -14,7 +14,7 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.model_complexity import ModelComplexityReply
-from attention_contract.schemas.model_questions import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
+from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
 from attention_contract.wire import SAFETENSORS

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
-from attention_contract.schemas.model_questions import LayerTaps, ModelForwardReply, ModelForwardRequest
+from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from attention_contract.wire import SAFETENSORS, from_body

@@ -10,7 +10,7 @@ from tests.client.transformers.families import DECODERS as FAMILIES
 from tests.runtime.models.small_models import DECODERS, PAIRS, eager, loaded
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable

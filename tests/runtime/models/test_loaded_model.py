@@ -9,7 +9,7 @@ from tests.client.tiny_models import tokenizer
 from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, eager, loaded
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.core.inspection.statistics import HEAD_STATISTICS

@@ -6,7 +6,7 @@ import torch
 from tests.runtime.models.small_models import DECODERS, IDS, PAIRS, eager, loaded
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply
 

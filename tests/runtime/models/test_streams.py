@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attention_contract.errors import ModelNotFound
-from attention_contract.schemas.model_questions import ModelForwardRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.model_questions import ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_service.runtime.models.model_catalogue import find_folder
 from attention_service.runtime.models.model_inspection import weights_reply
 

@@ -18,7 +18,7 @@ from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardRequest, Select, token_counts
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionRequest
 from attention_contract.schemas.complexity import ComplexityRequest, Sweep
-from attention_contract.schemas.model_questions import ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.validation import validate

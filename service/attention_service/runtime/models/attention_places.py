@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_contract.schemas.attention import Edit, Select
+from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.models import ModelLayer
 from attention_contract.spec import AttentionSpec
-from attention_service.core.problem import Selection, Widths
+from attention_service.core.problem import Widths
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
-from attention_service.runtime.binding.selection import bind_selection, check_edit
+from attention_service.runtime.binding.selection import check_edit
 from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention
 from attention_service.runtime.models.model_inputs import TARGET, TEXT
 from attention_service.runtime.models.module_hooks import after
@@ -65,10 +65,6 @@ class AttentionPlace:
         """Return the attention of so many tokens as a bound request without numbers."""
         made = new_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys))
         return made if batched else made.replaced(layout=Layout(batched=False))
-
-    def selection(self, select: Select | None, bound: BoundRequest) -> Selection:
-        """The selected heads and queries. Raises InvalidRequest for an index that is out of range."""
-        return bind_selection(select, bound)
 
     def check_edits(self, edits: Sequence[Edit], bound: BoundRequest) -> None:
         """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from attention_contract.schemas.model_questions import ModelForwardRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.runtime.models.completion_objects import CompletionObjects, Json, Token
 from attention_service.runtime.models.generated_text import GeneratedText

@@ -10,7 +10,7 @@ from transformers import LogitsProcessor
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.model_questions import ModelForwardRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
 from attention_contract.schemas.prompts import ImageBytes, Message, images_in
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS

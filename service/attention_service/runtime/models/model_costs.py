@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import SCORES_AT_ONCE
 from attention_service.cost import Traffic, flops

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.gradients import GradientCheck
-from attention_contract.schemas.model_questions import (
+from attention_contract.schemas.model_requests import (
     GivenUpstream,
     LayerGradients,
     ModelGradientsReply,

@@ -10,7 +10,7 @@ from torch import Tensor
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Tap
-from attention_contract.schemas.model_questions import (
+from attention_contract.schemas.model_requests import (
     LayerTaps,
     LayerWeights,
     ModelForwardReply,

@@ -12,7 +12,7 @@ import torch
 
 from attention_contract.base import WireModel
 from attention_contract.schemas.model_complexity import ModelComplexityRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in
 from attention_contract.wire import SAFETENSORS, from_body

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import LikelyToken, Prediction
+from attention_contract.schemas.model_requests import LikelyToken, Prediction
 from attention_service.runtime.models.model_inputs import InputReader, Stack
 
 

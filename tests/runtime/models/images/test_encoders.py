@@ -7,7 +7,7 @@ from PIL import Image
 from tests.runtime.models.images.small_encoders import ENCODERS, HEADS, eager, loaded, marked, noise, processor, sent
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_complexity import ModelComplexityRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_service.runtime.models.images.image_decoding import decoding_bytes
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply

@@ -8,7 +8,7 @@ from tests.runtime.models.images.small_encoders import noise, sent
 from tests.runtime.models.images.small_prompts import PROMPTS, eager, loaded
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequest
 from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate

@@ -9,7 +9,7 @@ from tests.runtime.models.images.small_prompts import PROMPTS, eager, loaded, pr
 from tests.runtime.models.images.test_prompts import SIZE, TEXT, prompt
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.rollout import RecordingRolloutRequest
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.device.torch_device import Device

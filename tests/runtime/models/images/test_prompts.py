@@ -11,7 +11,7 @@ from tests.runtime.models.images.small_encoders import MARGIN, marked, middle_of
 from tests.runtime.models.images.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_questions import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from attention_contract.base import WireModel
 from attention_contract.operations import model_forward
-from attention_contract.schemas.model_questions import LayerTaps
+from attention_contract.schemas.model_requests import LayerTaps
 from attention_contract.tensors import Array
 from attention_service.api.agents.agent_tool import (
     AgentTool,

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from attention_contract.base import WireModel
 from attention_contract.operations import model_gradients
-from attention_contract.schemas.model_questions import PredictedLogit
+from attention_contract.schemas.model_requests import PredictedLogit
 from attention_service.api.agents.agent_tool import (
     MAX_LISTED,
     AgentTool,

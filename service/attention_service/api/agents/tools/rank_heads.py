@@ -9,7 +9,7 @@ from pydantic import Field
 from attention_contract.base import Listed
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import model_weights
-from attention_contract.schemas.model_questions import ModelWeightsReply
+from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import HeadStatistics, StatisticName
 from attention_service.api.agents.agent_tool import (

@@ -1,4 +1,4 @@
-"""Questions about whole models: predictions, weights and gradients of a text.
+"""Requests to whole models and their replies: predictions, weights and gradients of a text.
 
 Notation as in ``attention``; V is the size of the vocabulary.
 """

@@ -13,7 +13,7 @@ from attention_service.core.masks.pair_count import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops
 from attention_service.cost.attention import Attention
 from attention_service.cost.kernels import kernel_of
-from attention_service.cost.pairs import PAIR_TAPS, masks_of, normalizer_cost, score_cost
+from attention_service.cost.pairs import PAIR_TAPS, mask_elements, normalizer_cost, score_cost
 from attention_service.cost.position_cost import position_cost, token_flops
 from attention_service.cost.tensor_bytes import projections
 
@@ -110,7 +110,7 @@ def tap_flops(x: Attention, taps: Collection[str], kernel: str) -> int:
     if last >= 1 and x.spec.softcap is not None:
         each += 3
     if last >= 2:
-        each += masks_of(x).any + position_cost(x).pair
+        each += (mask_elements(x) > 0) + position_cost(x).pair
     if last >= 3:
         each += (x.spec.normalizer.temperature != 1) + normalizer_cost(x).flops - (last == 3)
     read_by = x.heads if score.by_query_head else min(x.heads, x.kv_heads)

@@ -5,7 +5,7 @@ from attention_service.core.kernels.materialized import Materialized
 from attention_service.cost.approximate import approximated
 from attention_service.cost.attention import Attention
 from attention_service.cost.clock import Rates
-from attention_service.cost.pairs import fused_masks
+from attention_service.cost.pairs import fused_mask_elements
 
 
 def kernel_of(x: Attention, name: str) -> Kernel:
@@ -51,7 +51,7 @@ def rank_seconds(x: Attention, name: str, rates: Rates, *, backward: bool) -> fl
         case "pairs":  # every stage goes over all scores
             moved, operations = _STAGES * pairs * itemsize * ways, operations + 6
         case "masks":  # one that is not plainly causal is laid out
-            moved = 3 * fused_masks(x).combined * itemsize
+            moved = 3 * fused_mask_elements(x) * itemsize
             if x.head_dim != x.value_dim:
                 tokens = x.batch * (x.heads * x.queries + 2 * x.kv_heads * x.keys)
                 moved += 3 * tokens * widest * itemsize

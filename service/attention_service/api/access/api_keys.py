@@ -182,10 +182,6 @@ class KeyRing:
         self._shares = shares
         self._refresh(first=True)
 
-    def __len__(self) -> int:
-        """Return the number of keys."""
-        return len(self._keys)
-
     def find(self, key: bytes) -> HeldKey | None:
         """The known key that equals this one, in a time that does not depend on it."""
         self._look()

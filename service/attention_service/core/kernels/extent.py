@@ -70,11 +70,6 @@ class Extent(ABC):
         """Bytes of one element of the dtype of the computation."""
         return TORCH_DTYPES[self.dtype].itemsize
 
-    @property
-    def half(self) -> bool:
-        """True if 2 bytes are a float16 and not a bfloat16."""
-        return self.dtype == "float16"
-
     # ── keys and pairs ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property

@@ -50,10 +50,6 @@ class Approximation(ABC):
         """
         return frozenset()
 
-    def implied_width(self, head_dim: int) -> int:
-        """Return the width of the features whose products are ``implied``; 0 if that is None."""
-        return 0
-
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
         """Return the weights ``[B, H, len(rows), K]`` that the context implies for these queries.
 

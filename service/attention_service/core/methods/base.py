@@ -35,9 +35,6 @@ class MethodCost:
     """Number of steps of the forward pass, each of which has a start."""
     projections: int = 0
     """FLOPs of products with a module's learned tensors other than the projections, forward."""
-    inner: int = 0
-    """FLOPs of the forward products without a query or a key as a factor: products of intermediate tensors, or of mixed
-    keys and values."""
 
 
 class Method(Protocol):

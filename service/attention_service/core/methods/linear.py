@@ -70,13 +70,9 @@ class Linear(Approximation):
         if self.options.rule != "sum" and not spec_.masks:
             yield "spec.masks", f"rule {self.options.rule} depends on the order of the keys; give the mask causal"
 
-    def implied_width(self, head_dim: int) -> int:
-        """Return the head width."""
-        return head_dim if self.options.rule == "sum" and self.options.normalized else 0
-
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor | None:
         """Return φ(q)·φ(k) over its sum, for a normalized rule ``sum`` without an initial state."""
-        if not self.implied_width(1) or problem.recurrent.state is not None:
+        if self.options.rule != "sum" or not self.options.normalized or problem.recurrent.state is not None:
             return None
         return implied_by(self._features(), problem, rows)
 

@@ -53,7 +53,6 @@ class Linformer(Approximation):
         return MethodCost(
             PassCost(scores, values, pairs * 6),
             PassCost(2 * scores, 2 * values, pairs * 5),
-            inner=2 * mixing * (x.head_dim + x.value_dim),
         )
 
     def letters(self) -> Mapping[str, str]:

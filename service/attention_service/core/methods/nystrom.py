@@ -172,5 +172,4 @@ def nystrom_cost(x: Extent, options: spec.Nystrom) -> MethodCost:
         PassCost(means + scores, values, elementwise),
         backward,
         steps=options.iterations,
-        inner=8 * options.iterations * middle * m,
     )

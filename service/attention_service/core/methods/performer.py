@@ -49,10 +49,6 @@ class Performer(Approximation):
         yield from no_order(spec)
         yield from nothing_between(spec)
 
-    def implied_width(self, head_dim: int) -> int:
-        """Return the number of random directions."""
-        return self.features(head_dim)
-
     def implied(self, problem: Problem, rows: Sequence[int]) -> Tensor:
         """Return φ(q)·φ(k) over its sum."""
         q, k, factor = scored(problem)

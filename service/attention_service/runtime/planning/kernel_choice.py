@@ -10,7 +10,7 @@ from attention_service.core.kernels import KERNELS, Needs, unsuitable
 from attention_service.core.methods import approximation_of
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.cost import Clock, Estimate, kernel_of, kind_of, rank_seconds
-from attention_service.cost.pairs import fused_masks
+from attention_service.cost.pairs import fused_mask_elements
 from attention_service.cost.rehearsal import LARGEST, Seen
 from attention_service.cost.tensor_bytes import input_bytes
 from attention_service.runtime.binding.bound_request import BoundRequest
@@ -111,5 +111,5 @@ def least_bytes(bound: BoundRequest, kernel: str) -> int:
     holds = kernel_of(bound, kernel).holds
     if approximation_of(bound.spec) is not None or holds == "tiles":
         return input_bytes(bound)
-    masks, scores = fused_masks(bound).combined, bound.pairs * bound.heads * (holds == "pairs")
+    masks, scores = fused_mask_elements(bound), bound.pairs * bound.heads * (holds == "pairs")
     return input_bytes(bound) + bound.itemsize * max(masks, scores)

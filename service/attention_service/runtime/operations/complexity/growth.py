@@ -11,7 +11,7 @@ from attention_service.core.masks.rules import pattern_of
 from attention_service.cost.approximate import approximated, method_order
 from attention_service.cost.flops import executed_flops
 from attention_service.cost.kernels import kernel_of
-from attention_service.cost.pairs import PAIR_TAPS, fused_masks, masks_of
+from attention_service.cost.pairs import PAIR_TAPS, fused_mask_elements, mask_elements
 from attention_service.cost.rehearsal import Seen
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations.complexity.subjects import Subject
@@ -110,8 +110,8 @@ def _makes_pairs(bound: BoundRequest, taps: frozenset[str], kernel: str) -> tupl
     again = bool(taps & PAIR_TAPS - facts.keeps)
     if facts.holds == "tiles":
         return again, False
-    laid_out = fused_masks(bound) if facts.holds == "masks" else masks_of(bound)
-    return facts.holds == "pairs" or again, laid_out.any
+    laid_out = fused_mask_elements(bound) if facts.holds == "masks" else mask_elements(bound)
+    return facts.holds == "pairs" or again, laid_out > 0
 
 
 LETTERS: Final[Mapping[str, str]] = {

@@ -1,6 +1,7 @@
 """The contract's account of one shape."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, Literal, NamedTuple
 
 from attention_contract.errors import KernelUnsuitable
@@ -38,17 +39,23 @@ def cost_of(subject: Subject, bound: BoundRequest) -> Cost:
     Beside its own, the memory of all kernels is told that a planner may choose.
     """
     kernel, taps, device = subject.kernel_of(bound), subject.taps, subject.place.device
-    try:
-        gradients = subject.kernel_of(bound, "gradients")
-    except KernelUnsuitable:
-        gradients = None
-    step = decode_step(bound)
-    decode = None if step is None else subject.kernel_of(step)
-    exact = exactly(bound)
     plain, whole = subject.forward(bound, kernel), subject.forward(bound, kernel, taps)
-    backward = None if gradients is None else subject.gradients(bound, gradients)
-    stepping = None if step is None or decode is None else subject.forward(step, decode)
     forward_time = subject.time(whole, bound, kernel)
+    gradients = backward = backward_flops = backward_counts = backward_time = None
+    with suppress(KernelUnsuitable):
+        gradients = subject.kernel_of(bound, "gradients")
+    if gradients is not None:
+        backward = subject.gradients(bound, gradients)
+        backward_flops = executed_backward_flops(bound, gradients)
+        backward_counts = _counts(backward_flops, backward.of("backward of attention", "gradients"))
+        backward_time = milliseconds(subject.time(backward, bound, gradients, "gradients"))
+    decode = decode_counts = decode_time = None
+    if (step := decode_step(bound)) is not None:
+        decode = subject.kernel_of(step)
+        stepping = subject.forward(step, decode)
+        decode_counts = _counts(executed_flops(step, decode), stepping.total())
+        decode_time = milliseconds(subject.time(stepping, step, decode))
+    exact = exactly(bound)
     read, written = input_bytes(bound), output_bytes(bound, taps)
     return Cost(
         shape=shape_at(bound),
@@ -61,15 +68,11 @@ def cost_of(subject: Subject, bound: BoundRequest) -> Cost:
         gradients_kernel=gradients,
         decode_kernel=decode,
         executed_flops=executed_flops(bound, kernel),
-        executed_backward_flops=None if gradients is None else executed_backward_flops(bound, gradients),
+        executed_backward_flops=backward_flops,
         executed=Executed(
             forward=_counts(executed_flops(bound, kernel), plain.total()),
-            backward=None
-            if backward is None or gradients is None
-            else _counts(executed_backward_flops(bound, gradients), backward.of("backward of attention", "gradients")),
-            decode=None
-            if stepping is None or step is None or decode is None
-            else _counts(executed_flops(step, decode), stepping.total()),
+            backward=backward_counts,
+            decode=decode_counts,
         ),
         taps=tap_costs(subject, bound, kernel),
         taps_together=taps_cost(subject, bound, kernel),
@@ -89,12 +92,8 @@ def cost_of(subject: Subject, bound: BoundRequest) -> Cost:
         predicted=Predicted(
             basis=subject.clock.basis,
             forward=milliseconds(forward_time),
-            gradients=None
-            if backward is None or gradients is None
-            else milliseconds(subject.time(backward, bound, gradients, "gradients")),
-            decode=None
-            if stepping is None or step is None or decode is None
-            else milliseconds(subject.time(stepping, step, decode)),
+            gradients=backward_time,
+            decode=decode_time,
             transfer=milliseconds(transfer(subject.clock, read + written)),
             encoding={
                 form: milliseconds(carrying(subject.clock, form, (read + written) // bound.itemsize, bound.itemsize))

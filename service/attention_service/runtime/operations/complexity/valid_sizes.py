@@ -13,11 +13,6 @@ from attention_service.runtime.binding.raw_binding import check_raw_spec
 from attention_service.runtime.binding.recurrence_binding import check_keys, check_past
 from attention_service.runtime.planning.blank_requests import at_sizes, new_request, sizes_of
 
-DIMENSIONS = (
-    "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model",
-)  # fmt: skip
-"""The sizes that a sweep can vary: those of a request, then those of a model."""
-
 
 def value_of(bound: BoundRequest, dimension: str) -> int:
     """Return the size that ``at`` changes."""
@@ -43,8 +38,6 @@ def at(bound: BoundRequest, dimension: str, value: int) -> BoundRequest:
             return _inputs_apart(at_sizes(bound, sizes.with_tokens(queries=value)))
         case "batch" | "past":
             return _with_past(at_sizes(bound, sizes.with_tokens(**{dimension: value})))
-    if dimension not in DIMENSIONS:
-        raise ValueError(f"dimension {dimension!r}: expected {', '.join(DIMENSIONS)}")
     return resized(bound, **{dimension: value})
 
 

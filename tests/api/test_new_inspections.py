@@ -168,10 +168,10 @@ class Receiving(Operation):
         phase("sums", "weights")
         return {"received": compute.in_reply(received(problem, uploaded.edits), self.bound, "weights")}
 ''',
-    f"{SERVICE}/runtime/engine.py": [
+    f"{SERVICE}/runtime/operations/questions.py": [
         ('    "attribution": (attribution.prepare', '    "received": (received.prepare, ReceivedReply),\n'),
         (
-            "log = logging.getLogger(",
+            "\nQUESTIONS: Final",
             "from attention_contract.schemas.received import ReceivedReply\n"
             "from attention_service.runtime.operations import received\n",
         ),

@@ -23,9 +23,10 @@ from attention_service.modules.library import Library
 from attention_service.runtime import engine as engine_module
 from attention_service.runtime import store_follower
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import QUESTIONS, Engine
+from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import recorded_statistics
 from attention_service.runtime.operations.forward import Forward
+from attention_service.runtime.operations.questions import QUESTIONS
 
 ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
 
@@ -77,7 +78,7 @@ def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_lo
     masks, length, quick = LABOUR[kind]
     made = {"forward": RawForwardRequest, "gradients": RawGradientsRequest, "weights": RawWeightsRequest}[question]
     loop, planned, ran = threading.get_ident(), [], []
-    prepare = getattr(engine_module, question).prepare
+    prepare = QUESTIONS[question][0] if question in QUESTIONS else engine_module.forward.prepare
 
     def watched(*arguments):
         planned.append(threading.get_ident())
@@ -95,9 +96,10 @@ def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_lo
         engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e18, 1e18, 1e-9))), 2**40)
         await engine.start()
         engine.executor.hold_s = 1e-3
-        monkeypatch.setattr(getattr(engine_module, question), "prepare", watched)
         if question in QUESTIONS:
             monkeypatch.setitem(QUESTIONS, question, (watched, QUESTIONS[question][1]))
+        else:
+            monkeypatch.setattr(engine_module.forward, "prepare", watched)
         ask = made(query=np.zeros((1, 1, length, 1), np.float32), spec=AttentionSpec(masks=masks))
         with pytest.raises(Done):
             await asker(engine, question)(None, ask)

@@ -25,7 +25,7 @@ from attention_service.api.replicas import following
 from attention_service.api.server_facts import list_variants, server_info
 from attention_service.cost.datasheet import HARDWARE
 from attention_service.modules.checkpoints import hub
-from attention_service.runtime.engine import QUESTIONS
+from attention_service.runtime.operations.questions import QUESTIONS
 
 ReplyT = TypeVar("ReplyT")
 
@@ -91,6 +91,11 @@ def _asked(question: str) -> Handler:
     return lambda call, body: call.engine.ask(question, call.path.get("name"), body, call.deadline)
 
 
+def _asked_over_past(question: str) -> Handler:
+    """The handler of a question about new tokens over the past of a session."""
+    return lambda call, body: call.engine.sessions.ask(question, call.id, body, call.deadline)
+
+
 # A router tries its routes in this order, so the most frequent operations come first.
 HANDLERS: Final[Mapping[str, Handler]] = {
     "forward": lambda call, body: call.engine.forward(call.name, body, call.deadline),
@@ -116,10 +121,11 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "fork_session": lambda call, body: call.engine.sessions.fork(call.id, body),
     "truncate_session": lambda call, body: call.engine.sessions.truncate(call.id, body),
     "reorder_session": lambda call, body: call.engine.sessions.reorder(call.id, body),
-    "session_weights": lambda call, body: call.engine.sessions.weights(call.id, body, call.deadline),
-    "session_effects": lambda call, body: call.engine.sessions.effects(call.id, body, call.deadline),
-    "session_attribution": lambda call, body: call.engine.sessions.attribution(call.id, body, call.deadline),
-    "session_gradients": lambda call, body: call.engine.sessions.gradients(call.id, body, call.deadline),
+    **{
+        f"session_{question}": _asked_over_past(question)
+        for question in QUESTIONS
+        if hasattr(operations, f"session_{question}")
+    },
     "get_session_cache": lambda call, _: call.engine.sessions.cache(call.id),
     "put_session_cache": lambda call, body: call.engine.sessions.replace_cache(call.id, body),
     # modules

@@ -13,17 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from attention_contract.base import WireModel, valid
+from attention_contract.base import valid
 from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest
-from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
-from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
-from attention_contract.schemas.weights import WeightsReply
 from attention_service.modules.checkpoints import hub
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
@@ -40,22 +37,15 @@ from attention_service.runtime.device.torch_device import (
 from attention_service.runtime.kept_passes import KeptPasses
 from attention_service.runtime.models.model_service import ModelService
 from attention_service.runtime.module_service import ModuleService
-from attention_service.runtime.operations import (
-    attribution,
-    complexity,
-    effects,
-    forward,
-    gradients,
-    kept_backward,
-    weights,
-)
+from attention_service.runtime.operations import complexity, forward, kept_backward
 from attention_service.runtime.operations.complexity.subjects import Place
+from attention_service.runtime.operations.questions import QUESTIONS
 from attention_service.runtime.recording_service import RecordingService
 from attention_service.runtime.scheduling.budget import OF_HOST, Budget
 from attention_service.runtime.scheduling.entrance import Entrance
 from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.prediction_watch import Predictions
-from attention_service.runtime.scheduling.request_runner import Prepare, RequestRunner, State
+from attention_service.runtime.scheduling.request_runner import RequestRunner, State
 from attention_service.runtime.scheduling.watchdog import PATIENCE_S, Watchdog
 from attention_service.runtime.sessions.live_sessions import Sessions
 from attention_service.runtime.store_follower import StoreFollower, report
@@ -64,13 +54,6 @@ log = logging.getLogger(__name__)
 
 _COUNTING_SHARE = 0.8
 """Share of the time before a deadline in which costs are counted; the rest is for the answer."""
-QUESTIONS: Final[dict[str, tuple[Prepare[Any], type[WireModel]]]] = {
-    "weights": (weights.prepare, WeightsReply),
-    "attribution": (attribution.prepare, AttributionReply),
-    "gradients": (gradients.prepare, GradientsReply),
-    "effects": (effects.prepare, EffectsReply),
-}
-"""The questions about one attention beside its output: how each is bound and planned, and its reply."""
 
 
 class Engine:

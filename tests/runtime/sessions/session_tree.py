@@ -260,7 +260,9 @@ class Tree:
     async def ask_weights(self, twin: Twin) -> None:
         """Look at the weights of new tokens over the past."""
         x = self.fresh(len(twin.tokens))
-        found = await self.sessions.weights(twin.id, validate(SessionWeightsRequest, {"query": x, "at": twin.length}))
+        found = await self.sessions.ask(
+            "weights", twin.id, validate(SessionWeightsRequest, {"query": x, "at": twin.length})
+        )
         whole = np.concatenate([twin.tokens, x], 1)
         asked = {"query": x, "key": whole, "offsets": twin.length}
         expected = await self.engine.ask("weights", self.name + EXACT, validate(WeightsRequest, asked))
@@ -271,7 +273,7 @@ class Tree:
         x = self.fresh(len(twin.tokens))
         wrt = ["query", "past_key", "past_value", "parameters"] if twin.length else ["query", "parameters"]
         asked = {"query": x, "wrt": wrt, "upstream": self.fresh(len(x), x.shape[1])}
-        found = await self.sessions.gradients(twin.id, validate(SessionGradientsRequest, asked))
+        found = await self.sessions.ask("gradients", twin.id, validate(SessionGradientsRequest, asked))
         past = await self.past(twin)
         expected = await self.engine.ask("gradients", self.name + EXACT, validate(GradientsRequest, asked | past))
         assert set(found.gradients) == set(expected.gradients)

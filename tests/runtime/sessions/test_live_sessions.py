@@ -368,7 +368,7 @@ async def test_capacity_is_reserved_at_opening_and_after_a_fork(engine):
         await step(engine, sure, tokens(1))
     assert refused.value.param == "query"
     asked = validate(SessionWeightsRequest, {"query": tokens(1)})
-    assert (await engine.sessions.weights(sure, asked)).weights.shape[-1] == 101  # appends nothing
+    assert (await engine.sessions.ask("weights", sure, asked)).weights.shape[-1] == 101  # appends nothing
     close((await step(engine, fork, x[:, 10:11])).output, (await uncached(engine, "m", x[:, :11], 10)).output)
 
 

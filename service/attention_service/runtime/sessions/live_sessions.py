@@ -1,11 +1,11 @@
-"""The operations of decode sessions: opening, step_operation, forks, truncation, and questions over the past."""
+"""The operations of decode sessions: opening, steps, forks, truncation, and questions over the past."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -19,10 +19,6 @@ from attention_contract.errors import (
     Overloaded,
 )
 from attention_contract.frames import problem_of
-from attention_contract.schemas.attention import AttentionInputs
-from attention_contract.schemas.attribution import AttributionReply
-from attention_contract.schemas.effects import EffectsReply
-from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     ForkSession,
     FullPolicy,
@@ -44,7 +40,6 @@ from attention_contract.schemas.sessions import (
     StepsRequest,
     TruncateSession,
 )
-from attention_contract.schemas.weights import WeightsReply
 from attention_service.core.kv_cache.paged_trial import paged_fault
 from attention_service.core.kv_cache.policies import keeper_of
 from attention_service.core.kv_cache.slab import page_tokens
@@ -52,9 +47,7 @@ from attention_service.modules.library import Library
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.recurrence_binding import check_past
 from attention_service.runtime.callers import caller
-from attention_service.runtime.operations import attribution, effects, gradients, weights
-from attention_service.runtime.scheduling.jobs import Job
-from attention_service.runtime.scheduling.operation import Fields
+from attention_service.runtime.operations.questions import QUESTIONS
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions import step, step_operation
 from attention_service.runtime.sessions.block_table import BlockTable
@@ -64,6 +57,7 @@ from attention_service.runtime.sessions.pages import PagePool
 from attention_service.runtime.sessions.session_registry import SessionRegistry
 from attention_service.runtime.sessions.shared_prefixes import Prefix, is_shareable, share
 
+SessionQuestion = SessionWeightsRequest | SessionAttributionRequest | SessionEffectsRequest | SessionGradientsRequest
 _KEPT_BYTES = 2**16
 """Bytes of a reply that is kept, at most; the step of a larger one is computed again. 64 tokens of 256 numbers."""
 log = logging.getLogger(__name__)
@@ -243,29 +237,18 @@ class Sessions:
         ]
         return valid(StepsReply, {"steps": found})
 
-    async def weights(
-        self, id: str, request: SessionWeightsRequest, deadline: float | None = None  # noqa: A002
-    ) -> WeightsReply:  # fmt: skip
-        """Return statistics of the weights of new tokens over the past, and the weights. Append nothing."""
-        return WeightsReply(**await self._read(id, weights.prepare, request, request.at, deadline))
-
-    async def attribution(
-        self, id: str, request: SessionAttributionRequest, deadline: float | None = None  # noqa: A002
-    ) -> AttributionReply:  # fmt: skip
-        """Return the share of each weight of new tokens over the past. Append nothing."""
-        return AttributionReply(**await self._read(id, attribution.prepare, request, request.at, deadline))
-
-    async def effects(
-        self, id: str, request: SessionEffectsRequest, deadline: float | None = None  # noqa: A002
-    ) -> EffectsReply:  # fmt: skip
-        """Return what each edit of a sweep does to the output of new tokens over the past. Append nothing."""
-        return EffectsReply(**await self._read(id, effects.prepare, request, request.at, deadline))
-
-    async def gradients(
-        self, id: str, request: SessionGradientsRequest, deadline: float | None = None  # noqa: A002
-    ) -> GradientsReply:  # fmt: skip
-        """Return exact gradients of new tokens over the past. Append nothing."""
-        return GradientsReply(**await self._read(id, gradients.prepare, request, request.at, deadline))
+    async def ask(
+        self, question: str, id: str, request: SessionQuestion, deadline: float | None = None  # noqa: A002
+    ) -> Any:  # fmt: skip
+        """The reply to one of ``QUESTIONS`` about new tokens over the past. Appends nothing."""
+        prepare, reply = QUESTIONS[question]
+        async with self.registry.turn(id) as session:
+            step.check_at(session.length, request.at)
+            session.module.check_version(request.version)
+            step.new_tokens(session, request)
+            over, rows = partial(step_operation.over_past, prepare), step.readable(session.tables)
+            fields, ran = await step.run_over_past(self._runner, session, over, request, deadline, rows)
+            return valid(reply, fields | {"ran": ran})
 
     async def cache(self, id: str) -> SessionCache:  # noqa: A002
         """Return the keys and values that a session holds."""
@@ -304,23 +287,6 @@ class Sessions:
             self.registry.totals.count(fresh)
             self._remember(session, None, None)
             return session.info()
-
-    async def _read(
-        self,
-        id: str,  # noqa: A002
-        prepare: Callable[..., Job],
-        request: AttentionInputs,
-        at: int | None,
-        deadline: float | None,
-    ) -> Fields:
-        """The reply's fields of an operation that reads the past."""
-        async with self.registry.turn(id) as session:
-            step.check_at(session.length, at)
-            session.module.check_version(request.version)
-            step.new_tokens(session, request)
-            over, rows = partial(step_operation.over_past, prepare), step.readable(session.tables)
-            fields, ran = await step.run_over_past(self._runner, session, over, request, deadline, rows)
-            return fields | {"ran": ran}
 
     async def _written(self, session: DecodeSession, past: tuple[Tensor, Tensor]) -> None:
         """Let an empty session hold a past. If the caller leaves, wait for the thread that writes to its pages.
@@ -472,7 +438,7 @@ def _check_source(source: DecodeSession, module: Module, request: OpenSession) -
 
 
 def _problem(session: str, fault: BaseException) -> StepProblem:
-    """The problem document of one of many step_operation. Raises what is no answer, such as a cancellation."""
+    """The problem document of one of many steps. Raises what is no answer, such as a cancellation."""
     if not isinstance(fault, Exception):
         raise fault
     if isinstance(fault, AttentionError):

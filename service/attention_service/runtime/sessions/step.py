@@ -121,7 +121,8 @@ async def step(
 ) -> StepReply:
     """Compute a step and append its tokens; a step that fails appends nothing."""
     rows, held = writable(session.tables, new), session.held
-    if session.keeper is None and held and new * (held + new) > CUT_PAIRS:
+    long = session.keeper is None and held and new * (held + new) > CUT_PAIRS
+    if long and step_operation.is_cuttable(session.module, request):
         fields, ran = await _in_parts(runner, session, request, new, deadline, rows)
     else:
         fields, ran = await _run_planned(runner, session, request, deadline, rows)
@@ -164,10 +165,8 @@ async def _in_parts(
     deadline: float | None,
     rows: Sequence[Cached],
 ) -> tuple[Fields, Ran]:
-    """Compute a long step over a past part by part, if it can be cut: other requests run between the parts."""
+    """Compute a long step over a past part by part: other requests run between the parts."""
     at_once = max(CUT_PAIRS // (session.held + new), LEAST_PART)
-    if not step_operation.is_cuttable(session.module, request):
-        at_once = new
     outputs, runs = [], []
     for start in range(0, new, at_once):
         stop = min(start + at_once, new)
@@ -176,8 +175,6 @@ async def _in_parts(
         fields, ran = await run_over_past(runner, session, step_operation.prepare, part, deadline, cut)
         outputs.append(fields)
         runs.append(ran)
-    if len(runs) == 1:
-        return outputs[0], runs[0]
     summed = ("flops", "predicted_ms", "predicted_low_ms", "predicted_high_ms", "compute_ms", "cpu_ms", "queue_ms")
     total: dict[str, Any] = {name: sum(getattr(ran, name) for ran in runs) for name in summed}
     total["peak_bytes"] = max(ran.peak_bytes for ran in runs)

@@ -1,5 +1,6 @@
 """A whole model in the worker gives the numbers of its eager self, and its edits and statistics those of modules."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -242,6 +243,14 @@ def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(
     assert on_gpu.held_bytes() == 2**28
     memory["reserved"] += 2**20
     assert on_gpu.held_bytes() == 2**28 + 2**20
+
+
+def test_a_config_with_a_field_of_another_kind_is_refused(tmp_path):
+    eager("llama").config.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": "512"}))
+    with pytest.raises(InvalidCheckpoint, match="max_position_embeddings"):
+        LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
 
 
 @pytest.mark.parametrize(("share", "places"), [(0.6, "cpu, disk"), (8.0, "cpu")])

@@ -66,11 +66,14 @@ class AttentionPlace:
         made = new_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys))
         return made if batched else made.replaced(layout=Layout(batched=False))
 
-    def check_edits(self, edits: Sequence[Edit], bound: BoundRequest) -> None:
-        """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit."""
+    def check_edits(self, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits") -> None:
+        """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit.
+
+        ``field``: that of the request in which the edits came.
+        """
         whole = bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)
         for index, edit in enumerate(edits):
-            check_edit(edit, whole if edit.tap == "output" else bound, f"edits.{self.key}.{index}")
+            check_edit(edit, whole if edit.tap == "output" else bound, f"{field}.{self.key}.{index}")
 
 
 class _Sizes(AttentionPass):

@@ -253,7 +253,7 @@ def _edits(
         if place is None or place.queries == "images":
             known = ", ".join(each for each, other in loaded.places.items() if other.queries != "images")
             raise InvalidRequest(f"attention.edits: expected layers among {known}; got {name}", param="attention.edits")
-        place.check_edits(edits, place.bound(1, length, length))
+        place.check_edits(edits, place.bound(1, length, length), "attention.edits")
         placed = any(edit.queries or edit.keys or edit.value is not None for edit in edits)
         if placed and len({len(row) for row in rows}) > 1:
             raise InvalidRequest(

@@ -114,6 +114,8 @@ class InputReader:
 
     packs = False
     """True if all images are one sequence in the layers that see them."""
+    edge = 0
+    """The ``shortest_edge`` of the image processor."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
         config = model.config

@@ -9,6 +9,7 @@ from typing import Any, Final
 import psutil
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -33,7 +34,17 @@ _VISION: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
 _OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
 """Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
-_FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
+_FAULTS: Final = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 """The errors of transformers for a folder that it cannot load."""
 _LOGGING: Final[Any] = logging  # its functions have no annotations
 _PROCESSORS: Final[Any] = processing_auto

@@ -78,11 +78,13 @@ class ServedModel:
             gradients = ModelGradients(self.loaded, request)
             return Work(self.costs.needed_bytes(gradients.asked, request), lambda: Answer(gradients.reply()))
 
-        return _after_images(request.all_images, work)
+        return self._after_images(request.all_images, work)
 
     def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
-        return Work(sized_bytes(request.images), lambda: Answer(self.costs.report(request, room)))
+        return Work(
+            sized_bytes(request.images, self.loaded.reader.edge), lambda: Answer(self.costs.report(request, room))
+        )
 
     def _chat(self, body: memoryview, _: int, emit: Emit) -> Work:
         return self._generating(_read(ChatCompletionRequest, body), emit)
@@ -105,7 +107,13 @@ class ServedModel:
 
             return Work(plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision), run)
 
-        return _after_images(images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work)
+        return self._after_images(
+            images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work
+        )
+
+    def _after_images(self, images: Sequence[ImageBytes], work: Callable[[], Work]) -> Work:
+        """The work of a request, which decodes its images only once their memory is admitted."""
+        return Work(decoding_bytes(images, self.loaded.reader.edge), work) if images else work()
 
     def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, Asked], WireModel]) -> Work:
         """The work of a question about an input, whose recording the model has afterwards."""
@@ -120,12 +128,7 @@ class ServedModel:
 
             return Work(self.costs.needed_bytes(asked, request), run)
 
-        return _after_images(request.all_images, work)
-
-
-def _after_images(images: Sequence[ImageBytes], work: Callable[[], Work]) -> Work:
-    """The work of a request, which decodes its images only once their memory is admitted."""
-    return Work(decoding_bytes(images), work) if images else work()
+        return self._after_images(request.all_images, work)
 
 
 def lines_of(objects: Sequence[Any]) -> bytes:

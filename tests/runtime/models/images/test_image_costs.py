@@ -31,7 +31,7 @@ def asked(*sizes, **options):
 
 def planned(model, request):
     """Return the plan of a real request, as the model's process makes it."""
-    decoding = decoding_bytes(request.images) if request.images else 0
+    decoding = decoding_bytes(request.images, model.reader.edge) if request.images else 0
     return max(decoding, ModelCosts(model).needed_bytes(model.asked(request), request))
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.runtime.models.images.small_encoders import noise, png, sent
+from tests.runtime.models.images.small_prompts import processor
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import ImageBytes
-from attention_service.runtime.models.images.image_decoding import MAX_PIXELS, decoded, decoding_bytes
+from attention_service.runtime.models.images.image_decoding import MAX_PIXELS, decoded, decoding_bytes, shortest_edge
 
 
 def images(*contents):
@@ -67,6 +68,21 @@ def test_images_are_limited_together():
     with pytest.raises(InvalidRequest) as fault:
         decoding_bytes(images(half, half))
     assert fault.value.param == "images.1"
+
+
+def test_a_long_strip_counts_as_large_as_its_shorter_side_makes_it():
+    """CLIP's processor gives 1 × 5,000 pixels a side of 40, and so 200,000 of the other."""
+    strip, tall = images(png(Image.new("L", (5000, 1)))), images(png(Image.new("L", (2, 16_000))))
+    assert decoding_bytes(strip) < 1_000_000
+    assert decoding_bytes(strip, 40) > 40 * 200_000 * 3 * 8
+    with pytest.raises(InvalidRequest, match="2 × 16000 pixels, 401408000 once its shorter side is resized") as fault:
+        decoding_bytes(tall, 224)
+    assert fault.value.param == "images.0"
+
+
+@pytest.mark.parametrize(("kind", "edge"), [("llava", 40), ("qwen2_5_vl", 0), ("smolvlm", 0), ("gemma3", 0)])
+def test_the_shorter_side_is_known_where_the_longer_has_no_limit(kind, edge):
+    assert shortest_edge(processor(kind).image_processor) == edge
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.runtime.models.attention_places import AttentionPlace
-from attention_service.runtime.models.images.image_decoding import decoded
+from attention_service.runtime.models.images.image_decoding import decoded, shortest_edge
 from attention_service.runtime.models.images.patch_grids import Crop, Patch, crops_of
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, SizedImage, Stack
 from attention_service.runtime.models.module_hooks import before
@@ -38,7 +38,7 @@ class EncoderInputs(InputReader):
         self.vocabulary = len(self._classes)
         self._registers = int(getattr(model.config, "num_register_tokens", None) or 0)
         self._device, self._processor = model.device, processor
-        self._patch = patch_size(model.config)
+        self._patch, self.edge = patch_size(model.config), shortest_edge(processor)
         self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
         self._length = self._first = 0
         """The tokens of the short run, and the one that is its first patch; negative if none is."""

@@ -44,9 +44,9 @@ class ImageCosts:
 
     def sized(self, images: Sequence[ImageSize]) -> list[SizedImage]:
         """Return the tokens of images of these sizes. Raises InvalidRequest."""
-        sized_bytes(images)  # of all together, which is limited
-        sized = self._loaded.reader.sized
-        return [sized(each.width, each.height)._replace(decoding=sized_bytes([each])) for each in images]
+        sized, edge = self._loaded.reader.sized, self._loaded.reader.edge
+        sized_bytes(images, edge)  # of all together, which is limited
+        return [sized(each.width, each.height)._replace(decoding=sized_bytes([each], edge)) for each in images]
 
     def shape(self, images: Sequence[SizedImage]) -> tuple[int, int]:
         """The crops of images and the tokens of each, as the layers have them that see images."""

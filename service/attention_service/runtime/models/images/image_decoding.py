@@ -6,7 +6,7 @@ import warnings
 from base64 import b64decode
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Final
+from typing import Any, Final
 
 from PIL import Image, ImageOps
 
@@ -27,31 +27,47 @@ _FAULTS: Final = (
 """The errors of Pillow's decoders for what they cannot read."""
 
 
-def decoding_bytes(images: Sequence[ImageBytes]) -> int:
+def shortest_edge(processor: Any) -> int:
+    """Pixels to which an image processor resizes the shorter side, whatever becomes of the longer; 0 if it has a limit.
+
+    ``processor``: of transformers.
+    """
+    size = processor.size  # None if it counts patches
+    return 0 if size is None or size.longest_edge else int(size.shortest_edge or 0)
+
+
+def decoding_bytes(images: Sequence[ImageBytes], edge: int = 0) -> int:
     """Estimate the memory that the images of a request take until they are of the model's size.
 
-    Raises InvalidRequest for what is no image, and for images that are too large.
+    ``edge``: the ``shortest_edge`` of the model's processor. Raises InvalidRequest for what is no image, and for images
+    that are too large.
     """
-    return sum(_BYTES * image.width * image.height for image in _opened(images))
+    return sized_bytes(_opened(images), edge)
 
 
-def sized_bytes(images: Sequence[ImageSize]) -> int:
+def sized_bytes(images: Sequence[ImageSize | Image.Image], edge: int = 0) -> int:
     """Estimate the same of images of these sizes. Raises InvalidRequest for images that are too large."""
     pixels = 0
     for index, image in enumerate(images):
-        pixels += image.width * image.height
-        _check_pixels(pixels, f"images.{index}", image.width, image.height)
+        own = image.width * image.height
+        resized = edge * edge * max(image.width, image.height) // min(image.width, image.height)
+        pixels += max(own, resized)
+        if pixels > MAX_PIXELS:
+            more = f", {resized} once its shorter side is resized to {edge}" if resized > own else ""
+            raise _too_large(f"images.{index}", f"{image.width} × {image.height} pixels{more}")
     return _BYTES * pixels
 
 
 def decoded(images: Sequence[ImageBytes]) -> list[Image.Image]:
     """Decode images as RGB, turned as their EXIF data say. Raises InvalidRequest."""
-    return [_decoded(image, f"images.{index}") for index, image in enumerate(_opened(images))]
+    opened = _opened(images)
+    sized_bytes(opened)
+    return [_decoded(image, f"images.{index}") for index, image in enumerate(opened)]
 
 
 def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
     """Read the headers alone."""
-    found, pixels = list[Image.Image](), 0
+    found = list[Image.Image]()
     for index, each in enumerate(images):
         param = f"images.{index}"
         try:
@@ -63,23 +79,16 @@ def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 image = Image.open(BytesIO(content), formats=FORMATS)
         except Image.DecompressionBombError:
-            raise _too_large(param, "more than 100 million") from None
+            raise _too_large(param, "more than 100 million pixels") from None
         except _FAULTS:
             raise InvalidRequest(f"{param}: expected a file of {', '.join(FORMATS)}", param=param) from None
-        pixels += image.width * image.height
-        _check_pixels(pixels, param, image.width, image.height)
         found.append(image)
     return found
 
 
-def _check_pixels(pixels: int, param: str, width: int, height: int) -> None:
-    if pixels > MAX_PIXELS:
-        raise _too_large(param, f"{width} × {height}")
-
-
 def _too_large(param: str, size: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{param}: {size} pixels; the images of a request may have {MAX_PIXELS} in all. Send smaller ones",
+        f"{param}: {size}; the images of a request may have {MAX_PIXELS} in all. Send smaller ones",
         param=param, limit=MAX_PIXELS,
     )  # fmt: skip
 

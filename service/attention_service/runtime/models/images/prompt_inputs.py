@@ -23,7 +23,7 @@ from attention_service.runtime.models.images.encoder_inputs import (
     patch_tokens,
     token_names,
 )
-from attention_service.runtime.models.images.image_decoding import decoded
+from attention_service.runtime.models.images.image_decoding import decoded, shortest_edge
 from attention_service.runtime.models.images.patch_grids import Crop, Patch, crops_of
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, SizedImage, Span, Stack, Tokens
 from attention_service.runtime.models.model_loading import image_tokens
@@ -53,7 +53,7 @@ class PromptInputs(InputReader):
             start, end = processor.tokenizer.convert_ids_to_tokens(around)
             self._before = f"{start}{self._mark}{end}"
         self._vision: Any = model.config.vision_config
-        self._patch = patch_size(self._vision)
+        self._patch, self.edge = patch_size(self._vision), shortest_edge(processor.image_processor)
         self.whole = frozenset(getattr(self._vision, "fullatt_block_indexes", None) or ())
         """The layers that see all of an image, of a model whose others see windows of it."""
         self._pack = _packing(model)

@@ -56,6 +56,7 @@ def test_an_entry_that_is_left_out_has_the_default_of_its_class(kind, name):
 
 
 LENGTHS = {"max_position_embeddings": 131072}
+YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -68,6 +69,10 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
         ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}),
         ("gemma3_text", {"rope_local_base_freq": 5e3, "rope_theta": 2e6,
                          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}} | LENGTHS | YARN),
+        ("qwen2", {"rope_parameters": {"rope_type": "default"}, "rope_theta": 500.0} | LENGTHS | YARN),
+        ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 5e3}}} | LENGTHS | YARN),
         ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 500}),
         ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}),
         ("glm4", {"partial_rotary_factor": 0.25}),

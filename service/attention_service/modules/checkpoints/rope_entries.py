@@ -39,21 +39,23 @@ def with_rotation_of(entries: Entries, *, sliding: bool, local: float, full: flo
     """The entries with the rotation of one type of layer in place of those by type.
 
     Layers that slide have the theta ``local`` and no scaling, the others ``full``, unless ``rope_parameters``
-    says more.
+    says more. ``rope_scaling`` changes those of the layers that do not slide.
     """
     given = entries.get("rope_parameters")
     own = given.get("sliding_attention" if sliding else "full_attention") if isinstance(given, Mapping) else None
-    if own is None and not sliding:
-        own = entries.get("rope_scaling")
-    rotation = {"rope_theta": local if sliding else full, **(own if isinstance(own, Mapping) else {})}
-    return replace(entries, config={**entries.config, "rope_parameters": rotation, "rope_theta": None})
+    rotation: dict[str, Any] = {"rope_theta": local if sliding else full}
+    for told in own, None if sliding else entries.get("rope_scaling"):
+        rotation |= told if isinstance(told, Mapping) else {}
+    own_entries = {"rope_parameters": rotation, "rope_scaling": None, "rope_theta": None}
+    return replace(entries, config={**entries.config, **own_entries})
 
 
 def parameters_of(entries: Entries) -> Mapping[str, Any]:
-    """The object that describes the rotation; empty where there is none."""
-    given = entries.get("rope_parameters", "rope_scaling", default={})
+    """The object that describes the rotation; empty where there is none. Transformers prefers ``rope_scaling``."""
+    name = "rope_scaling" if entries.get("rope_scaling") else "rope_parameters"
+    given = entries.get(name, default={})
     if not isinstance(given, Mapping):
-        raise InvalidCheckpoint("rope_parameters of config.json is not an object", param="checkpoint")
+        raise InvalidCheckpoint(f"{name} of config.json is not an object", param="checkpoint")
     return given
 
 

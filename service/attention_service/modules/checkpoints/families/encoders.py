@@ -60,7 +60,7 @@ def _longformer(entries: Entries) -> Attention:
 def _modernbert(entries: Entries) -> Attention:
     period = entries.count("global_attn_every_n_layers", default=3)
     sliding = slides(entries, lambda layer: layer % period != 0)
-    if entries.get("rope_parameters") is None and entries.get("rope_scaling") is not None:
+    if entries.get("rope_scaling") is not None:
         raise entries.unsupported("rope_scaling", "expected rope_parameters by type of layer")
     rotation = with_rotation_of(
         entries,

@@ -13,8 +13,11 @@ RUN python -c 'import os, tomllib; p = tomllib.load(open("pyproject.toml", "rb")
     extras = [p["optional-dependencies"][extra] for extra in os.environ["EXTRAS"].split(",")]; \
     print(*p["dependencies"], *sum(extras, []), sep="\n")' > requirements.txt
 
-# The CPU build of torch, or none: with the CUDA packages this image would be some GB larger for nothing.
+# The CPU build of torch, or none: with the CUDA packages this image would be some GB larger for nothing. `strip` comes from
+# binutils; it makes the packages a fifth smaller.
 FROM build AS packages-cpu
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --no-install-recommends --yes binutils && rm -rf /var/lib/apt/lists/*
 ARG TORCH_INDEX_URL=
 RUN deploy/install_torch.sh /opt/attention/bin/python cpu --no-compile \
     && pip install --no-compile -c constraints.txt -r requirements.txt \
@@ -33,7 +36,17 @@ COPY client client
 COPY service service
 RUN pip install --no-deps --prefix /opt/project .
 
-FROM python:${PYTHON_VERSION}-slim AS runtime
+# Debian and Python as one layer, without what only installs packages, and without manuals and translations.
+FROM python:${PYTHON_VERSION}-slim AS base
+RUN rm -rf /usr/local/bin/pip* /usr/local/include /usr/local/lib/python3*/ensurepip /usr/local/lib/python3*/idlelib \
+        /usr/local/lib/python3*/site-packages/* /usr/share/info /usr/share/locale /usr/share/man /var/cache/* \
+    && find /usr/share/doc ! -name copyright -type f -delete
+
+FROM scratch AS runtime
+# hadolint ignore=DL3067
+COPY --from=base / /
+ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin \
+    LANG=C.UTF-8
 RUN groupadd --gid 10001 attention \
     && useradd --uid 10001 --gid attention --no-create-home --home-dir /tmp --shell /usr/sbin/nologin attention \
     && install -d -o attention -g attention /data

@@ -73,6 +73,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
         ("qwen2", {"rope_parameters": {"rope_type": "default"}, "rope_theta": 500.0} | LENGTHS | YARN),
         ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
                          "sliding_attention": {"rope_type": "default", "rope_theta": 5e3}}} | LENGTHS | YARN),
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 1}),
         ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 500}),
         ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}),
         ("glm4", {"partial_rotary_factor": 0.25}),

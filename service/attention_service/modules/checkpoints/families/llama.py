@@ -81,9 +81,19 @@ def _windowed(entries: Entries, window: int | None = None, **defaults: Any) -> A
 
 
 def _qwen(entries: Entries, **defaults: Any) -> Attention:
+    first = entries.number("max_window_layers", default=28)
+    return _if_allowed(entries, lambda layer: layer >= first, **defaults)
+
+
+def _qwen2_moe(entries: Entries) -> Attention:
+    end = entries.number("max_window_layers", default=28)
+    return _if_allowed(entries, lambda layer: layer < end and layer % 2 == 0, heads=16, hidden=2048, kv_heads=16)
+
+
+def _if_allowed(entries: Entries, pattern: Callable[[int], bool], **defaults: Any) -> Attention:
+    """Layers of a pattern slide if the config says so at all."""
     window = None
-    first = entries.get("max_window_layers", default=28)
-    if entries.flag("use_sliding_window", default=False) and slides(entries, lambda layer: layer >= first):
+    if entries.flag("use_sliding_window", default=False) and slides(entries, pattern):
         window = entries.optional_count("sliding_window", 4096)
     return decoder(entries, window=window, **defaults)
 
@@ -203,7 +213,7 @@ FAMILIES: Final = (
     Family("granite", frozenset({"granite"}), _PLAIN, _granite),
     Family("smollm3", frozenset({"smollm3"}), _PLAIN, _smollm3),
     Family("stablelm", frozenset({"stablelm"}), _PLAIN, partial(_phi, hidden=2560, rope={"partial": 0.25})),
-    Family("qwen2-moe", frozenset({"qwen2_moe"}), _PLAIN, partial(_qwen, heads=16, hidden=2048, kv_heads=16)),
+    Family("qwen2-moe", frozenset({"qwen2_moe"}), _PLAIN, _qwen2_moe),
     Family("qwen3-moe", frozenset({"qwen3_moe"}), _NORMED, _qwen3_moe),
     Family("granitemoe", frozenset({"granitemoe"}), _PLAIN, _granite),
     Family("olmo3", frozenset({"olmo3"}), _NORMED, _olmo3),

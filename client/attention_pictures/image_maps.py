@@ -69,7 +69,7 @@ def image_figure(
     queries, keys = reply.tokens_of(layer.layer, sequence or 0)
     patches = keys.patches or []
     if not names.images or not any(patches):
-        raise InvalidRequest("view: the layer sees no patches of an image; take another view", param="view")
+        raise InvalidRequest.at("view", "the layer sees no patches of an image; take another view")
     rows, about = _rows(weights, queries, names)
     heads = list(range(len(weights))) if names.heads is None else list(names.heads)
     shown = [heads.index(options.head)] if options.head in heads else range(len(heads))

@@ -71,10 +71,10 @@ class CheckpointFetches:
         """
         fetch = self._fetches.get(request.repository) or self._start(request)
         if request.revision not in {None, fetch.revision}:
-            raise Conflict(
-                f"revision: {request.repository} is being fetched at revision {fetch.revision or 'main'}; wait for it, "
+            raise Conflict.at(
+                "revision",
+                f"{request.repository} is being fetched at revision {fetch.revision or 'main'}; wait for it, "
                 "or cancel it",
-                param="revision",
             )
         await asyncio.wait({fetch.ended}, timeout=request.wait_s)
         if not fetch.ended.done():

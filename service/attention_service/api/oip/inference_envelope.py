@@ -95,7 +95,7 @@ class InferenceRequest(WireModel):
         """Raise InvalidRequest or NotSupported for a reserved parameter that cannot be followed."""
         if (self.parameters or {}).get("sequence_id") not in (None, 0, ""):
             place = "parameters.sequence_id"
-            raise NotSupported(f"{place}: there are no sequences; a session under /v1 keeps a past", param=place)
+            raise NotSupported.at(place, "there are no sequences; a session under /v1 keeps a past")
         _ = self.timeout_s, self.binary_by_default
 
 

@@ -59,9 +59,9 @@ def keeper_of(policy: Policy, spec: AttentionSpec, kv_heads: int, heads: int) ->
     if isinstance(policy, models.FullPolicy):
         return None
     for fault in _faults(spec):
-        raise InvalidRequest(
-            f"policy: {policy.name} drops tokens, and the module's spec has {fault}; open the session with policy full",
-            param="policy",
+        raise InvalidRequest.at(
+            "policy",
+            f"{policy.name} drops tokens, and the module's spec has {fault}; open the session with policy full",
         )
     return _KEEPERS[type(policy)](policy, kv_heads, heads)
 
@@ -79,9 +79,8 @@ def _faults(spec: AttentionSpec) -> list[str]:
 
 
 def _refuse_truncation(reason: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"length: {reason}; before a step that you may want to undo, fork the session, and continue with the fork",
-        param="length",
+    return InvalidRequest.at(
+        "length", f"{reason}; before a step that you may want to undo, fork the session, and continue with the fork"
     )
 
 

@@ -20,10 +20,10 @@ Split = tuple[int, int, int, int]
 def check_raw_spec(spec: AttentionSpec) -> None:
     """Raise InvalidRequest for a spec that only a module can have."""
     if has_separate(spec.masks):
-        raise InvalidRequest(
-            "spec.masks: separate projections of global tokens need a module, and raw attention has none; send "
+        raise InvalidRequest.at(
+            "spec.masks",
+            "separate projections of global tokens need a module, and raw attention has none; send "
             '"projections": "shared", or create a module',
-            param="spec.masks",
         )
 
 

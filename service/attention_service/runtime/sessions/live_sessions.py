@@ -186,9 +186,9 @@ class Sessions:
             step.check_at(session.length, request.at)
             count = len(session.tables)
             if (largest := max(request.rows)) >= count:
-                raise InvalidRequest(
-                    f"rows: {largest} is out of range; the session has {count} sequences, numbered from 0",
-                    param="rows",
+                raise InvalidRequest.at(
+                    "rows",
+                    f"{largest} is out of range; the session has {count} sequences, numbered from 0",
                     limit=count,
                 )
             self._continue_rows(session, request.rows)
@@ -266,10 +266,10 @@ class Sessions:
         async with self.registry.turn(id) as session:
             session.module.check_version(request.version)
             if session.keeper is not None:
-                raise InvalidRequest(
-                    f"past_key: the state of policy {session.policy.name} depends on its past; only a session of "
+                raise InvalidRequest.at(
+                    "past_key",
+                    f"the state of policy {session.policy.name} depends on its past; only a session of "
                     "policy full can replace its past",
-                    param="past_key",
                 )
             past = step.bind_past(session.module, len(session.tables), request.past_key, request.past_value)
             tokens = past[0].shape[2]
@@ -320,10 +320,10 @@ class Sessions:
         try:
             self._cut(session, session.began, "step")
         except InvalidRequest as fault:
-            raise LengthMismatch(
-                f"step: the reply to {session.step!r} was too large to be kept, and policy {session.policy.name} "
+            raise LengthMismatch.at(
+                "step",
+                f"the reply to {session.step!r} was too large to be kept, and policy {session.policy.name} "
                 f"cannot compute it again. The step's tokens are appended; go on from length {session.length}",
-                param="step",
                 expected=session.began,
                 actual=session.length,
             ) from fault
@@ -392,9 +392,9 @@ class Sessions:
     def _cut(self, session: DecodeSession, length: int, param: str) -> None:
         """Forget all but the first tokens. Raises InvalidRequest if there are fewer, or if the policy cannot."""
         if length > session.length:
-            raise InvalidRequest(
-                f"{param}: the session has {session.length} tokens; expected at most as many, got {length}",
-                param=param,
+            raise InvalidRequest.at(
+                param,
+                f"the session has {session.length} tokens; expected at most as many, got {length}",
                 limit=session.length,
             )
         dropped = session.length - length
@@ -419,21 +419,20 @@ def _salt(module: Module) -> bytes:
 def _check_source(source: DecodeSession, module: Module, request: OpenSession) -> None:
     """Raise InvalidRequest unless a new session of the module can begin with the past of another."""
     if source.module is not module:
-        raise InvalidRequest(
-            f"from.session: it is a session of module {source.module.name!r} at version {source.module.version}, not "
+        raise InvalidRequest.at(
+            "from.session",
+            f"it is a session of module {source.module.name!r} at version {source.module.version}, not "
             f"of {module.name!r} at {module.version}; open it of the same module and version",
-            param="from.session",
         )
     if request.sequences not in {None, len(source.tables)}:
-        raise InvalidRequest(
-            f"sequences: the other session has {len(source.tables)}, got {request.sequences}; leave it out, and "
+        raise InvalidRequest.at(
+            "sequences",
+            f"the other session has {len(source.tables)}, got {request.sequences}; leave it out, and "
             "reorder the new session",
-            param="sequences",
         )
     if "policy" in request.model_fields_set and request.policy != source.policy:
-        raise InvalidRequest(
-            f"policy: the other session's is {source.policy.name}, and the new session has the same; leave it out",
-            param="policy",
+        raise InvalidRequest.at(
+            "policy", f"the other session's is {source.policy.name}, and the new session has the same; leave it out"
         )
 
 

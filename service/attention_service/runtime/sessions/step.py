@@ -37,9 +37,9 @@ _COPIED_AT_ONCE = 1024
 def check_at(length: int, at: int | None) -> None:
     """Raise LengthMismatch unless the session has the length that the caller believes."""
     if at is not None and at != length:
-        raise LengthMismatch(
-            f"at: the session has {length} tokens, not {at}; continue from its length, or truncate it",
-            param="at",
+        raise LengthMismatch.at(
+            "at",
+            f"the session has {length} tokens, not {at}; continue from its length, or truncate it",
             expected=at,
             actual=length,
         )
@@ -51,19 +51,19 @@ def new_tokens(session: DecodeSession, request: AttentionInputs) -> int:
     batch = query.shape[0] if query.ndim == 3 else 1
     if query.ndim not in {2, 3} or batch != sequences:
         one = " or [Lq, d_model]" if sequences == 1 else ""
-        raise ShapeMismatch(
-            f"query: expected [{sequences}, Lq, d_model]{one} for the session's {sequences} sequences; got shape "
+        raise ShapeMismatch.at(
+            "query",
+            f"expected [{sequences}, Lq, d_model]{one} for the session's {sequences} sequences; got shape "
             f"{list(query.shape)}",
-            param="query",
             expected=sequences,
             actual=list(query.shape),
         )
     key = query if request.key is None else request.key
     if key.ndim != query.ndim or key.shape[:-2] != query.shape[:-2]:
         expected = [*query.shape[:-2], "tokens", "width"]
-        raise ShapeMismatch(
-            f"key: expected {expected}, as query has; got shape {list(key.shape)}",
-            param="key",
+        raise ShapeMismatch.at(
+            "key",
+            f"expected {expected}, as query has; got shape {list(key.shape)}",
             expected=expected,
             actual=list(key.shape),
         )
@@ -73,10 +73,10 @@ def new_tokens(session: DecodeSession, request: AttentionInputs) -> int:
 def check_capacity(capacity: int | None, held: int, more: int, param: str) -> None:
     """Raise InvalidRequest, for the field ``param``, where a session of this capacity cannot hold more tokens."""
     if capacity is not None and held + more > capacity:
-        raise InvalidRequest(
-            f"{param}: a session of capacity {capacity} that holds {held} tokens cannot take {more} more. Open a "
+        raise InvalidRequest.at(
+            param,
+            f"a session of capacity {capacity} that holds {held} tokens cannot take {more} more. Open a "
             "session of more capacity from this one",
-            param=param,
             limit=capacity,
         )
 
@@ -284,10 +284,12 @@ def bind_past(module: Module, sequences: int | None, key: Array, value: Array) -
         expected = f"[{sequences or 'B'}, {sizes.kv_heads}, P, {width}]"
         fits = full.ndim == 4 and full.shape[1] == sizes.kv_heads and full.shape[3] == width and full.shape[0] > 0
         if not fits or sequences not in {None, full.shape[0]}:
-            raise ShapeMismatch(
-                f"{name}: expected {expected} ([B, Hkv, P, width]); got shape {list(array.shape)}",
-                param=name, expected=expected, actual=list(array.shape),
-            )  # fmt: skip
+            raise ShapeMismatch.at(
+                name,
+                f"expected {expected} ([B, Hkv, P, width]); got shape {list(array.shape)}",
+                expected=expected,
+                actual=list(array.shape),
+            )
         if found and found[0].shape[:3] != full.shape[:3]:
             raise ShapeMismatch(
                 f"past_value: expected as many sequences and tokens as past_key has, {list(found[0].shape[:3])}; got "

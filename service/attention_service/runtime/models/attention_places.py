@@ -1,7 +1,7 @@
 """The attentions of a model: where each stands, which tokens it is over, and its sizes, seen in a short run."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,9 +15,10 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.models import ModelLayer
 from attention_contract.spec import AttentionSpec
 from attention_service.core.problem import Widths
+from attention_service.core.tensors import torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
 from attention_service.runtime.binding.selection import check_edit
-from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention
+from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention, widths_of
 from attention_service.runtime.models.model_inputs import TARGET, TEXT
 from attention_service.runtime.models.module_hooks import after
 from attention_service.runtime.planning.blank_requests import new_request
@@ -76,16 +77,20 @@ class AttentionPlace:
             check_edit(edit, whole if edit.tap == "output" else bound, f"{field}.{self.key}.{index}")
 
 
+def turns_of(module: nn.Module, places: Iterable[AttentionPlace]) -> int:
+    """The calls of an attention, or of a layer, in one pass: more than one if layers share it."""
+    return 1 + max((place.turn for place in places if module in (place.module, place.layer)), default=0)
+
+
 class _Sizes(AttentionPass):
-    """A pass that notes the sizes of each attention."""
+    """A pass that notes the inputs of each attention."""
 
     def __init__(self) -> None:
         super().__init__({})
-        self.seen: dict[LayerKey, tuple[RawAttentionInputs, Widths]] = {}
+        self.seen: dict[LayerKey, RawAttentionInputs] = {}
 
     def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
-        _, heads, _, head_dim = raw.query.shape
-        self.seen.setdefault(layer, (raw, Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])))
+        self.seen.setdefault(layer, raw)
 
 
 def named_layers(
@@ -149,13 +154,11 @@ def find_places(
             run(probe)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
         reason = str(fault).partition("\n")[0]
-        raise InvalidCheckpoint(
-            f"checkpoint: {type(model).__name__} does not run: {reason}", param="checkpoint"
-        ) from fault
+        raise InvalidCheckpoint.at("checkpoint", f"{type(model).__name__} does not run: {reason}") from fault
     where = {key: one for one, keys in layers for key in keys}
     keys_of = {key: keys for _, keys in layers for key in keys}
     found: dict[str, AttentionPlace] = {}
-    for key, (raw, widths) in probe.seen.items():
+    for key, raw in probe.seen.items():
         one = where[key]
         path = layer_path(one.path)
         layer = one.module if path is None else model.get_submodule(path)
@@ -168,9 +171,9 @@ def find_places(
             _tokens_of(key, raw.query),
             _tokens_of(key, raw.key),
             raw.key.shape[2],
-            widths,
+            widths_of(raw),
             raw.spec,
-            str(raw.query.dtype).removeprefix("torch."),
+            torch_dtype_name(raw.query.dtype),
             outputs.get(key, 0),
         )
     return found

@@ -23,8 +23,8 @@ from attention_transformers.model_layers import LayerKey
 _COMPLETION_TOKENS: Final = 16
 _CHAT_TOKENS: Final = 4096
 """Tokens that are generated at most if the request names no number."""
-_STATES: Final = 24
-"""Tensors as wide as the hidden states, of every token of the prompts, that a layer has at once."""
+STATES: Final = 24
+"""Tensors as wide as the hidden states, of every token that it reads, that a layer has at once."""
 _LOGITS: Final = 8
 """Tensors as wide as the vocabulary, of each choice, that the drawing of a token has at once."""
 _TOLD: Final = 64
@@ -76,7 +76,7 @@ class GenerationPlan:
         )
         largest = max(each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values())
         cache = self.choices * length * width * (cached + 4 * largest)  # a longer copy of one layer's is made
-        states = self.choices * self.longest * config.hidden_size * _STATES * width
+        states = self.choices * self.longest * config.hidden_size * STATES * width
         logits = self.choices * config.vocab_size * 4 * _LOGITS
         return int(cache + states + logits + _TOLD * self.told_numbers())
 
@@ -146,9 +146,7 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     """Check a request. Raises InvalidRequest that names the field at fault."""
     model, reader = loaded.model, loaded.reader
     if not model.can_generate():
-        raise InvalidRequest(
-            f"model: {type(model).__name__} does not generate; take a causal language model", param="model"
-        )
+        raise InvalidRequest.at("model", f"{type(model).__name__} does not generate; take a causal language model")
     images: list[ImageBytes] = []
     more: dict[str, Any] = {}
     if isinstance(request, ChatCompletionRequest) and (images := images_in(request.messages)):
@@ -164,15 +162,14 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     sampling = Sampling.of(request, room)
     if room < 1 or (limit and sampling.new_tokens > room):
         field = "max_tokens" if room > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
-        raise InvalidRequest(
-            f"{field}: {limit}; the prompt has {longest}, and {sampling.new_tokens} are to follow",
-            param=field, limit=reader.max_length,
-        )  # fmt: skip
+        raise InvalidRequest.at(
+            field,
+            f"{limit}; the prompt has {longest}, and {sampling.new_tokens} are to follow",
+            limit=reader.max_length,
+        )
     vocabulary = model.config.get_text_config().vocab_size
     if sampling.changes is not None and (beyond := [each for each in sampling.changes.bias if each >= vocabulary]):
-        raise InvalidRequest(
-            f"logit_bias: token {beyond[0]} is out of range; there are {vocabulary}", param="logit_bias"
-        )
+        raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {vocabulary}")
     settings = model.generation_config
     told: Any = settings.eos_token_id
     if told is None and reader.tokenizer is not None:
@@ -185,7 +182,7 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     places = _places(loaded, wanted)
     edits = _edits(loaded, wanted, rows, sampling)
     if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
-        raise InvalidRequest("attention.keep: a recording is of one choice of one prompt", param="attention.keep")
+        raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
     look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
     return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep, **more)
 
@@ -193,7 +190,7 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
 def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]:
     reader = loaded.reader
     if reader.tokenizer is None:
-        raise InvalidRequest("model: the checkpoint has no tokenizer, so its tokens have no text", param="model")
+        raise InvalidRequest.at("model", "the checkpoint has no tokenizer, so its tokens have no text")
     if isinstance(request, ChatCompletionRequest):
         return [reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids]
     return prompt_tokens(loaded, request.prompt, "prompt")
@@ -231,14 +228,11 @@ def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPla
     names = list(able) if wanted.layers == "all" else [str(layer) for layer in wanted.layers]
     for name in names:
         if name not in able:
-            raise InvalidRequest(
-                f"attention.layers: expected layers among {', '.join(able)}; got {name}", param="attention.layers"
-            )
+            raise InvalidRequest.at("attention.layers", f"expected layers among {', '.join(able)}; got {name}")
         check_indices("attention.heads", wanted.heads, able[name].widths.heads, "heads")
     if CLASS_SHARES in (wanted.statistics or ()) and not wanted.statistic_options.token_classes:
-        raise InvalidRequest(
-            "attention.statistic_options.token_classes: the statistic classes has no class; name some",
-            param="attention.statistic_options.token_classes",
+        raise InvalidRequest.at(
+            "attention.statistic_options.token_classes", "the statistic classes has no class; name some"
         )
     return [able[name] for name in dict.fromkeys(names)]
 
@@ -252,13 +246,12 @@ def _edits(
         place = loaded.places.get(name)
         if place is None or place.queries == "images":
             known = ", ".join(each for each, other in loaded.places.items() if other.queries != "images")
-            raise InvalidRequest(f"attention.edits: expected layers among {known}; got {name}", param="attention.edits")
+            raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
         place.check_edits(edits, place.bound(1, length, length), "attention.edits")
         placed = any(edit.queries or edit.keys or edit.value is not None for edit in edits)
         if placed and len({len(row) for row in rows}) > 1:
-            raise InvalidRequest(
-                "attention.edits: edits of some queries or keys, or with a value, need prompts of one length",
-                param="attention.edits",
+            raise InvalidRequest.at(
+                "attention.edits", "edits of some queries or keys, or with a value, need prompts of one length"
             )
         found[place.key] = edits
     return found

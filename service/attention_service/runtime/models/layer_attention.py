@@ -192,12 +192,16 @@ def _of_batch(mask: Tensor, batch: int) -> Tensor:
     return mask.expand(batch, *mask.shape[1:])
 
 
+def widths_of(raw: RawAttentionInputs) -> Widths:
+    """Return the heads of an attention, and their widths."""
+    _, heads, _, head_dim = raw.query.shape
+    return Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])
+
+
 def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> BoundRequest:
     """Return the attention as a bound request without numbers; of several layers as one batch."""
-    batch, heads, queries, head_dim = raw.query.shape
-    sizes = RequestSizes(layers * batch, queries, raw.key.shape[2])
-    widths = Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])
-    bound = new_request(raw.spec, widths, torch_dtype_name(raw.query.dtype), sizes)
+    sizes = RequestSizes(layers * raw.query.shape[0], raw.query.shape[2], raw.key.shape[2])
+    bound = new_request(raw.spec, widths_of(raw), torch_dtype_name(raw.query.dtype), sizes)
     if raw.mask is not None:
         shape = (1,) * (4 - raw.mask.ndim) + tuple(raw.mask.shape)
         bound.arrays["mask"] = np.broadcast_to(np.zeros((), bool if raw.mask.dtype == torch.bool else float), shape)
@@ -242,9 +246,8 @@ class LayerAttention:
         names = {self.name, self._packed_name}
         kept = sorted({type(one.module).__name__ for one in modules if one.implementation not in names})
         if kept:
-            raise InvalidCheckpoint(
-                f"checkpoint: {type(model).__name__} does not let the attention of {', '.join(kept)} be changed",
-                param="checkpoint",
+            raise InvalidCheckpoint.at(
+                "checkpoint", f"{type(model).__name__} does not let the attention of {', '.join(kept)} be changed"
             )
         self._eager = not model._supports_sdpa
 

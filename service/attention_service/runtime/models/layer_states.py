@@ -10,7 +10,7 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.tensors import Array
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.tensors import to_numpy
-from attention_service.runtime.models.attention_places import AttentionPlace, stack_of
+from attention_service.runtime.models.attention_places import AttentionPlace, stack_of, turns_of
 from attention_service.runtime.models.module_hooks import State, after, before, on_turn
 from attention_service.runtime.operations import compute
 from attention_transformers.model_layers import LayerKey
@@ -44,14 +44,11 @@ class LayerStates:
                 changes.setdefault((place.layer, place.turn), []).append(_kept(self.hidden, place.key))
         with ExitStack() as stack:
             for module in dict.fromkeys(module for module, _ in changes):
-                turns = {turn: _one_by_one(several) for (each, turn), several in changes.items() if each is module}
-                turns |= {
-                    place.turn: turns.get(place.turn, _nothing) for place in self._places if _is_at(place, module)
-                }
-                stack.callback(after(module, on_turn(turns)))
+                own = {turn: _one_by_one(several) for (each, turn), several in changes.items() if each is module}
+                stack.callback(after(module, on_turn(own, turns_of(module, self._places))))
             for name, layer in self._first_layers().items() if hidden else ():
-                turns = {place.turn: _nothing for place in self._places if place.layer is layer}
-                stack.callback(before(layer, on_turn(turns | {0: _kept(self.inputs, name)})))
+                first = {0: _kept(self.inputs, name)}
+                stack.callback(before(layer, on_turn(first, turns_of(layer, self._places))))
             yield
 
     def _first_layers(self) -> dict[str, nn.Module]:
@@ -68,14 +65,6 @@ class LayerStates:
             return apply(bound, "output", state)
 
         return change
-
-
-def _is_at(place: AttentionPlace, module: nn.Module) -> bool:
-    return module in (place.module, place.layer)
-
-
-def _nothing(_: Tensor) -> None:
-    """Leave a state as it is."""
 
 
 def _kept(found: dict[Any, Array], key: Any) -> State:

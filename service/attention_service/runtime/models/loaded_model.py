@@ -81,15 +81,15 @@ class LoadedModel:
         Raises InvalidCheckpoint for a model that cannot.
         """
         if model.main_input_name not in {"input_ids", "pixel_values"}:
-            raise InvalidCheckpoint(
-                f"checkpoint: {type(model).__name__} reads {model.main_input_name}, but only models that read "
+            raise InvalidCheckpoint.at(
+                "checkpoint",
+                f"{type(model).__name__} reads {model.main_input_name}, but only models that read "
                 "tokens or images are supported",
-                param="checkpoint",
             )
         try:
             modules = attention_modules(model)
         except UnsupportedModel as fault:
-            raise InvalidCheckpoint(f"checkpoint: {fault.detail}", param="checkpoint") from None
+            raise InvalidCheckpoint.at("checkpoint", f"{fault.detail}") from None
         self.name = name
         self.model = model
         self.device = device
@@ -128,10 +128,10 @@ class LoadedModel:
                 self.places = {key: place for key, place in self.places.items() if place not in of_images}
         if not self.places:
             own = ", ".join(own_attentions(model))
-            raise InvalidCheckpoint(
-                f"checkpoint: {'an image' if encodes else 'a text'} passes no attention of {type(model).__name__} that "
+            raise InvalidCheckpoint.at(
+                "checkpoint",
+                f"{'an image' if encodes else 'a text'} passes no attention of {type(model).__name__} that "
                 f"uses the interface of transformers ({own})",
-                param="checkpoint",
             )
 
     @classmethod
@@ -151,6 +151,11 @@ class LoadedModel:
         """
         model, tokenizer, processor = load_checkpoint(folder, dtype, device, progress, room)
         return cls(folder.name, model, tokenizer, Device.open(str(device)), processor)
+
+    def take_recording(self) -> RecordingFile | None:
+        """Return the recording of the last request, which is then kept no longer; None if it made none."""
+        recording, self.recording = self.recording, None
+        return recording
 
     def close(self) -> None:
         """Forget the attention function; the model cannot run any more."""
@@ -185,9 +190,7 @@ class LoadedModel:
             places = [self._place(key, f"layers.{index}") for index, key in enumerate(request.layers)]
             for index, place in enumerate(places):
                 if blind and place.queries == "images":
-                    raise InvalidRequest(
-                        f"layers.{index}: layer {place.key} sees images; send one", param=f"layers.{index}"
-                    )
+                    raise InvalidRequest.at(f"layers.{index}", f"layer {place.key} sees images; send one")
         asked = Asked(inputs, places, request.edits)
         for key, edits in request.edits.items():
             place = self._place(key, f"edits.{key}")
@@ -230,15 +233,15 @@ class LoadedModel:
     def _place(self, key: LayerKey, param: str) -> AttentionPlace:
         place = self.places.get(str(key))
         if place is None and self.seen_in_parts and str(key).startswith(f"{VISION}."):
-            raise InvalidRequest(
-                f"{param}: the layers of this model that see images attend over windows of patches that merge from "
+            raise InvalidRequest.at(
+                param,
+                "the layers of this model that see images attend over windows of patches that merge from "
                 "layer to layer; their weights have no tokens in common, and cannot be multiplied",
-                param=param,
             )
         if place is None:
             known = list(self.places)
             told = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
-            raise InvalidRequest(f"{param}: the model has no attention {str(key)!r}; it has {told}", param=param)
+            raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {told}")
         return place
 
     def predicted_places(self, positions: Sequence[int] | None, inputs: Inputs) -> list[list[int]]:
@@ -246,7 +249,7 @@ class LoadedModel:
         if self.predicts != "class":
             return places_of(positions, inputs.predicted)
         if positions is not None:
-            raise InvalidRequest("positions: the model predicts one class for an image", param="positions")
+            raise InvalidRequest.at("positions", "the model predicts one class for an image")
         return [[0]] * len(inputs.text.ids)
 
     def output_rows(

@@ -111,10 +111,7 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     opened = open_checkpoint(root, place)
     folder = (root / place).resolve()
     if not opened.config or not folder.is_dir():
-        raise InvalidCheckpoint(
-            f"checkpoint: {checkpoint} has no config.json, which is needed to build the model",
-            param="checkpoint",
-        )
+        raise InvalidCheckpoint.at("checkpoint", f"{checkpoint} has no config.json, which is needed to build the model")
     files = [file.stat() for file in {*opened.names.values()}]
     told = opened.config.get("dtype") or opened.config.get("torch_dtype")
     return ModelFolder(
@@ -153,22 +150,22 @@ def has_transformers() -> bool:
 def check_transformers() -> None:
     """Raise InvalidCheckpoint unless transformers is installed."""
     if not has_transformers():
-        raise InvalidCheckpoint(f"checkpoint: {_MISSING}", param="checkpoint")
+        raise InvalidCheckpoint.at("checkpoint", f"{_MISSING}")
 
 
 def check_divisible(device_map: str) -> None:
     """Raise InvalidRequest unless this server can divide a model so."""
     if device_map == "balanced":
-        raise InvalidRequest(
-            "device_map: balanced divides a model over several devices, but a model uses one device here; auto keeps "
+        raise InvalidRequest.at(
+            "device_map",
+            "balanced divides a model over several devices, but a model uses one device here; auto keeps "
             "on disk the layers that do not fit into memory",
-            param="device_map",
         )
     if find_spec("accelerate") is None:
-        raise InvalidRequest(
-            "device_map: transformers needs accelerate to divide a model, which this server lacks; install its extra "
+        raise InvalidRequest.at(
+            "device_map",
+            "transformers needs accelerate to divide a model, which this server lacks; install its extra "
             "(attention-service[offload])",
-            param="device_map",
         )
 
 

@@ -3,7 +3,7 @@
 Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[m, k]`` takes 2·m·k FLOPs a token.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from attention_service.runtime.models.images.image_costs import ImageCosts, told
 from attention_service.runtime.models.layer_attention import ROOM
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
 from attention_service.runtime.models.model_inputs import SizedImage, Stack
+from attention_service.runtime.operations.complexity.capacity import last_that
 
 _STATES: Final = 12
 """Tensors as wide as the hidden states that one layer holds at once."""
@@ -148,9 +149,9 @@ class ModelCosts:
         """
         images, encodes, reader = self._images.sized(request.images), self._images.encodes, self._loaded.reader
         if encodes and not images:
-            raise InvalidRequest("images: this model reads only images; send their sizes", param="images")
+            raise InvalidRequest.at("images", "this model reads only images; send their sizes")
         if encodes and request.new_tokens:
-            raise InvalidRequest("new_tokens: an encoder of images generates nothing", param="new_tokens")
+            raise InvalidRequest.at("new_tokens", "an encoder of images generates nothing")
         shown = max((image.text for image in images), default=0) if encodes else sum(image.text for image in images)
         batch, length = (request.batch * len(images), shown) if encodes else (request.batch, request.length + shown)
         last, cached = length + request.new_tokens, self._cache_bytes_per_token()
@@ -167,7 +168,7 @@ class ModelCosts:
             alone = prefill if encodes else self._cost(batch, 0, 0, images, weights=request.weights)
             fields = {"images": told(images), "vision": alone}
         limit = shown if encodes else reader.max_length or _FURTHEST
-        most = _largest(lambda each: fits(each, last), _FURTHEST)
+        most = last_that(lambda each: fits(each, last), _FURTHEST)
         return ModelComplexityReply(
             model=self._loaded.name,
             parameters=sum(each.numel() for each in self._parameters),
@@ -178,7 +179,7 @@ class ModelCosts:
             cache_bytes_per_token=cached,
             cache_bytes=batch * last * cached,
             max_batch=most // len(images) if encodes else most,
-            max_length=max(0, _largest(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
+            max_length=max(0, last_that(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
             **fields,
         )
 
@@ -267,12 +268,3 @@ def _sizes(asked: Asked, place: AttentionPlace, request: Any) -> tuple[int, int,
         heads = heads if request.select.heads is None else len(request.select.heads)
         queries = queries if request.select.queries is None else len(request.select.queries)
     return batch, heads, queries, keys, length
-
-
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to a limit that fits; 0 if none does."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low

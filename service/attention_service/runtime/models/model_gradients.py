@@ -31,7 +31,7 @@ from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy, to_torch
 from attention_service.runtime.binding.selection import bind_selection
-from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.attention_places import AttentionPlace, turns_of
 from attention_service.runtime.models.float64_runs import in_float64
 from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.images.prompt_inputs import PromptInputs
@@ -95,9 +95,8 @@ class ModelGradients:
     def __init__(self, loaded: LoadedModel, request: ModelGradientsRequest) -> None:
         """Check the request. Raises InvalidRequest that names the field at fault."""
         if loaded.predicts is None and isinstance(request.of, PredictedLogit):
-            raise InvalidRequest(
-                f"of: {type(loaded.model).__name__} has no prediction head; send upstream, ∂L/∂last hidden states",
-                param="of",
+            raise InvalidRequest.at(
+                "of", f"{type(loaded.model).__name__} has no prediction head; send upstream, ∂L/∂last hidden states"
             )
         self._loaded = loaded
         self._request = request
@@ -112,9 +111,8 @@ class ModelGradients:
         self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
         self._objective = self._checked_objective(request.of)
         if request.check and places_of_parts(loaded.model):
-            raise InvalidRequest(
-                "check: it computes in float64, which a model that is partly on disk cannot; leave it out",
-                param="check",
+            raise InvalidRequest.at(
+                "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
             )
 
     def reply(self) -> ModelGradientsReply:
@@ -182,11 +180,13 @@ class ModelGradients:
         width = reader.vocabulary if loaded.predicts else int(loaded.model.config.get_text_config().hidden_size)
         if given.ndim != 3 or given.shape[0] != batch or given.shape[1] not in lengths or given.shape[2] != width:
             expected = [batch, length, width] if self.asked.inputs.several else [length, width]
-            raise ShapeMismatch(
-                f"of.upstream: expected the shape of the logits, {expected}, or 1 in place of {length}; got "
+            raise ShapeMismatch.at(
+                "of.upstream",
+                f"expected the shape of the logits, {expected}, or 1 in place of {length}; got "
                 f"{list(of.upstream.shape)}",
-                param="of.upstream", expected=expected, actual=list(of.upstream.shape),
-            )  # fmt: skip
+                expected=expected,
+                actual=list(of.upstream.shape),
+            )
         chosen = [length - 1] if given.shape[1] == 1 else [*range(length)]
         return Objective([chosen] * batch, upstream=given.to(self._loaded.model.device))
 
@@ -248,8 +248,7 @@ class ModelGradients:
                 turns[place.turn] = _held(at, (place.key, name), shifts, first)
         with ExitStack() as stack:
             for (hook, module), turns in changes.items():
-                alike = [each.turn for each in self._loaded.places.values() if module in (each.layer, each.module)]
-                stack.callback(hook(module, on_turn(dict.fromkeys(alike, _left) | turns)))
+                stack.callback(hook(module, on_turn(turns, turns_of(module, self._loaded.places.values()))))
 
             def embed(state: Tensor) -> Tensor | None:
                 if EMBEDDINGS in at:  # the decoder's, by the same table
@@ -371,10 +370,6 @@ _DIRECTIONS, _ROUNDS, _SHRINK = 2, 4, 4
 def _name(point: Point) -> str:
     layer, name = point
     return name if layer is None else f"{layer}.{name}"
-
-
-def _left(_: Tensor) -> None:
-    """Leave a state as it is."""
 
 
 def _held(at: dict[Point, Tensor], point: Point, shifts: "Mapping[Point, Tensor]", first: State | None) -> State:

@@ -156,7 +156,7 @@ class InputReader:
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
         if request.images:
-            raise InvalidRequest(f"images: {self.takes_no_images}", param="images")
+            raise InvalidRequest.at("images", self.takes_no_images)
         texts, field, several = self._texts(request)
         for index, text in enumerate(texts):
             self.check(text.ids, f"{field}.{index}" if several else field)
@@ -166,12 +166,12 @@ class InputReader:
             target = self._target(request.target, len(texts))
             arguments["decoder_input_ids"] = target.ids
         elif request.target is not None:
-            raise InvalidRequest("target: the model has one stack and reads only the text", param="target")
+            raise InvalidRequest.at("target", "the model has one stack and reads only the text")
         return Inputs(several, stack, target, arguments)
 
     def sized(self, width: int, height: int) -> SizedImage:
         """Return the tokens of an image of this size. Raises InvalidRequest."""
-        raise InvalidRequest(f"images: {self.takes_no_images}", param="images")
+        raise InvalidRequest.at("images", self.takes_no_images)
 
     def batch(self, texts: Sequence[Tokens]) -> Stack:
         """Pad texts to one batch: at the left for a model that generates, else at the right."""
@@ -216,29 +216,25 @@ class InputReader:
             self.check([token], param)
             return token
         if self.tokenizer is None:
-            raise InvalidRequest(f"{param}: the checkpoint has no tokenizer; send a token id", param=param)
+            raise InvalidRequest.at(param, "the checkpoint has no tokenizer; send a token id")
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
-            raise InvalidRequest(
-                f"{param}: {token!r} is {len(ids)} tokens ({', '.join(self.readable(ids))}); expected one", param=param
+            raise InvalidRequest.at(
+                param, f"{token!r} is {len(ids)} tokens ({', '.join(self.readable(ids))}); expected one"
             )
         return int(ids[0])
 
     def conversation(self, messages: Sequence[Message]) -> str:
         """A conversation as the checkpoint's chat template writes it. Raises InvalidRequest."""
         if self.tokenizer is None or not self.template:
-            raise InvalidRequest(
-                "messages: the checkpoint has no chat template; send the conversation as text", param="messages"
-            )
+            raise InvalidRequest.at("messages", "the checkpoint has no chat template; send the conversation as text")
         try:
             written = self.tokenizer.apply_chat_template(
                 [{"role": message.role, "content": self.content(message)} for message in messages],
                 add_generation_prompt=True, tokenize=False, chat_template=self.template,
             )  # fmt: skip
         except (TemplateError, ValueError, TypeError, KeyError) as fault:
-            raise InvalidRequest(
-                f"messages: the checkpoint's chat template refuses them: {fault}", param="messages"
-            ) from None
+            raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {fault}") from None
         return str(written)
 
     def content(self, message: Message) -> Any:
@@ -246,7 +242,7 @@ class InputReader:
         if isinstance(message.content, str):
             return message.content
         if not all(isinstance(part, TextPart) for part in message.content):
-            raise InvalidRequest(f"messages: images: {self.takes_no_images}", param="messages")
+            raise InvalidRequest.at("messages", f"images: {self.takes_no_images}")
         return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
     def _texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
@@ -258,7 +254,7 @@ class InputReader:
         if request.messages is not None:
             return [self.tokens(self.conversation(request.messages), "messages", special=False)], "messages", False
         if request.text is None:
-            raise InvalidRequest("text: expected text, tokens or messages", param="text")
+            raise InvalidRequest.at("text", "expected text, tokens or messages")
         if isinstance(request.text, str):
             return [self.tokens(request.text, "text")], "text", False
         return [self.tokens(text, f"text.{index}") for index, text in enumerate(request.text)], "text", True
@@ -266,12 +262,12 @@ class InputReader:
     def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:
         """The tokens of a text; ``special``: with those that the tokenizer adds. Raises InvalidRequest."""
         if self.tokenizer is None:
-            raise InvalidRequest(f"{param}: the checkpoint has no tokenizer; send tokens", param=param)
+            raise InvalidRequest.at(param, "the checkpoint has no tokenizer; send tokens")
         fast = bool(self.tokenizer.is_fast)
         found = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=fast)
         ids = list(found["input_ids"])
         if not ids:
-            raise InvalidRequest(f"{param}: the tokenizer returns no tokens for it; send a longer text", param=param)
+            raise InvalidRequest.at(param, "the tokenizer returns no tokens for it; send a longer text")
         if not fast:
             return Tokens(ids, [None] * len(ids))
         return Tokens(ids, [(a, b) if a < b else None for a, b in found["offset_mapping"]])
@@ -281,7 +277,7 @@ class InputReader:
         spans: list[Span] = [None]
         if target is not None:
             if self.tokenizer is None:
-                raise InvalidRequest("target: the checkpoint has no tokenizer", param="target")
+                raise InvalidRequest.at("target", "the checkpoint has no tokenizer")
             told = self.tokenizer(text_target=target)["input_ids"]
             offsets = self.tokens(target, "target").spans
             ids += list(told)
@@ -292,16 +288,15 @@ class InputReader:
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest for ids that the model does not know, and for more than it has positions for."""
         if self.max_length is not None and len(ids) > self.max_length:
-            raise InvalidRequest(
-                f"{param}: {len(ids)} tokens; the model has positions for {self.max_length}",
-                param=param, limit=self.max_length,
-            )  # fmt: skip
+            raise InvalidRequest.at(
+                param, f"{len(ids)} tokens; the model has positions for {self.max_length}", limit=self.max_length
+            )
         if (largest := max(ids)) >= self.vocabulary:
-            raise InvalidRequest(
-                f"{param}: token {largest} is out of range; the vocabulary has {self.vocabulary} tokens, numbered "
-                "from 0",
-                param=param, limit=self.vocabulary,
-            )  # fmt: skip
+            raise InvalidRequest.at(
+                param,
+                f"token {largest} is out of range; the vocabulary has {self.vocabulary} tokens, numbered from 0",
+                limit=self.vocabulary,
+            )
 
 
 class _Cleaner:

@@ -59,9 +59,7 @@ def forward_reply(loaded: LoadedModel, request: ModelForwardRequest, asked: Aske
     asked, wanted, keep = asked or loaded.asked(request), set(request.return_), request.keep
     predicted = loaded.predicted_places(request.positions, asked.inputs)
     if loaded.predicts is None and "logits" in wanted:
-        raise InvalidRequest(
-            f"return: {type(loaded.model).__name__} has no prediction head; leave logits out", param="return"
-        )
+        raise InvalidRequest.at("return", f"{type(loaded.model).__name__} has no prediction head; leave logits out")
     taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
     asking = AttentionPass(
         _questions(loaded, asked, request, lambda place, bound: _taps_question(place, request, taps))
@@ -125,10 +123,9 @@ def _questions(
 ) -> dict[LayerKey, LayerQuestion]:
     """The questions to the layers that are asked, and the edits of all. Raises InvalidRequest."""
     if request.keep and (asked.inputs.several or request.select is not None or request.average_heads):
-        raise InvalidRequest(
-            "keep: a recording holds every head and query of one text; leave select and average_heads out, and "
-            "send one text",
-            param="keep",
+        raise InvalidRequest.at(
+            "keep",
+            "a recording holds every head and query of one text; leave select and average_heads out, and send one text",
         )
     found: dict[LayerKey, LayerQuestion] = {}
     for place in asked.places:

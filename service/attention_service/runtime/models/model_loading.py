@@ -75,22 +75,18 @@ def load_checkpoint(
             )  # fmt: skip
         except _FAULTS as fault:
             reason = (str(fault).strip() or type(fault).__name__).partition("\n")[0].replace(str(folder), folder.name)
-            raise InvalidCheckpoint(
-                f"checkpoint: {folder.name} cannot be loaded: {reason}", param="checkpoint"
-            ) from fault
+            raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
         tokenizer, processor = _tokenizer(folder), _image_processor(folder)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
     lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
     if lacking:
-        raise InvalidCheckpoint(
-            f"checkpoint: {folder.name} lacks {len(lacking)} tensors of {kind.__name__}, such as {lacking[0]}",
-            param="checkpoint",
+        raise InvalidCheckpoint.at(
+            "checkpoint", f"{folder.name} lacks {len(lacking)} tensors of {kind.__name__}, such as {lacking[0]}"
         )
     if model.device.type == "meta":
-        raise InvalidCheckpoint(
-            f"checkpoint: {room} bytes of memory are too few for one layer of {folder.name} and its computation",
-            param="checkpoint",
+        raise InvalidCheckpoint.at(
+            "checkpoint", f"{room} bytes of memory are too few for one layer of {folder.name} and its computation"
         )
     placed = model if places_of_parts(model) else model.to(device)
     return placed.eval().requires_grad_(False), tokenizer, processor

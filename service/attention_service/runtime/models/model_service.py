@@ -85,10 +85,10 @@ class ModelService:
         model = self._models.get(name, made)
         same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
         if not same and model.state != "idle":
-            raise ModelExists(
-                f"name: {name} is a model of {model.folder.checkpoint} in {model.dtype}; unload it first, or give "
+            raise ModelExists.at(
+                "name",
+                f"{name} is a model of {model.folder.checkpoint} in {model.dtype}; unload it first, or give "
                 "another name",
-                param="name",
             )
         model = self._models[name] = made if model.state == "idle" else model
         await self._ask(model, Question())

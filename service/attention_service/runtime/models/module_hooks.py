@@ -41,13 +41,12 @@ def _batched(change: State, state: Tensor) -> Tensor | None:
     return None if changed is None else changed[0]
 
 
-def on_turn(turns: Mapping[int, State]) -> State:
-    """Call the state of each turn at that call of a module."""
+def on_turn(changes: Mapping[int, State], turns: int) -> State:
+    """Make each change at its turn, of a module that is called so many times a pass."""
     calls = iter(range(2**62))
-    count = max(turns) + 1
 
     def change(state: Tensor) -> Tensor | None:
-        found = turns.get(next(calls) % count)
+        found = changes.get(next(calls) % turns)
         return None if found is None else found(state)
 
     return change

@@ -8,7 +8,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from attention_contract.errors import AttentionError, Draining, ModelEnded, from_problem
+from attention_contract.errors import AttentionError, ModelEnded, from_problem
 from attention_contract.schemas.models import ModelInfo
 from attention_service.runtime.callers import caller
 from attention_service.runtime.device.torch_device import Device
@@ -17,6 +17,7 @@ from attention_service.runtime.models.worker_messages import Message, Piece
 from attention_service.runtime.models.worker_process import WorkerProcess
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.fair_queue import FairQueue
+from attention_service.runtime.scheduling.passes import draining
 
 _STOP_S: Final = 5.0
 """Seconds that a process has to stop work that nobody waits for, before it is ended."""
@@ -111,7 +112,6 @@ class ResidentModel:
         self._waiting: FairQueue[Question] = FairQueue()
         self._came = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
-        self._worker: WorkerProcess | None = None
         self._facts: dict[str, Any] | None = None
         """Its facts, by its process, while it is resident."""
         self._running: Question | None = None
@@ -124,11 +124,6 @@ class ResidentModel:
     def state(self) -> Literal["idle", "loading", "resident"]:
         """The part of its life that it is in."""
         return "idle" if self._life is None else "loading" if self._facts is None else "resident"
-
-    @property
-    def pid(self) -> int | None:
-        """The id of its process; None without one."""
-        return None if self._worker is None else self._worker.pid
 
     @property
     def is_unused(self) -> bool:
@@ -196,7 +191,7 @@ class ResidentModel:
             while self._waiting.size:
                 await self._live_once()
         except asyncio.CancelledError:
-            self._fail_all(Draining("the server is stopping; send the request to another server, or again later"))
+            self._fail_all(draining())
             raise
         finally:
             self._life = None
@@ -205,7 +200,7 @@ class ResidentModel:
         """Load the model, and answer until nobody asks any more or its process ends."""
         worker = None
         try:
-            worker = self._worker = await self._load()
+            worker = await self._load()
             while (question := await self._next()) is not None:
                 await self._answer(worker, question)
         except AttentionError as fault:  # its process has ended, or never came to answer
@@ -218,7 +213,6 @@ class ResidentModel:
             self._facts, self._leaves = None, False
             if worker is not None:
                 await worker.end()
-            self._worker = None
             self._host.hold(self, 0)
             self._host.budget.wake()
 
@@ -234,7 +228,7 @@ class ResidentModel:
         )
         worker = None
         try:
-            worker = self._worker = await WorkerProcess.start(need, watched=not host.device.is_cuda)
+            worker = await WorkerProcess.start(need, watched=not host.device.is_cuda)
             facts = {
                 "name": self.name,
                 "folder": str(folder.folder),
@@ -302,7 +296,7 @@ class ResidentModel:
             question.fail(fault)
             raise
         except asyncio.CancelledError:
-            question.fail(Draining("the server is stopping; send the request to another server, or again later"))
+            question.fail(draining())
             raise
         finally:
             watch.cancel()

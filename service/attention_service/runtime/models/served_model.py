@@ -102,8 +102,7 @@ class ServedModel:
 
             def run() -> Answer:
                 done = generate(self.loaded, request, plan, lambda objects: emit(lines_of(objects)))
-                recording, self.loaded.recording = self.loaded.recording, None
-                return Answer(recording=recording, last=lines_of(done.last), tokens=done.tokens)
+                return Answer(recording=self.loaded.take_recording(), last=lines_of(done.last), tokens=done.tokens)
 
             return Work(plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision), run)
 
@@ -122,9 +121,7 @@ class ServedModel:
             asked = self.loaded.asked(request)
 
             def run() -> Answer:
-                reply = answer(self.loaded, request, asked)
-                recording, self.loaded.recording = self.loaded.recording, None
-                return Answer(reply, recording)
+                return Answer(answer(self.loaded, request, asked), self.loaded.take_recording())
 
             return Work(self.costs.needed_bytes(asked, request), run)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.openai import Embedding, EmbeddingRequest, Embeddings, Usage
 from attention_service.core.cancellation import checkpoint
-from attention_service.runtime.models.generation_plan import prompt_tokens
+from attention_service.runtime.models.generation_plan import STATES, prompt_tokens
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_inputs import Tokens
 
@@ -25,8 +25,6 @@ _MODES: Final = {
     "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }  # fmt: skip
-_STATES: Final = 24
-"""Tensors as wide as the hidden states, of every token, that a layer has at once."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +103,13 @@ def embedding_bytes(loaded: LoadedModel, request: EmbeddingRequest) -> int:
     """Check a request, and estimate the memory that it takes besides the model."""
     rows = _rows(loaded, request)
     config, width = loaded.model.config.get_text_config(), loaded.model.dtype.itemsize
-    return len(rows) * max(map(len, rows)) * int(config.hidden_size) * _STATES * width
+    return len(rows) * max(map(len, rows)) * int(config.hidden_size) * STATES * width
 
 
 def _rows(loaded: LoadedModel, request: EmbeddingRequest) -> list[list[int]]:
     size = loaded.model.config.get_text_config().hidden_size
     if request.dimensions is not None and request.dimensions > size:
-        raise InvalidRequest(f"dimensions: the vectors have {size}", param="dimensions", limit=size)
+        raise InvalidRequest.at("dimensions", f"the vectors have {size}", limit=size)
     return prompt_tokens(loaded, request.input, "input")
 
 

@@ -34,10 +34,11 @@ def places_of(positions: Sequence[int] | None, stack: Stack) -> list[list[int]]:
     for index, position in enumerate(wanted):
         least = min(stack.ends)
         if not -least <= position < stack.length:
-            raise InvalidRequest(
-                f"positions.{index}: {position} is out of range; expected {-least} to {stack.length - 1}",
-                param=f"positions.{index}", limit=stack.length,
-            )  # fmt: skip
+            raise InvalidRequest.at(
+                f"positions.{index}",
+                f"{position} is out of range; expected {-least} to {stack.length - 1}",
+                limit=stack.length,
+            )
     return [[end + each if each < 0 else each for each in wanted] for end in stack.ends]
 
 
@@ -46,7 +47,7 @@ def pooled(output: Any) -> Tensor:
     names = ("image_embeds", "pooler_output")
     found: Tensor | None = next((x for name in names if (x := getattr(output, name, None)) is not None), None)
     if found is None:
-        raise InvalidRequest("return: the model has no pooled vector; leave pooled out", param="return")
+        raise InvalidRequest.at("return", "the model has no pooled vector; leave pooled out")
     return found
 
 

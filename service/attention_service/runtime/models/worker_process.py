@@ -76,11 +76,6 @@ class WorkerProcess:
             os.close(writing)
         return cls(process, FileIO(reading, "r"), limit, watched=watched)
 
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
     async def send(self, kind: str, facts: dict[str, Any] | None = None, body: Sequence[Piece] = ()) -> None:
         """Send a message. That a process has ended is told by ``receive``."""
         if self._process.stdin is not None:

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Literal, TypeVar
 
-from attention_contract.errors import Draining, Loading, Unavailable
+from attention_contract.errors import Loading, Unavailable
 from attention_contract.schemas.attention import AttentionInputs, RawInputs
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_service.core.cancellation import Cancellation, cancellable
@@ -18,6 +18,7 @@ from attention_service.runtime.scheduling.batches import is_quick
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.jobs import Job
+from attention_service.runtime.scheduling.passes import draining
 from attention_service.runtime.scheduling.watchdog import Watchdog
 
 RequestT = TypeVar("RequestT", bound=AttentionInputs)
@@ -64,7 +65,7 @@ class RequestRunner:
         if self.state == "loading":
             raise Loading("the modules of the store are still being loaded; try again in a moment")
         if self.state == "draining":
-            raise Draining("the server is stopping; send the request to another server, or again later")
+            raise draining()
 
     async def planned(self, prepare: Prepare[RequestT], module: Module | None, request: RequestT) -> Job:
         """Bind and plan here if that is quick, otherwise beside the event loop."""
@@ -98,7 +99,7 @@ class RequestRunner:
         except BaseException as fault:
             held.close()
             if isinstance(fault, RuntimeError):  # the threads were stopped
-                raise Draining("the server is stopping; send the request to another server, or again later") from None
+                raise draining() from None
             raise
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(held.close))

@@ -28,9 +28,8 @@ class EncoderInputs(InputReader):
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's image processor. Raises InvalidCheckpoint without one."""
         if processor is None:
-            raise InvalidCheckpoint(
-                "checkpoint: it has no image processor (preprocessor_config.json) that runs with Pillow alone",
-                param="checkpoint",
+            raise InvalidCheckpoint.at(
+                "checkpoint", "it has no image processor (preprocessor_config.json) that runs with Pillow alone"
             )
         self.pairs, self.tokenizer, self.template, self.max_length = False, None, None, None
         self.names = frozenset(inspect.signature(model.forward).parameters)
@@ -57,10 +56,10 @@ class EncoderInputs(InputReader):
         crop = self.crops(*SHORT)[0]
         self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
         if any(place.length != self._length for place in places):
-            raise InvalidCheckpoint(
-                "checkpoint: its layers attend over windows or over merged patches; only encoders that attend over all "
+            raise InvalidCheckpoint.at(
+                "checkpoint",
+                "its layers attend over windows or over merged patches; only encoders that attend over all "
                 "patches are supported",
-                param="checkpoint",
             )
         return True
 
@@ -68,7 +67,7 @@ class EncoderInputs(InputReader):
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
         for field in ("text", "tokens", "messages", "target"):
             if getattr(request, field) is not None:
-                raise InvalidRequest(f"{field}: this model reads only images", param=field)
+                raise InvalidRequest.at(field, "this model reads only images")
         images = decoded(request.images)
         arguments = self._processed(images)
         mask, length = arguments.get("pixel_attention_mask"), _rows_of_patches(arguments)
@@ -87,7 +86,7 @@ class EncoderInputs(InputReader):
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest: tokens are no input here."""
-        raise InvalidRequest(f"{param}: this model reads only images", param=param)
+        raise InvalidRequest.at(param, "this model reads only images")
 
     def readable(self, ids: Sequence[int]) -> list[str]:
         """The names of these classes."""
@@ -97,8 +96,8 @@ class EncoderInputs(InputReader):
         """The number of a class, given as such or by its name. Raises InvalidRequest."""
         found = [each for each, name in self._classes.items() if token in (each, name)]
         if len(found) != 1:
-            raise InvalidRequest(
-                f"{param}: {token!r} is not one of the {self.vocabulary} classes", param=param, limit=self.vocabulary
+            raise InvalidRequest.at(
+                param, f"{token!r} is not one of the {self.vocabulary} classes", limit=self.vocabulary
             )
         return found[0]
 
@@ -107,9 +106,7 @@ class EncoderInputs(InputReader):
             made = self._processor(images=list(images), return_tensors="pt")
         except (ValueError, TypeError, RuntimeError) as fault:
             reason = str(fault).partition("\n")[0][:120]
-            raise InvalidRequest(
-                f"images: the model's image processor refuses them: {reason}", param="images"
-            ) from None
+            raise InvalidRequest.at("images", f"the model's image processor refuses them: {reason}") from None
         arguments = {name: x.to(self._device) for name, x in made.items() if name in self.names}
         mask = arguments.get("pixel_attention_mask")
         if mask is not None and arguments["pixel_values"].ndim == 3:  # rows of patches, padded for batches of any kind
@@ -175,9 +172,8 @@ def patch_size(config: Any) -> tuple[int, int]:
         return told, told
     if isinstance(told, list | tuple) and len(told) == 2:
         return int(told[0]), int(told[1])
-    raise InvalidCheckpoint(
-        f"checkpoint: {config.model_type} has no patch_size; only patches of one size are supported",
-        param="checkpoint",
+    raise InvalidCheckpoint.at(
+        "checkpoint", f"{config.model_type} has no patch_size; only patches of one size are supported"
     )
 
 

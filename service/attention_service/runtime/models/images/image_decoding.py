@@ -81,16 +81,15 @@ def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
         except Image.DecompressionBombError:
             raise _too_large(param, "more than 100 million pixels") from None
         except _FAULTS:
-            raise InvalidRequest(f"{param}: expected a file of {', '.join(FORMATS)}", param=param) from None
+            raise InvalidRequest.at(param, f"expected a file of {', '.join(FORMATS)}") from None
         found.append(image)
     return found
 
 
 def _too_large(param: str, size: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{param}: {size}; the images of a request may have {MAX_PIXELS} in all. Send smaller ones",
-        param=param, limit=MAX_PIXELS,
-    )  # fmt: skip
+    return InvalidRequest.at(
+        param, f"{size}; the images of a request may have {MAX_PIXELS} in all. Send smaller ones", limit=MAX_PIXELS
+    )
 
 
 def _decoded(image: Image.Image, param: str) -> Image.Image:
@@ -98,4 +97,4 @@ def _decoded(image: Image.Image, param: str) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image).convert("RGB")
     except _FAULTS as fault:
-        raise InvalidRequest(f"{param}: the file is broken: {str(fault)[:80]}", param=param) from None
+        raise InvalidRequest.at(param, f"the file is broken: {str(fault)[:80]}") from None

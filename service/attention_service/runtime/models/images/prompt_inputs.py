@@ -89,14 +89,14 @@ class PromptInputs(InputReader):
             return super().read(request)
         images = decoded(sent)
         if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
-            raise InvalidRequest("images: they go with one text, without a target", param="images")
+            raise InvalidRequest.at("images", "they go with one text, without a target")
         if request.tokens is not None:
             made = self._processed(self._mark * len(images), images)
             tokens = Tokens(
                 [int(each) for each in request.tokens if isinstance(each, int)], [None] * len(request.tokens)
             )
             if tokens.ids.count(self._image_token or -1) != made["input_ids"][0].tolist().count(self._image_token):
-                raise InvalidRequest("tokens: the number of image tokens does not match the images", param="tokens")
+                raise InvalidRequest.at("tokens", "the number of image tokens does not match the images")
             made = made | self._of_tokens(made, tokens.ids)
             field = "tokens"
         elif request.messages is not None:
@@ -142,7 +142,7 @@ class PromptInputs(InputReader):
         """
         super().check(ids, param)
         if self._image_token in ids and not images:
-            raise InvalidRequest(f"{param}: it has a place for an image, but no image was sent", param=param)
+            raise InvalidRequest.at(param, "it has a place for an image, but no image was sent")
 
     def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:
         """The tokens of a text without images; ``special``: with those that the tokenizer adds."""
@@ -171,7 +171,7 @@ class PromptInputs(InputReader):
             )  # fmt: skip
         except (ValueError, TypeError, RuntimeError, IndexError, StopIteration) as fault:
             reason = str(fault).partition("\n")[0][:160]
-            raise InvalidRequest(f"images: the model's processor refuses them: {reason}", param="images") from None
+            raise InvalidRequest.at("images", f"the model's processor refuses them: {reason}") from None
         return dict(made)
 
     @property
@@ -200,8 +200,8 @@ class PromptInputs(InputReader):
         own = [each == self._image_token for each in ids]
         runs = sum(now and not before for before, now in zip([False, *own], own, strict=False))
         if runs < len(made.get("image_grid_thw", ())):
-            raise InvalidRequest(
-                f"{field}: two images follow each other directly; the model needs a token between them", param=field
+            raise InvalidRequest.at(
+                field, "two images follow each other directly; the model needs a token between them"
             )
 
     def _parts(

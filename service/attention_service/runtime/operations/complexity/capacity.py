@@ -116,7 +116,7 @@ def likely(seen: Sequence[tuple[int, float]], limit: float) -> float | None:
     return 2 * short / below if below > 0 else None
 
 
-def last(holds: Callable[[int], bool], most: int) -> int:
+def last_that(holds: Callable[[int], bool], most: int) -> int:
     """Return the largest number up to ``most`` that holds, if all below it do; 0 for none."""
     low, high = 0, 1
     while high <= most and holds(high):

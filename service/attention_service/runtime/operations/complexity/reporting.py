@@ -21,7 +21,7 @@ from attention_service.core.methods import approximation_of
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.operations.complexity.alternatives import renamed
-from attention_service.runtime.operations.complexity.capacity import last, limits
+from attention_service.runtime.operations.complexity.capacity import last_that, limits
 from attention_service.runtime.operations.complexity.crossovers import crossovers
 from attention_service.runtime.operations.complexity.growth import growth
 from attention_service.runtime.operations.complexity.session_price import price
@@ -162,7 +162,7 @@ def _projections_crossover(base: BoundRequest) -> int | None:
         stages = cost.flops(at(base, "length", length), masked=False)
         return stages.scores + stages.values < stages.projections + stages.output_projection
 
-    below = last(fewer, LARGEST_SIZE)
+    below = last_that(fewer, LARGEST_SIZE)
     return None if below == LARGEST_SIZE else below + 1
 
 

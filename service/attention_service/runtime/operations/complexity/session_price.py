@@ -16,7 +16,7 @@ from attention_service.cost import Estimate, kv_cache_bytes_per_token
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.recurrence_binding import check_past
 from attention_service.runtime.operations.complexity.alternatives import renamed
-from attention_service.runtime.operations.complexity.capacity import last
+from attention_service.runtime.operations.complexity.capacity import last_that
 from attention_service.runtime.operations.complexity.shape_cost import milliseconds
 from attention_service.runtime.operations.complexity.subjects import LARGEST_SIZE, OUTPUT, Subject
 from attention_service.runtime.operations.complexity.valid_sizes import at
@@ -55,7 +55,7 @@ class _Priced:
     def cost(self) -> SessionCost:
         """Return the whole price."""
         most = POSITIONS.of(self.subject.base.spec.position).length or LARGEST_SIZE
-        longest = last(lambda tokens: self._bytes(tokens, self._most_held(tokens)) <= self._free, most)
+        longest = last_that(lambda tokens: self._bytes(tokens, self._most_held(tokens)) <= self._free, most)
         return SessionCost(
             token_bytes=kv_cache_bytes_per_token(self.subject.base),
             page_tokens=self._page,

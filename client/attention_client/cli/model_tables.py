@@ -34,7 +34,7 @@ class _Top(NamedTuple):
 
 @dataclass(frozen=True)
 class _Head:
-    """What a reply says of one head over one text."""
+    """One head over one text, as a reply tells of it."""
 
     layer: str
     number: str

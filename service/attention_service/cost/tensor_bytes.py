@@ -7,6 +7,11 @@ from attention_contract.spec import Linear
 from attention_service.core.multihead import learned_of, parameter_shapes
 from attention_service.cost.attention import Attention
 
+_TOKENS = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
+"""Tensors with numbers for each token, in the dtype of the computation."""
+_STATES = ("initial_state", "initial_normalizer")
+"""The beginning of a running state, in float32 or wider."""
+
 
 def parameter_count(x: Attention) -> int:
     """Parameters, biases and what the spec learns included: about 4·d_model² where all widths are d_model.
@@ -30,39 +35,11 @@ def kv_cache_bytes(x: Attention) -> int:
 
 def input_bytes(x: Attention) -> int:
     """The request's tensors in the dtype that is computed in, with what the spec of raw attention learns."""
-    wide = max(x.itemsize, 4)
-    shapes = token_shapes(x) | carried_shapes(x)
-    sent = sum(prod(shape) * (wide if name.startswith("initial") else x.itemsize) for name, shape in shapes.items())
+    itemsize = dict.fromkeys(_TOKENS, x.itemsize) | dict.fromkeys(_STATES, max(x.itemsize, 4))
+    sent = sum(array.size * itemsize.get(name, 0) for name, array in x.arrays.items())
     learned = parameter_count(x) if x.sizes is None else 0
     mask = prod(x.mask_shape) * (1 if x.bool_mask else x.itemsize) if x.mask_shape else 0
     return sent + mask + learned * x.itemsize
-
-
-def token_shapes(x: Attention) -> dict[str, tuple[int, ...]]:
-    """Shapes of queries, keys and values, past ones included."""
-    sizes, lead = x.sizes, (x.batch, x.kv_heads)
-    widths = (x.head_dim, x.key_dim, x.value_dim) if sizes is None else sizes.inputs
-    heads = (x.heads, x.kv_heads, x.kv_heads)
-    tokens = (x.queries if "key" in x.inputs else x.new_keys, x.new_keys, x.new_keys)
-    shapes: dict[str, tuple[int, ...]] = {
-        name: (x.batch, length, width) if sizes is not None else (x.batch, each, length, width)
-        for name, each, length, width in zip(("query", "key", "value"), heads, tokens, widths, strict=True)
-        if name in x.inputs
-    }
-    past = {"past_key": (*lead, x.past, x.key_dim), "past_value": (*lead, x.past, x.value_dim)}
-    return shapes | past if x.past else shapes
-
-
-def carried_shapes(x: Attention) -> dict[str, tuple[int, ...]]:
-    """Shapes of what a running state is sent."""
-    lead = x.batch, x.kv_heads
-    shapes: dict[str, tuple[int, ...]] = {
-        "gate": (*lead, x.new_keys, x.head_dim if x.fine_gate else 1),
-        "beta": (*lead, x.new_keys, 1),
-        "initial_state": (*lead, x.head_dim, x.value_dim),
-        "initial_normalizer": (*lead, x.head_dim),
-    }
-    return {name: shape for name, shape in shapes.items() if name in x.sent}
 
 
 def projections(x: Attention) -> tuple[int, int]:

@@ -160,6 +160,24 @@ def test_predictions_are_compared_with_those_without_the_edits():
     assert same.divergence == 0
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "t5"])
+def test_weights_are_compared_with_those_of_a_model_without_any_edit(family):
+    """The weights of later layers change too, though these have no edit."""
+    model, first = loaded(family), next(iter(loaded(family).places))
+    edits = {first: [{"tap": "context", "heads": [0], "set": 0.0}]}
+    request = {"tokens": [IDS, IDS[:4]], "statistics": ["entropy", "previous_token"], "pool": 3}
+    plain = weights_reply(model, ModelWeightsRequest(**request))
+    edited = weights_reply(model, ModelWeightsRequest(**request, edits=edits, compare="unedited"))
+    for before, after in zip(plain.layers, edited.layers, strict=True):
+        near(after.differences.weights, after.weights - before.weights)
+        near(after.differences.statistics.entropy, after.statistics.entropy - before.statistics.entropy)
+        largest = np.abs(after.weights - before.weights)[..., :3, :3].max((-2, -1))
+        near(np.abs(after.differences.pooled[..., 0, 0]), largest)
+    assert np.abs(edited.layers[-1].differences.weights).max() > 1e-3
+    same = weights_reply(model, ModelWeightsRequest(**request, compare="unedited"))
+    assert not any(layer.differences.weights.any() for layer in same.layers)
+
+
 def test_a_selection_narrows_the_taps_and_not_the_statistics():
     model = loaded("llama")
     whole = weights_reply(model, ModelWeightsRequest(tokens=IDS))

@@ -6,7 +6,7 @@ weights, taps and edits are the operations of modules.
 """
 
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -63,6 +63,8 @@ class LayerQuestion:
     """The taps to return, all heads and queries, under ``whole``."""
     weights: WeightsRequest | None = None
     """The inspection to make."""
+    before: Problem | None = None
+    """The attention of the run without edits that the inspection compares with, if any layer has edits."""
     statistics: BoundStatistics = field(default_factory=BoundStatistics)
     query_mask: Tensor | None = None
     """``[B, Lq]``, True for a real query; None if all are."""
@@ -122,13 +124,26 @@ class AttentionPass:
         many, statistics = len(alike), question.statistics
         bound = bound_to(raw, batched=True, layers=many)
         edits = compute.bind_edits(question.edits, raw.query.device, raw.query.dtype)
-        operation = Inspection(bound, question.weights, question.selection, statistics.repeated(many))
+        operation = Inspection(bound, question.weights, question.selection, statistics.repeated(many), question.before)
         tensors = first.tensors(alike)
         parameters = {} if raw.sinks is None else {"sinks": raw.sinks}
         fields = operation.collect(operation.launch(Uploaded(tensors, parameters, edits)))
         for index, each in enumerate(alike):
             place = slice(index * batch, (index + 1) * batch) if question.batched else index
             self._found.setdefault(each.layer, {}).update(_at(fields, place))
+
+
+class KeptAttentions(AttentionPass):
+    """A pass that keeps the attentions of some layers in ``problems``."""
+
+    def __init__(self, layers: Collection[LayerKey]) -> None:
+        super().__init__({})
+        self._layers = layers
+
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
+        """Keep the inputs of a layer."""
+        if layer in self._layers:
+            self.problems[layer] = problem_of(raw)
 
 
 def _at(fields: Fields, place: Any) -> Fields:
@@ -151,7 +166,7 @@ class _Inspected:
     def group(self) -> Hashable:
         """Equal for attentions that may be inspected as one batch; None for one that is alone."""
         raw, question = self.raw, self.question
-        if question.edits or raw.sinks is not None:
+        if question.edits or question.before is not None or raw.sinks is not None:
             return None
         shapes = (raw.query.shape, raw.key.shape, raw.value.shape, None if raw.mask is None else raw.mask.shape)
         told = (id(raw.spec), id(raw.key_mask), raw.offset, id(question.weights), question.selection)

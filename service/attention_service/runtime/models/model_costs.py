@@ -133,7 +133,9 @@ class ModelCosts:
             numbers += batch * heads * queries * keys
         if request.pool is not None:
             numbers += batch * heads * (queries // request.pool + 1) * (keys // request.pool + 1)
-        return 4 * (numbers * (2 if request.compare else 1) + self._recorded(asked, place, keep=request.keep))
+        if request.compare:  # the queries, keys and values of the run without edits stay meanwhile
+            numbers += numbers + batch * (asked.stack(place.queries).length + 2 * keys) * self._width
+        return 4 * (numbers + self._recorded(asked, place, keep=request.keep))
 
     def _recorded(self, asked: Asked, place: AttentionPlace, *, keep: bool) -> int:
         """Numbers that a recording keeps of one layer."""

@@ -33,7 +33,7 @@ from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.selection import bind_selection, check_taps
 from attention_service.runtime.models.attention_places import VISION, AttentionPlace
-from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, LayerQuestion
+from attention_service.runtime.models.layer_attention import NOTHING, AttentionPass, KeptAttentions, LayerQuestion
 from attention_service.runtime.models.layer_states import LayerStates
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
 from attention_service.runtime.models.model_recordings import recording_of
@@ -101,14 +101,19 @@ def weights_reply(loaded: LoadedModel, request: ModelWeightsRequest, asked: Aske
     asked = asked or loaded.asked(request)
     inspected = _inspection(request)
     statistics: dict[tuple[str | None, str | None], BoundStatistics] = {}
+    unedited = KeptAttentions([place.key for place in asked.places])
 
     def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
         over = place.queries, place.keys
         if over not in statistics:
             statistics[over] = _statistics(request, asked, place, bound)
-        return LayerQuestion(weights=inspected, statistics=statistics[over])
+        before = unedited.problems.get(place.key)
+        return LayerQuestion(weights=inspected, before=before, statistics=statistics[over])
 
+    if request.compare and any(asked.edits.values()):
+        loaded.run(asked.inputs.arguments, unedited, logits=torch.tensor([0]))
     asking = AttentionPass(_questions(loaded, asked, request, question))
+    asking.started = unedited.started
     states = LayerStates(loaded.places.values(), asked.edits)
     with states.reading(asked.places, output=False, hidden=request.keep):
         loaded.run(asked.inputs.arguments, asking, logits=torch.tensor([0]))

@@ -24,7 +24,7 @@ from attention_service.core.inspection.weights import (
 )
 from attention_service.core.kernels import Kernel, Needs
 from attention_service.core.nonfinite_keys import find_nonfinite_keys
-from attention_service.core.problem import Selection
+from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import phase
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
@@ -102,6 +102,8 @@ class Inspection(Operation):
     request: WeightsRequest
     selection: Selection
     statistics: BoundStatistics = field(default_factory=BoundStatistics)
+    before: Problem | None = None
+    """The attention without the edits, if these changed its queries and keys too."""
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the inputs and the query mask to the device."""
@@ -136,7 +138,7 @@ class Inspection(Operation):
         results: Results = {"statistics": self._in_reply(means), "queries": compute.in_reply(found.queries, bound)}
         unedited = None
         if request.compare is not None:
-            unedited = partial(weights_of, problem)
+            unedited = partial(weights_of, problem if self.before is None else self.before)
             without = totals(problem, real, everything, unedited, statistics.names, inputs).means()
             results["differences"] = {"statistics": self._in_reply(_minus(means, without))}
         if request.top_k:

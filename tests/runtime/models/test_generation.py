@@ -95,6 +95,21 @@ def test_drawn_tokens_are_those_of_transformers_after_the_same_seed(family):
     assert [ids(choice) for choice in found.choices] == own(family, **settings)
 
 
+def test_stop_texts_of_the_checkpoint_hold_unless_the_request_has_some(monkeypatch):
+    """Its kind of cache does not: the empty places of a static cache would be told as keys."""
+    options = {"temperature": 0, "attention": {"weights": True}}
+    plain = completion("llama", **options).choices[0]
+    stop = plain.text[4:7]
+    settings = loaded("llama").model.generation_config
+    monkeypatch.setattr(settings, "stop_strings", [stop])
+    monkeypatch.setattr(settings, "cache_implementation", "static")
+    stopped = completion("llama", **options).choices[0]
+    assert (stopped.text, stopped.finish_reason) == (plain.text[: plain.text.index(stop)], "stop")
+    for ours, theirs in zip(stopped.attention, plain.attention, strict=False):
+        np.testing.assert_array_equal(ours.layers[0].weights, theirs.layers[0].weights)
+    assert completion("llama", **options, stop=[]).choices[0].text == plain.text
+
+
 @pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
 def test_each_token_arrives_with_the_weights_of_the_query_that_chose_it(family):
     names = ["entropy", "first_key", "own_position", "mean_distance", "duplicate_token", "classes"]

@@ -12,6 +12,7 @@ from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS,
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
+from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
 from attention_service.core.inspection.statistics import HEAD_STATISTICS
 from attention_service.runtime.models.generation import generate
@@ -263,11 +264,22 @@ def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(
     assert on_gpu.held_bytes() == 2**28 + 2**20
 
 
-def test_a_config_with_a_field_of_another_kind_is_refused(tmp_path):
-    eager("llama").config.save_pretrained(tmp_path)
+def test_a_chat_template_that_computes_too_much_refuses_the_messages(monkeypatch):
+    reader = loaded("llama").reader
+    monkeypatch.setattr(reader, "template", "{% for each in range(10**9) %}a{% endfor %}")
+    with pytest.raises(InvalidRequest, match="Range too big"):
+        reader.conversation([Message(role="user", content="the cat")])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"max_position_embeddings": "512"}, "max_position_embeddings"), ({"intermediate_size": 8}, "other shapes")],
+)
+def test_a_config_that_is_not_the_checkpoints_is_refused(change, says, tmp_path):
+    eager("llama").save_pretrained(tmp_path)
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": "512"}))
-    with pytest.raises(InvalidCheckpoint, match="max_position_embeddings"):
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(InvalidCheckpoint, match=says):
         LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
 
 

@@ -109,14 +109,18 @@ class Sampling:
     changes: "LogitChanges | None"
 
     @classmethod
-    def of(cls, request: GenerationRequest, room: int) -> "Sampling":
-        """Read the settings of a request. ``room``: tokens that the model has positions for behind the prompts."""
+    def of(cls, request: GenerationRequest, room: int, checkpoints: Any) -> "Sampling":
+        """Read the settings of a request. ``room``: tokens that the model has positions for behind the prompts.
+
+        ``checkpoints``: the GenerationConfig that the checkpoint brings.
+        """
         logprobs = request.logprobs if isinstance(request, CompletionRequest) else None
         wanted, default = request.max_tokens, _COMPLETION_TOKENS
         if isinstance(request, ChatCompletionRequest):
             wanted, default = request.max_completion_tokens or wanted, _CHAT_TOKENS
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        stop = checkpoints.stop_strings if request.stop is None else request.stop
+        stops = [stop] if isinstance(stop, str) else stop or []
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
         presence, frequency = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
         return cls(
@@ -133,6 +137,10 @@ class Sampling:
     def options(self, checkpoints: Any) -> dict[str, Any]:
         """The arguments of ``generate``. ``checkpoints``: the GenerationConfig that the checkpoint brings."""
         found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
+        found |= {
+            "stop_strings": None,
+            "cache_implementation": None,
+        }  # ends by ``stops``; a static cache has empty places
         if self.temperature == 0:
             return found | {"do_sample": False}
         # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.
@@ -159,7 +167,7 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     longest = 1 if reader.pairs else max(map(len, rows))
     room = _CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
     limit = "" if reader.max_length is None else f"the model's maximum context length is {reader.max_length} tokens"
-    sampling = Sampling.of(request, room)
+    sampling = Sampling.of(request, room, model.generation_config)
     if room < 1 or (limit and sampling.new_tokens > room):
         field = "max_tokens" if room > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
         raise InvalidRequest.at(

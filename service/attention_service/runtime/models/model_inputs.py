@@ -23,6 +23,8 @@ TEXT, TARGET = 5, 3
 """Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
 _BYTE_LEVEL: Final = ByteLevel()
 """Decodes the letters that byte-level tokenizers write for bytes."""
+_OF_TEMPLATES: Final = TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError
+"""The errors of chat templates, which compute, for messages that they do not take."""
 Span = tuple[int, int] | None
 
 
@@ -233,7 +235,7 @@ class InputReader:
                 [{"role": message.role, "content": self.content(message)} for message in messages],
                 add_generation_prompt=True, tokenize=False, chat_template=self.template,
             )  # fmt: skip
-        except (TemplateError, ValueError, TypeError, KeyError) as fault:
+        except _OF_TEMPLATES as fault:
             raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {fault}") from None
         return str(written)
 

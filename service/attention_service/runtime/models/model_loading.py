@@ -75,6 +75,8 @@ def load_checkpoint(
             )  # fmt: skip
         except _FAULTS as fault:
             reason = (str(fault).strip() or type(fault).__name__).partition("\n")[0].replace(str(folder), folder.name)
+            if "ignore_mismatched_sizes" in reason:  # it names no tensor
+                reason = "its tensors have other shapes than config.json says"
             raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
         tokenizer, processor = _tokenizer(folder), _image_processor(folder)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:

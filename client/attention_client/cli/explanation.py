@@ -149,8 +149,8 @@ def _one_row(output: Array, given: Any, at: tuple[int, ...]) -> Array:
     """Return ∂L/∂output that is zero but for one query's row."""
     whole = np.ones_like(output) if given is None else np.asarray(given)
     if whole.shape != output.shape:
-        told = f"upstream: expected the output's shape {list(output.shape)}, got {list(whole.shape)}"
-        raise InvalidRequest(told, param="upstream")
+        told = f"expected the output's shape {list(output.shape)}, got {list(whole.shape)}"
+        raise InvalidRequest.at("upstream", told)
     upstream = np.zeros(output.shape, output.dtype)
     upstream[at] = whole[at].astype(output.dtype)
     return upstream

@@ -76,11 +76,11 @@ def _heads(recording: Recording, layer: str | None, head: int | None) -> Iterato
     found = [each for each in with_weights if name in {None, each.name}]
     if not found:
         known = ", ".join(each.name for each in recording.attentions)
-        told = f"layer: no weights of {name or 'any layer'} are recorded; there is {known}"
-        raise InvalidRequest(told, param="layer")
+        told = f"no weights of {name or 'any layer'} are recorded; there is {known}"
+        raise InvalidRequest.at("layer", told)
     for each in found:
         if head is not None and head >= len(each.heads):
-            told = f"head: {head} is out of range; {each.name} has heads 0 to {len(each.heads) - 1}"
-            raise InvalidRequest(told, param="head")
+            told = f"{head} is out of range; {each.name} has heads 0 to {len(each.heads) - 1}"
+            raise InvalidRequest.at("head", told)
         for at, label in enumerate(each.heads) if head is None else [(head, each.heads[head])]:
             yield each, at, label

@@ -338,8 +338,8 @@ def _vocabulary(model: PreTrainedModel) -> int:
         table: Any = model.get_input_embeddings()
         return int(table.num_embeddings)
     except (AttributeError, NotImplementedError):
-        told = f"checkpoint: {type(model).__name__} has no table of token embeddings, and a model here reads tokens"
-        raise InvalidCheckpoint(told, param="checkpoint") from None
+        told = f"{type(model).__name__} has no table of token embeddings, and a model here reads tokens"
+        raise InvalidCheckpoint.at("checkpoint", told) from None
 
 
 def _first_token(model: PreTrainedModel, default: int) -> int:

@@ -298,7 +298,7 @@ def test_calls_of_a_session_reach_its_pod_behind_a_gateway():
         ({"gateway": {"enabled": True}}, "gateway.name"),
         ({"ingress": {"enabled": True}}, "ingress.host"),
         ({"gateway": {"enabled": True, "name": "g"}, "ingress": {"enabled": True, "host": "h"}}, "one of the two"),
-        ({"settings": {"port": 1}}, "settings"),
+        ({"settings": {"port": 1}}, "'port'"),
     ],
     ids=str,
 )

@@ -27,10 +27,10 @@ CONFIG = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
 X = np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)
 
 
-def podman(*words, check=True):
+def podman(*words):
     """Run a command of Podman and return what it prints. Raises AssertionError."""
-    done = subprocess.run([PODMAN, *map(str, words)], capture_output=True, text=True, check=False)
-    assert not check or done.returncode == 0, done.stderr
+    done = subprocess.run([PODMAN, *map(str, words)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
@@ -125,10 +125,12 @@ def test_the_pod_keeps_its_modules_and_drains(pod):
         ask = threading.Thread(target=lambda: answers.append(client.attention.rollout(layers, method="flow")))
         ask.start()  # it takes seconds
         time.sleep(2)
-        podman("kill", "--signal", "TERM", pod.container)
+        stop = threading.Thread(target=podman, args=("stop", "--time", pod.grace, pod.container))
+        stop.start()
         eventually(lambda: status(pod.readiness) == 503, seconds=5)
         assert status(pod.liveness) == 200
         assert answers == []
         ask.join(pod.grace)
         assert answers[0].values.shape == (96, 96)
-        assert podman("wait", pod.container) == "0"
+        stop.join(pod.grace)
+        assert podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", pod.container) == "exited 0"

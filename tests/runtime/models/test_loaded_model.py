@@ -8,8 +8,10 @@ import pytest
 import torch
 from tests.client.tiny_models import tokenizer
 from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, eager, loaded
+from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.schemas.prompts import Message
@@ -262,6 +264,27 @@ def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(
     assert on_gpu.held_bytes() == 2**28
     memory["reserved"] += 2**20
     assert on_gpu.held_bytes() == 2**28 + 2**20
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "llama"])
+def test_costs_count_no_key_behind_a_sliding_window(family):
+    """Those of a pass, and of a token after it with the cache that transformers keeps."""
+    model, length = eager(family), 20
+    told = ModelCosts(loaded(family)).report(ModelComplexityRequest(length=length), 2**40)
+    tokens = torch.ones(1, length, dtype=torch.int64)
+    with FlopCounterMode(display=False) as prefill, torch.no_grad():
+        cache = model(tokens, use_cache=True, logits_to_keep=1).past_key_values
+    assert told.cache_bytes == sum(each.keys.nbytes + each.values.nbytes for each in cache.layers)
+    with FlopCounterMode(display=False) as step, torch.no_grad():
+        model(tokens[:, :1], past_key_values=cache)
+    assert told.per_token.flops == step.get_total_flops()
+    hidden = 0
+    for place in loaded(family).places.values():
+        seen = sum(min(query + 1, place.reach or length) for query in range(length))
+        hidden += 4 * place.widths.heads * place.widths.head_dim * (length**2 - seen)
+    assert told.prefill.flops == prefill.get_total_flops() - hidden
+    windows = [place.reach for place in loaded(family).places.values() if place.reach]
+    assert bool(windows) == (family != "llama")
 
 
 def test_a_chat_template_that_computes_too_much_refuses_the_messages(monkeypatch):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.models import ModelLayer
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
@@ -62,6 +62,17 @@ class AttentionPlace:
         widths = self.widths
         return ModelLayer(layer=self.key, heads=widths.heads, kv_heads=widths.kv_heads, head_dim=widths.head_dim)
 
+    @property
+    def reach(self) -> int | None:
+        """The most keys that a query sees of those up to its own; None if there is no limit."""
+        windows = (mask for mask in self.spec.masks if isinstance(mask, SlidingWindow) and mask.right == 0)
+        return next((mask.left + 1 for mask in windows if mask.left is not None), None)
+
+    def cached_numbers(self, tokens: int) -> int:
+        """The numbers that transformers' cache holds of so many tokens: behind a window, without the oldest key."""
+        kept = tokens if self.reach is None else min(tokens, self.reach - 1)
+        return kept * self.widths.kv_heads * (self.widths.head_dim + self.widths.value_dim)
+
     def bound(self, batch: int, queries: int, keys: int, *, batched: bool = True) -> BoundRequest:
         """Return the attention of so many tokens as a bound request without numbers."""
         made = new_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys))
@@ -89,8 +100,19 @@ class _Sizes(AttentionPass):
         super().__init__({})
         self.seen: dict[LayerKey, RawAttentionInputs] = {}
 
-    def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
+        if _is_causal(raw):  # the text may be shorter than the window
+            mask = SlidingWindow(left=window - 1, right=0) if window else Causal()
+            raw = replace(raw, spec=raw.spec.model_copy(update={"masks": [mask]}))
         self.seen.setdefault(layer, raw)
+
+
+def _is_causal(raw: RawAttentionInputs) -> bool:
+    """True if no query sees a key behind its own, by the spec or by the mask."""
+    if raw.mask is None or raw.query.shape[2] != raw.key.shape[2]:
+        return raw.spec.masks == [Causal()]
+    seen = raw.mask if raw.mask.dtype == torch.bool else raw.mask > torch.finfo(raw.mask.dtype).min / 2
+    return not bool(seen.triu(1).any())
 
 
 def named_layers(

@@ -71,11 +71,9 @@ class GenerationPlan:
         config = loaded.model.config.get_text_config()
         width = loaded.model.dtype.itemsize
         length = self.longest + self.sampling.new_tokens
-        cached = sum(
-            each.widths.kv_heads * (each.widths.head_dim + each.widths.value_dim) for each in loaded.places.values()
-        )
+        cached = sum(each.cached_numbers(length) for each in loaded.places.values())
         largest = max(each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values())
-        cache = self.choices * length * width * (cached + 4 * largest)  # a longer copy of one layer's is made
+        cache = self.choices * width * (cached + 4 * length * largest)  # a longer copy of one layer's is made
         states = self.choices * self.longest * config.hidden_size * STATES * width
         logits = self.choices * config.vocab_size * 4 * _LOGITS
         return int(cache + states + logits + _TOLD * self.told_numbers())

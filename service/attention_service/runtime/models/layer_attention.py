@@ -105,8 +105,11 @@ class AttentionPass:
         """Copy results of a layer to the host."""
         self._found.setdefault(layer, {}).update(on_host(results))
 
-    def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
-        """Note the inputs of a layer; nothing is noted of a pass that asks its questions."""
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
+        """Note the inputs of a layer; nothing is noted of a pass that asks its questions.
+
+        ``window``: the tokens of the layer's sliding window, in a text of any length.
+        """
 
     def inspect(self, waiting: "_Inspected") -> None:
         """Inspect the weights of a layer, together with those of others like it if they are few."""
@@ -140,7 +143,7 @@ class KeptAttentions(AttentionPass):
         super().__init__({})
         self._layers = layers
 
-    def saw(self, layer: LayerKey, raw: RawAttentionInputs) -> None:
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
         """Keep the inputs of a layer."""
         if layer in self._layers:
             self.problems[layer] = problem_of(raw)
@@ -304,6 +307,8 @@ class LayerAttention:
         raw = attention_call(module, query, key, value, attention_mask, **options).raw()
         layer, asked = self.layer_of(module), self._pass
         question = NOTHING if asked is None else asked.questions.get(layer, NOTHING)
+        if asked is not None:
+            asked.saw(layer, raw, options.get("sliding_window"))
         context = self._context(layer, raw, question, asked)
         return context.transpose(1, 2).contiguous(), None
 
@@ -325,7 +330,6 @@ class LayerAttention:
         if asked is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
         asked.kernels[name] = None
-        asked.saw(layer, raw)
         if question.traced:
             asked.problems[layer] = problem
             return _traced(problem, question, edits, kernel, asked.traced.setdefault(layer, {}))

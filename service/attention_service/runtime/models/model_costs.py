@@ -156,10 +156,12 @@ class ModelCosts:
             raise InvalidRequest.at("new_tokens", "an encoder of images generates nothing")
         shown = max((image.text for image in images), default=0) if encodes else sum(image.text for image in images)
         batch, length = (request.batch * len(images), shown) if encodes else (request.batch, request.length + shown)
-        last, cached = length + request.new_tokens, self._cache_bytes_per_token()
+        last = length + request.new_tokens
 
         def fits(batch: int, tokens: int) -> bool:
-            return batch * tokens * cached + self._peak(batch, tokens, images, weights=request.weights) <= room
+            return (
+                batch * self._cache_bytes(tokens) + self._peak(batch, tokens, images, weights=request.weights) <= room
+            )
 
         prefill = self._cost(batch, length, length, images, weights=request.weights)
         step = self._cost(batch, 1, last + 1, weights=request.weights)
@@ -178,8 +180,8 @@ class ModelCosts:
             prefill=prefill,
             per_token=step,
             total_ms=prefill.predicted_ms + request.new_tokens * step.predicted_ms,
-            cache_bytes_per_token=cached,
-            cache_bytes=batch * last * cached,
+            cache_bytes_per_token=self._cache_bytes(1),
+            cache_bytes=batch * self._cache_bytes(last),
             max_batch=most // len(images) if encodes else most,
             max_length=max(0, last_that(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
             **fields,
@@ -202,7 +204,7 @@ class ModelCosts:
             products += sum(_attention_flops(place, batch, tokens, keys) for place in self._places)
             layers += len(self._places)
             parameters += sum(each.nbytes for each in self._parameters) - self._images.parameter_bytes
-            cached = batch * keys * self._cache_bytes_per_token()
+            cached = batch * self._cache_bytes(keys)
             states += len(self._places) * batch * tokens * (_STATES * self._width + _INNER * self._inner)
         states *= itemsize
         half = products if itemsize == 2 else 0
@@ -231,10 +233,10 @@ class ModelCosts:
         """The times that all images are read in so large a batch: of texts, or of images of an encoder."""
         return -(-batch // len(images)) if self._images.encodes and images else batch
 
-    def _cache_bytes_per_token(self) -> int:
-        """Keys and values of one token, in every layer whose keys are its own tokens."""
-        own = [each.widths for each in self._places if each.queries == each.keys and not self._images.encodes]
-        return self._itemsize * sum(each.kv_heads * (each.head_dim + each.value_dim) for each in own)
+    def _cache_bytes(self, tokens: int) -> int:
+        """Keys and values of so many tokens, in every layer whose keys are its own tokens."""
+        own = [each for each in self._places if each.queries == each.keys and not self._images.encodes]
+        return self._itemsize * sum(each.cached_numbers(tokens) for each in own)
 
 
 def _weights(model: nn.Module, without: Collection[nn.Module | None]) -> list[Tensor]:
@@ -257,7 +259,7 @@ def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) 
     """The matrix products of one attention over the pairs that its masks allow."""
     if tokens == keys:
         return flops(place.bound(batch, tokens, keys), masked=True).matmul
-    widths = place.widths
+    widths, keys = place.widths, keys if place.reach is None else min(keys, place.reach)
     return 2 * batch * widths.heads * tokens * keys * (widths.head_dim + widths.value_dim)
 
 

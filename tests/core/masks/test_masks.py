@@ -24,7 +24,9 @@ from attention_contract.spec import (
 )
 from attention_service.core.masks import pair_count
 from attention_service.core.masks.pair_count import allowed_pairs
+from attention_service.core.masks.random_blocks import Drawn
 from attention_service.core.masks.rules import allowed
+from attention_service.core.problem import Span
 
 
 @pytest.mark.parametrize(
@@ -162,3 +164,16 @@ def test_random_blocks_are_those_of_the_definition_and_none_twice(size, count, s
         seen = {j // size for j in row.nonzero().flatten().tolist()}
         assert seen == set(draw(seed, (i + offset) // size, blocks, count))
         assert len(seen) == min(count, blocks)
+
+
+def test_spans_of_keys_are_asked_about_at_once(monkeypatch):
+    calls, allows = [], Drawn.allows
+    monkeypatch.setattr(Drawn, "allows", lambda self, p, j: calls.append(j.shape) or allows(self, p, j))
+    masks = [RandomBlocks(size=2, count=3, seed=1)]
+    whole = allowed(masks, 30, 64, rows=torch.arange(4, 12))
+    spans = [Span(2, 9), Span(9, 12, masked=False), Span(20, 21), Span(41, 64)]
+    calls.clear()
+    found = allowed(masks, 30, 64, rows=torch.arange(4, 12), spans=spans)
+    assert calls == [(1, 1, 1, 31)]  # a question for each span made the costs of small blocks take half a minute
+    expected = [whole[..., span.start : span.stop] | (not span.masked) for span in spans]
+    assert torch.equal(found, torch.cat(expected, -1))

@@ -18,7 +18,7 @@ class Pattern(Hashable, Protocol):
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
         """Test each pair: bool, broadcastable to the shape of p and j together.
 
-        p ``[…, R, 1]``; j ``[…, 1, K]``, keys side by side in ascending order.
+        p ``[…, R, 1]``; j ``[…, 1, K]``, keys in ascending order.
         """
 
     def parts(self) -> "Iterator[Part]":

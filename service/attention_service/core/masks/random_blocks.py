@@ -27,22 +27,27 @@ class Drawn(Part):
     """Number of key blocks."""
 
     def allows(self, p: Tensor, j: Tensor) -> Tensor:
-        """Mark the drawn blocks and look up each key's block."""
+        """Mark the first key of each drawn block, and look up the first key of each key's block."""
         block = j // self.size
-        if not self._draws:
+        keys = block.shape[-1]
+        if not self._draws or not keys:
             return torch.zeros((1,) * j.ndim, dtype=torch.bool, device=j.device)
-        before = block[..., :1] - 1
-        column = block - before  # of a key's block, from 1 on: 0 and keys + 1 are for draws elsewhere
-        row, keys, most = p.flatten(), j.shape[-1], max(1, _AT_ONCE // self._draws)
-        marks = torch.zeros(*p.shape[:-1], keys + 2, dtype=torch.bool, device=j.device)
-        starts = before.expand(*p.shape[:-1], 1).reshape(-1, 1)
-        for some, start, own in zip(
-            *(torch.split(x, most) for x in (row, starts, marks.view(-1, keys + 2))), strict=True
-        ):
-            own.scatter_(1, (self._drawn(some) - start).clamp_(0, keys + 1), True)
-        if column.numel() == keys:
-            return marks.index_select(-1, column.flatten())
-        return marks.gather(-1, column.expand(*p.shape[:-1], keys))
+        alike = block.numel() == keys  # for all queries
+        lines = block.view(1, keys) if alike else block.expand(*p.shape[:-1], keys).reshape(-1, keys)
+        first = torch.searchsorted(lines, lines)
+        marks = torch.zeros(*p.shape[:-1], keys + 1, dtype=torch.bool, device=j.device)
+        row, most, rows = p.flatten(), max(1, _AT_ONCE // self._draws), marks.view(-1, keys + 1)
+        for at in range(0, len(row), most):
+            some = slice(at, at + most)
+            drawn = self._drawn(row[some])
+            line = lines[0] if alike else lines[some]
+            place = torch.searchsorted(line, drawn)
+            near = place.clamp(max=keys - 1)
+            found = line[near] if alike else line.gather(-1, near)
+            rows[some].scatter_(1, place.where(found == drawn, keys), True)  # elsewhere: behind the last key
+        if alike:
+            return marks.index_select(-1, first[0])
+        return marks.gather(-1, first.view(*p.shape[:-1], keys))
 
     def coverage(self, tiles: Tiles) -> Coverage:
         """Check the draws of each row of blocks in a tile; with too many draws the result is inconclusive."""

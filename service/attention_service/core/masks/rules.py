@@ -14,6 +14,7 @@ from torch import Tensor
 from attention_contract import spec
 from attention_service.core.masks.bands import Band, Keys, Queries
 from attention_service.core.masks.combinations import AllOf, AnyOf
+from attention_service.core.masks.key_spans import places
 from attention_service.core.masks.pattern import Pattern
 from attention_service.core.masks.random_blocks import Drawn
 from attention_service.core.masks.tilings import Blocks, Leading, Remainder, Segments, Stripes
@@ -290,12 +291,14 @@ def allowed(
         else offsets.to(device).long().clamp(-MAX_POSITION, MAX_POSITION)
     )
     p = index.view(1, 1, -1, 1) + shift.view(-1, 1, 1, 1)  # [1 or B, 1, Q, 1]
-    pattern, found = pattern_of(masks, queries, keys, past), []
-    for span in (Span(0, keys),) if spans is None else spans:
-        shape = p.shape[0], 1, p.shape[2], len(span)
-        if span.masked:
-            j = torch.arange(span.start, span.stop, device=device).view(1, 1, 1, -1)  # [1, 1, 1, K]
-            found.append(pattern.allows(p, j).expand(shape))
-        else:
-            found.append(torch.ones((), dtype=torch.bool, device=device).expand(shape))
-    return found[0] if len(found) == 1 else torch.cat(found, -1)
+    pattern = pattern_of(masks, queries, keys, past)
+    every = (Span(0, keys),) if spans is None else spans
+    masked = [span for span in every if span.masked]
+    j = places(masked, p.device).view(1, 1, 1, -1)  # [1, 1, 1, K]
+    shape = p.shape[0], 1, p.shape[2]
+    together = pattern.allows(p, j).expand(*shape, j.shape[-1])  # of all spans at once: a small one takes as long
+    if len(masked) == len(every):
+        return together
+    some = iter(together.split_with_sizes([len(span) for span in masked], -1))
+    whole = torch.ones((), dtype=torch.bool, device=device)
+    return torch.cat([next(some) if span.masked else whole.expand(*shape, len(span)) for span in every], -1)

@@ -293,6 +293,31 @@ def test_nobody_waits_longer_than_a_token_for_a_generation_that_is_given_up():
     assert own("llama") == [ids(choice) for choice in completion("llama", temperature=0, attention={}).choices]
 
 
+@pytest.mark.parametrize("family", PAIRS)
+def test_a_kept_generation_of_a_decoder_has_the_prompt_before_its_encoder(family):
+    edits = {"decoder.0": [{"tap": "context", "heads": [0], "queries": [2], "set": 0.0}]}
+    attention = {"keep": True, "weights": True, "edits": edits}
+    (choice,) = completion(family, prompt=PROMPTS[1], temperature=0, attention=attention).choices
+    recording, loaded(family).recording = loaded(family).recording, None
+    assert recording.tokens["encoder"] == loaded(family).reader.readable(PROMPTS[1])
+    assert recording.tokens["decoder"][1:] == [token.token for token in choice.attention]
+    last = choice.attention[-1]
+    for layer in last.layers:
+        stack, _, number = str(layer.layer).partition(".")
+        whole = recording.decoder[f"{number}.cross.weights" if stack == "cross" else f"{number}.weights"]
+        np.testing.assert_allclose(layer.weights, whole[:, last.position - 1, : layer.weights.shape[1]], atol=2e-5)
+
+
+def test_a_kept_generation_is_priced_with_its_recording():
+    model = loaded("llama")
+    plans = [
+        plan_generation(model, validate(CompletionRequest, {"model": "m", "prompt": [3, 4], "max_tokens": 40, **more}))
+        for more in ({}, {"attention": {"statistics": [], "keep": True}})
+    ]
+    plain, kept = (plan.needed_bytes(model) for plan in plans)
+    assert kept - plain > 4 * sum(place.widths.heads for place in model.places.values()) * 42**2
+
+
 def test_a_kept_run_is_a_recording_of_prompt_and_answer():
     found = completion("llama", prompt=PROMPTS[1], temperature=0, attention={"keep": True})
     recording, loaded("llama").recording = loaded("llama").recording, None

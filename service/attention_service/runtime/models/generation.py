@@ -5,7 +5,7 @@ Greedy and drawn tokens are those of ``generate`` with the same settings after t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from attention_service.runtime.models.generated_text import GeneratedText
 from attention_service.runtime.models.generation_attention import GenerationAttention, TokenAttention
 from attention_service.runtime.models.generation_plan import GenerationPlan, GenerationRequest
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_inputs import Stack
 from attention_service.runtime.models.model_inspection import forward_reply
 
 Emit = Callable[[list[Json]], None]
@@ -69,10 +70,20 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
                 **_repeated(plan.arguments, sampling.choices, model.dtype),
             )  # fmt: skip
     if plan.keeps:
-        edits = {} if request.attention is None else request.attention.edits
-        kept = ModelForwardRequest(tokens=found[0].tolist(), images=[*plan.images], edits=edits, top_k=0, keep=True)
-        forward_reply(loaded, kept)
+        _keep(loaded, request, plan, found[0].tolist())
     return Generated(objects.end(keeps=plan.keeps), objects.generated)
+
+
+def _keep(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, tokens: list[int]) -> None:
+    """Run the model over all tokens at once, and keep the run: those of a decoder are the target of the prompt."""
+    pairs = loaded.reader.pairs
+    kept = ModelForwardRequest(tokens=plan.rows[0] if pairs else tokens, images=[*plan.images], top_k=0, keep=True)
+    asked = replace(loaded.asked(kept), edits={} if request.attention is None else request.attention.edits)
+    if pairs:
+        target = Stack(torch.tensor([tokens], device=loaded.model.device), None, [[None] * len(tokens)])
+        arguments = asked.inputs.arguments | {"decoder_input_ids": target.ids}
+        asked = replace(asked, inputs=replace(asked.inputs, target=target, arguments=arguments))
+    forward_reply(loaded, kept, asked)
 
 
 def _repeated(arguments: Mapping[str, Tensor], choices: int, dtype: torch.dtype) -> dict[str, Tensor]:

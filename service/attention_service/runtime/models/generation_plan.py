@@ -29,6 +29,8 @@ _LOGITS: Final = 8
 """Tensors as wide as the vocabulary, of each choice, that the drawing of a token has at once."""
 _TOLD: Final = 64
 """Bytes of each number that is told of a token: as float64 while it is computed, and as text."""
+_KEPT: Final = 8
+"""Bytes of each number of a recording: as float32, and once more as it is sent."""
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
 
@@ -76,7 +78,19 @@ class GenerationPlan:
         cache = self.choices * width * (cached + 4 * length * largest)  # a longer copy of one layer's is made
         states = self.choices * self.longest * config.hidden_size * STATES * width
         logits = self.choices * config.vocab_size * 4 * _LOGITS
-        return int(cache + states + logits + _TOLD * self.told_numbers())
+        return int(cache + states + logits + _TOLD * self.told_numbers() + _KEPT * self.kept_numbers(loaded))
+
+    def kept_numbers(self, loaded: LoadedModel) -> int:
+        """The numbers of the recording, if the run is kept."""
+        if not self.keeps:
+            return 0
+        width = int(loaded.model.config.get_text_config().hidden_size)
+        images = 0 if self.vision is None else self.vision.ids.numel()
+        found = 0
+        for place in loaded.places.values():
+            length = images if place.queries == "images" else self.longest + self.sampling.new_tokens
+            found += length * (place.widths.heads * length + width)
+        return found
 
     def told_numbers(self) -> int:
         """The numbers that are told of all tokens."""

@@ -4,7 +4,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the bytes
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
@@ -140,7 +140,24 @@ def either_from_safetensors(
     body: bytes | memoryview, entry: Entry, choose: Callable[[dict[str, Any]], type[ModelT]]
 ) -> ModelT:
     """Read a model that its data without tensors tell. Raises what ``from_safetensors`` raises."""
-    header, text, arrays = _read(memoryview(body), entry)
+    return _model(*_read(memoryview(body), entry), entry, choose)
+
+
+def from_pieces(pieces: Sequence[bytes | memoryview], entry: Entry, model: type[ModelT]) -> ModelT:
+    """Read a model from the pieces of its file, as ``to_safetensors`` returns them. Raises what that of a file does."""
+    first, *rest = pieces
+    header, text = _read_header(memoryview(first), entry)
+    arrays = [_array(tensor, piece) for tensor, piece in zip(header.tensors, rest, strict=True)]
+    return _model(header, text, arrays, _entry_of(model, entry), lambda _: model)
+
+
+def _model(
+    header: Header,
+    text: str,
+    arrays: Sequence[NDArray[Any]],
+    entry: Entry,
+    choose: Callable[[dict[str, Any]], type[ModelT]],
+) -> ModelT:
     encoded = text.encode()
     if len(encoded) > _SMALL_HEADER:
         check_text(measure_text(encoded))
@@ -153,6 +170,21 @@ def either_from_safetensors(
 
 def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any]]]:
     """The header of a file, the text of its metadata entry, and its tensors."""
+    header, told = _read_header(view, entry)
+    data = view[8 + int.from_bytes(view[:8], "little") :]
+    start, arrays = 0, []
+    for tensor, end in zip(header.tensors, header.ends, strict=True):
+        if end > len(data):
+            raise Unreadable(f"tensor {tensor.name[:80]!r} ends at byte {end}; the file holds {len(data)}")
+        arrays.append(_array(tensor, data[start:end]))
+        start = end
+    if start != len(data):
+        raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {start}")
+    return header, told, arrays
+
+
+def _read_header(view: memoryview, entry: Entry) -> tuple[Header, str]:
+    """The header with which a file begins, and the text of its metadata entry."""
     if len(view) < 8:
         raise Unreadable(f"the safetensors file has {len(view)} bytes; expected at least 8")
     size = int.from_bytes(view[:8], "little")
@@ -160,22 +192,18 @@ def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any
         raise Unreadable(f"the safetensors header says {size} bytes; the body has {len(view) - 8} after its length")
     text = bytes(view[8 : 8 + size])
     header = _known_header(text) if size <= _KNOWN_HEADER else _header(text)
-    data = view[8 + size :]
-    start, arrays = 0, []
-    for tensor, end in zip(header.tensors, header.ends, strict=True):
-        if end > len(data):
-            raise Unreadable(f"tensor {tensor.name[:80]!r} ends at byte {end}; the file holds {len(data)}")
-        try:
-            arrays.append(from_buffer(data[start:end], DTYPES[tensor.dtype], tensor.shape))
-        except TensorFault as fault:
-            raise InvalidTensor.at(clip(tensor.name), fault.message) from None
-        start = end
-    if start != len(data):
-        raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {start}")
     told = header.metadata.get(entry, "{}")
     if not isinstance(told, str):
         raise _no_text(entry)
-    return header, told, arrays
+    return header, told
+
+
+def _array(tensor: Shaped, data: bytes | memoryview) -> NDArray[Any]:
+    """A tensor of a file over its bytes."""
+    try:
+        return from_buffer(data, DTYPES[tensor.dtype], tensor.shape)
+    except TensorFault as fault:
+        raise InvalidTensor.at(clip(tensor.name), fault.message) from None
 
 
 @lru_cache(maxsize=1024)  # callers send the same few again and again; reading one takes as long as validating a request

@@ -7,7 +7,7 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
-from attention_contract.schemas.models import ModelForwardRequest, ModelGradientsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ImportModule, ReplaceParameters
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest
 from attention_contract.validation import validate

@@ -11,7 +11,7 @@ Grouped heads: query head h reads key/value head h // (H / Hkv) (Ainslie et al. 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -38,6 +38,7 @@ PIECE = 2**22
 MOST_PINNED = 2**26
 """Bytes that one copy pins."""
 _NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_ROOM: ContextVar[Callable[[Sequence[int], torch.dtype], Tensor | None] | None] = ContextVar("room", default=None)
 _LATER: ContextVar[list[Tensor] | None] = ContextVar("sums on a GPU that are looked at later", default=None)
 _BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
@@ -210,6 +211,26 @@ def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
     """Sum a gradient ``[B, H, K, W]`` over the query heads that read one key/value head."""
     batch, heads, keys, width = x.shape
     return x if heads == kv_heads else x.reshape(batch, kv_heads, heads // kv_heads, keys, width).sum(2)
+
+
+# ── memory of results ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def results_in(room: Callable[[Sequence[int], torch.dtype], Tensor | None]) -> Iterator[None]:
+    """Have large results of a CPU made in memory that ``room`` gives out, None for any other, within the block."""
+    before = _ROOM.set(room)
+    try:
+        yield
+    finally:
+        _ROOM.reset(before)
+
+
+def empty_result(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return a tensor of a result, without any numbers yet."""
+    room = _ROOM.get()
+    placed = None if room is None or like.device.type != "cpu" else room(shape, like.dtype)
+    return like.new_empty(shape) if placed is None else placed
 
 
 # ── sums on a GPU that nobody waits for ──────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ import sys
 import time
 
 import numpy as np
+import torch
 
 from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest
@@ -12,6 +13,7 @@ from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from attention_contract.wire import SAFETENSORS, from_body
 from attention_service.core.cancellation import checkpoint
+from attention_service.core.tensors import empty_result
 from attention_service.runtime.models import worker
 
 MIB = 2**20
@@ -20,7 +22,8 @@ MIB = 2**20
 class StandIn:
     """A model whose commands are texts: ``sleep 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``, ``print``.
 
-    After ``hold 100`` it says that it holds 100 MiB of a GPU.
+    After ``hold 100`` it says that it holds 100 MiB of a GPU. ``needs 20 large 4`` is estimated at 20 MiB and answers
+    with a tensor of 4 MiB, which is made where results are.
     """
 
     def __init__(self, facts):
@@ -73,6 +76,10 @@ class StandIn:
         )  # fmt: skip
         labels = TokenLabelsReply(tokens=[request.text], ids=[0], spans=[None])
         tap = LayerTaps(layer=0, q=np.full((1, 1, 1), len(request.text), np.float32))
+        if " large " in request.text:
+            numbers = int(amount.split()[-1]) * MIB // 4
+            made = empty_result((1, 1, numbers), torch.zeros(1)).copy_(torch.arange(numbers))
+            tap = LayerTaps(layer=0, q=made.numpy(), k=made.numpy() + 1)
         recording = RecordingFile(**EXAMPLE | {"text": request.text}) if request.keep else None
         return ModelForwardReply(labels=labels, ran=ran, layers=[tap]), recording
 

@@ -27,6 +27,7 @@ from attention_service.core.masks.rules import causal_offset
 from attention_service.core.masks.visibility import real_keys
 from attention_service.core.problem import Problem, Selection, Span
 from attention_service.core.stages import narrow, stages
+from attention_service.core.tensors import empty_result
 
 _EVERYTHING: Final = Selection()
 _NO_INPUTS: Final = StatisticInputs()
@@ -67,7 +68,7 @@ class KeptWeights:
             self._whole = found
             return found
         if self._whole is None:
-            self._whole = found.new_empty(*self._problem.q.shape[:3], self._problem.k.shape[2])
+            self._whole = empty_result((*self._problem.q.shape[:3], self._problem.k.shape[2]), found)
         part = self._part(self._whole, tile)
         part[..., : found.shape[3]].copy_(found)
         part[..., found.shape[3] :].zero_()

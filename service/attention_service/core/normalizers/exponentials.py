@@ -78,9 +78,9 @@ class _SeeingSoftmax(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        weights, blind = x.softmax(-1), _blind(x)
-        if blind.is_cuda or not bool(blind.sum() == 0):  # a GPU is not waited for
-            weights.masked_fill_(blind, 0)
+        weights = x.softmax(-1)
+        if x.is_cuda or bool(weights[..., :1].isnan().any()):  # a GPU is not waited for
+            weights.masked_fill_(_blind(x), 0)
         ctx.save_for_backward(weights)
         return weights
 

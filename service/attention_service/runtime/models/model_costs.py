@@ -35,7 +35,7 @@ _TILES: Final = 8 * 4 * SCORES_AT_ONCE
 _STATISTICS: Final = 16
 """Numbers that are told of each head, or of each of its queries."""
 _COPIES: Final = 2
-"""Times that a reply is in memory: in the model's process and in the server's."""
+"""Times that a reply is in memory, if it goes through the pipe: in the model's process and in the server's."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
 _FURTHEST: Final = 2**31 - 1
 

@@ -18,6 +18,7 @@ from attention_contract.errors import InternalError, InvalidRequest, ModelExists
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.tensor_files import from_pieces
 from attention_contract.wire import SAFETENSORS, from_body, to_body
 from attention_service.runtime.callers import caller
 from attention_service.runtime.models import model_catalogue
@@ -127,7 +128,9 @@ class ModelService:
         await self._ask(model, question)
         if question.reply is None:
             raise InternalError("the process of the model gave no answer")
-        return await self._completed(from_body(reply, question.reply, SAFETENSORS, "reply"), model, question)
+        answer = from_pieces(question.reply, "reply", reply)
+        question.reply = None  # the model keeps its last question, and the reply's memory is to be free once it is sent
+        return await self._completed(answer, model, question)
 
     async def stream(self, name: str, operation: str, request: WireModel) -> AsyncGenerator[memoryview]:
         """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does."""

@@ -13,6 +13,7 @@ from attention_contract.schemas.models import ModelInfo
 from attention_service.runtime.callers import caller
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.model_catalogue import PROCESS_BYTES, ModelFolder, check_transformers
+from attention_service.runtime.models.reply_memory import ReplyMemory, pieces_of_body
 from attention_service.runtime.models.worker_messages import Message, Piece
 from attention_service.runtime.models.worker_process import WorkerProcess
 from attention_service.runtime.scheduling.budget import Budget
@@ -21,6 +22,8 @@ from attention_service.runtime.scheduling.passes import draining
 
 _STOP_S: Final = 5.0
 """Seconds that a process has to stop work that nobody waits for, before it is ended."""
+_KEEP_S: Final = 5.0
+"""Seconds for which the pages of a memory of replies are kept for the next one."""
 _SHARE: Final = 0.75
 """Share of the memory that a divided model may have; the rest is for its requests."""
 ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
@@ -50,11 +53,14 @@ class Host:
         self.budget.reclaim = self._reclaim if self.holders else None
 
     def _reclaimable(self) -> int:
-        """Bytes of models that nobody uses."""
-        return sum(model.bytes for model in self.holders if model.is_unused)
+        """Bytes of models that nobody uses, and those that other models keep for replies."""
+        return sum(model.bytes if model.is_unused else model.kept for model in self.holders)
 
     def _reclaim(self, need: int) -> None:
-        """End the least recently used models until so many bytes will be free."""
+        """Free the memory that is kept for replies, and end the least recently used models until so much is free."""
+        for model in list(self.holders):
+            need -= model.kept
+            model.give_back()
         for model in sorted(self.holders, key=lambda each: each.used):
             if need <= 0:
                 return
@@ -81,7 +87,10 @@ class Question:
     """Time at which the model had been loaded, if the request waited for that; else 0."""
     need: int = 0
     """Bytes that it was admitted for."""
-    reply: memoryview | None = None
+    memory: ReplyMemory | None = None
+    """The memory in which its reply is made; None if the reply goes through the pipe."""
+    reply: Sequence[memoryview] | None = None
+    """The pieces of its safetensors file."""
     last: memoryview | None = None
     """The last event of a generation."""
     recording: memoryview | None = None
@@ -104,6 +113,8 @@ class ResidentModel:
         self.dtype = dtype or ("float32" if not host.device.is_cuda else folder.stored)
         self.bytes = 0
         """Bytes of the memory budget that it holds, besides what is in flight: an estimate, or what a GPU holds."""
+        self.kept = 0
+        """Bytes among these of memory that is kept for the next replies."""
         self.progress = 0.0
         self.used = time.monotonic()
         """Time of the end of the last request."""
@@ -112,9 +123,11 @@ class ResidentModel:
         self._waiting: FairQueue[Question] = FairQueue()
         self._came = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
+        self._worker: WorkerProcess | None = None
         self._facts: dict[str, Any] | None = None
         """Its facts, by its process, while it is resident."""
         self._running: Question | None = None
+        self._giving_back: asyncio.TimerHandle | None = None
         self._leaves = False
         """True if it ends as soon as nobody waits."""
 
@@ -213,6 +226,8 @@ class ResidentModel:
             self._facts, self._leaves = None, False
             if worker is not None:
                 await worker.end()
+            self._worker = None
+            self.kept = 0
             self._host.hold(self, 0)
             self._host.budget.wake()
 
@@ -228,7 +243,7 @@ class ResidentModel:
         )
         worker = None
         try:
-            worker = await WorkerProcess.start(need, watched=not host.device.is_cuda)
+            worker = self._worker = await WorkerProcess.start(need, self._keep, watched=not host.device.is_cuda)
             facts = {
                 "name": self.name,
                 "folder": str(folder.folder),
@@ -236,6 +251,7 @@ class ResidentModel:
                 "device": host.device.place,
                 "threads": host.device.threads,
                 "room": room,
+                "memories": [memory.file for memory in worker.memories],
             }
             await worker.send("load", facts)
             while (message := await worker.receive()).kind != "loaded":
@@ -283,7 +299,14 @@ class ResidentModel:
         watch = asyncio.create_task(_stop_with(question, worker))
         try:
             if question.operation is not None:
-                facts = {"operation": question.operation, "room": self._host.budget.capacity}
+                free = [index for index, memory in enumerate(worker.memories) if memory.is_free]
+                question.memory = worker.memories[free[0]] if free else None
+                self._count_kept()
+                facts = {
+                    "operation": question.operation,
+                    "room": self._host.budget.capacity,
+                    "memory": free[0] if free else None,
+                }
                 await worker.send("ask", facts, question.body)
                 while (message := await worker.receive()).kind != "done":
                     await self._take(message, question, worker)
@@ -302,13 +325,47 @@ class ResidentModel:
             watch.cancel()
             if question.need:
                 self._host.budget.release(question.need)
-            worker.limit = self.bytes
             self._running, self.used = None, time.monotonic()
+            self._keep()
+
+    # ── the memory of its replies ────────────────────────────────────────────────────────────────────────────────────
+
+    def _keep(self) -> None:
+        """Keep what is free for the next replies, and give it back if none comes soon."""
+        self._count_kept()
+        if self._giving_back is not None:
+            self._giving_back.cancel()
+        self._giving_back = asyncio.get_running_loop().call_later(_KEEP_S, self.give_back) if self.kept else None
+
+    def give_back(self) -> None:
+        """Free the memory that is kept for the next replies."""
+        for memory in self._free_memories():
+            memory.cut(0)
+        self._count_kept()
+
+    def _count_kept(self) -> None:
+        """Count it against the budget. The memory of a request that runs, and of a reply, counts as theirs."""
+        worker, running, own = self._worker, self._running, self.bytes - self.kept
+        if worker is None or self._facts is None:
+            return
+        used = None if running is None else running.memory
+        worker.limit = own + sum(each.bytes for each in worker.memories if each is not used)
+        worker.limit += 0 if running is None else max(running.need, 0 if used is None else used.bytes)
+        kept = sum(memory.bytes for memory in self._free_memories())
+        if kept != self.kept:
+            self.kept = kept
+            self._host.hold(self, own + kept)
+            self._host.budget.wake()
+
+    def _free_memories(self) -> list[ReplyMemory]:
+        used = None if self._running is None else self._running.memory
+        memories = () if self._worker is None or self._facts is None else self._worker.memories
+        return [memory for memory in memories if memory.is_free and memory is not used]
 
     def _hold(self, reserved: int | None) -> None:
         """Count what the model holds on a GPU in place of the estimate."""
         if reserved is not None:
-            self._host.hold(self, PROCESS_BYTES + reserved)
+            self._host.hold(self, PROCESS_BYTES + reserved + self.kept)
             self._host.budget.wake()
 
     async def _take(self, message: Message, question: Question, worker: WorkerProcess) -> None:
@@ -316,7 +373,7 @@ class ResidentModel:
         match message.kind:
             case "need":
                 await worker.send("go" if await self._admit(question, message.facts["bytes"]) else "cancel")
-                worker.limit = self.bytes + question.need
+                self._count_kept()
             case "event":
                 if not question.done.done():
                     question.on_event(message.body)
@@ -326,7 +383,10 @@ class ResidentModel:
             case "recording":
                 question.recording = message.body
             case "reply":
-                question.reply = message.body
+                places, memory = message.facts["places"], question.memory
+                question.reply = (
+                    pieces_of_body(places, message.body) if memory is None else memory.pieces(places, message.body)
+                )
             case _:
                 # The cancellation of a refused request is answered with a problem, too.
                 question.fault = question.fault or from_problem(message.facts["status"], message.facts)
@@ -356,6 +416,8 @@ class ResidentModel:
             return False
         taking.result()
         question.need = need
+        if question.memory is not None:
+            question.memory.cut(need)
         return True
 
     async def _acquire(self, question: Question, need: int, what: str, advice: str) -> None:

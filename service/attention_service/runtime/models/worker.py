@@ -17,7 +17,9 @@ from attention_contract.errors import AttentionError, InternalError, NeverFits
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
+from attention_service.core.tensors import results_in
 from attention_service.runtime.device.freed_memory import give_back_freed_memory, keep_freed_memory
+from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
 MUCH: Final = 2**26
@@ -76,6 +78,7 @@ class Worker:
         self._source = source
         self._sink = sink
         self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._rooms: list[ReplyRoom] = []
         self._cancellation = Cancellation()
         """The flag of the request that came last; the next comes when this one is done."""
 
@@ -83,6 +86,7 @@ class Worker:
         """Load the model and answer requests until the end of the input, which ends the process."""
         threading.Thread(target=self._listen, daemon=True).start()
         facts = self._inbox.get().facts
+        self._rooms = [ReplyRoom(file) for file in facts["memories"]]
         try:
             model: Served = load(facts, lambda share: self.tell("progress", {"share": share}))
             self.tell("loaded", model.info() | {"held_bytes": model.held_bytes()})
@@ -106,6 +110,8 @@ class Worker:
 
     def _answer(self, model: Served, message: Message) -> None:
         need = 0
+        memory = message.facts["memory"]
+        room = ReplyRoom(None) if memory is None else self._rooms[memory]
         try:
             with cancellable(self._cancellation):
                 facts = message.facts
@@ -115,13 +121,17 @@ class Worker:
                     self.tell("need", {"bytes": need})
                     if self._inbox.get().kind != "go":
                         raise Abandoned
-                    answer = answer.run()
+                    room.open(need)
+                    with results_in(room.empty):
+                        answer = answer.run()
                 if answer.recording is not None:
                     self.tell("recording", body=to_body(answer.recording, SAFETENSORS, "recording"))
                 if answer.last is not None:
                     self.tell("last", {"tokens": answer.tokens}, [answer.last])
                 if answer.reply is not None:
-                    self.tell("reply", body=to_body(answer.reply, SAFETENSORS, "reply"))
+                    places, inline = room.leave(to_body(answer.reply, SAFETENSORS, "reply"))
+                    self.tell("reply", {"places": places}, inline)
+                    del inline  # before freed memory is given back
                 del answer
         except Exception as fault:
             self.tell("problem", problem_of(fault))

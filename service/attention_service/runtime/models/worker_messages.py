@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from io import RawIOBase
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import orjson
 
 _LENGTHS: Final = struct.Struct("<IQ")
@@ -45,7 +46,7 @@ def read_message(source: RawIOBase) -> Message | None:
 
 
 def _read(source: RawIOBase, size: int) -> memoryview | None:
-    view = memoryview(bytearray(size))
+    view = np.empty(size, np.uint8).data  # unlike a bytearray not cleared first
     filled = 0
     while filled < size:
         count = source.readinto(view[filled : filled + _PART])

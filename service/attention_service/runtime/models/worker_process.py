@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import FileIO
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 import psutil
 
 from attention_contract.errors import AttentionError, ModelEnded, OverBudget
+from attention_service.runtime.models.reply_memory import ReplyMemory, reply_memories
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,17 @@ _PREFIXES: Final = ("CUDA_", "LD_", "MKL_", "NVIDIA_", "OMP_", "PYTORCH_")
 class WorkerProcess:
     """A process that holds one model. Used from the event loop only."""
 
-    def __init__(self, process: asyncio.subprocess.Process, source: FileIO, limit: int, *, watched: bool) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        source: FileIO,
+        limit: int,
+        memories: Sequence[ReplyMemory],
+        *,
+        watched: bool,
+    ) -> None:
+        self.memories = memories
+        """The memories of its replies; none on a GPU."""
         self.limit = limit
         """Bytes of memory by the estimate. A process that takes ``_MARGIN`` times as many is ended."""
         self._process = process
@@ -55,11 +66,19 @@ class WorkerProcess:
             self._tasks.append(asyncio.create_task(self._watch()))
 
     @classmethod
-    async def start(cls, limit: int, *, watched: bool) -> "WorkerProcess":
+    async def start(cls, limit: int, on_free: Callable[[], None], *, watched: bool) -> "WorkerProcess":
         """Start a process that may take so many bytes of memory by the estimate.
 
-        ``watched``: end it if it takes more. False for a model on a GPU, which tells what it holds there.
+        ``on_free`` is called when a memory of its replies is free again. ``watched``: end it if it takes more. False
+        for a model on a GPU, which tells what it holds there.
         """
+        loop = asyncio.get_running_loop()
+
+        def freed() -> None:  # in whichever thread let go of the reply last
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(on_free)
+
+        memories = reply_memories(freed) if watched else []
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -68,13 +87,14 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=writing,
                 stderr=asyncio.subprocess.PIPE,
+                pass_fds=[memory.file for memory in memories],
             )
         except BaseException:
             os.close(reading)
             raise
         finally:
             os.close(writing)
-        return cls(process, FileIO(reading, "r"), limit, watched=watched)
+        return cls(process, FileIO(reading, "r"), limit, memories, watched=watched)
 
     async def send(self, kind: str, facts: dict[str, Any] | None = None, body: Sequence[Piece] = ()) -> None:
         """Send a message. That a process has ended is told by ``receive``."""

@@ -27,6 +27,8 @@ def with_images(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a method with its images read. Raises InvalidRequest for one that is none."""
     options = dict(arguments["options"])
     images: Sequence[ImageLike] | None = options.get("images")
+    if isinstance(images, str | bytes | PathLike):
+        raise InvalidRequest.at("images", "expected a list of images, got one")
     if images is not None:
         options["images"] = [_sent(each, f"images.{index}") for index, each in enumerate(images)]
     return {**arguments, "options": options}

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Generator
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Unpack, get_origin, get_type_hints
 
 import numpy as np
@@ -138,3 +139,9 @@ def test_the_public_names_hold_every_error():
 def test_a_client_that_could_never_work_is_refused(client, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         client(**wrong)
+
+
+@pytest.mark.parametrize("images", ["cat.png", Path("cat.png"), b"PNG"])
+def test_one_image_in_place_of_a_list_is_refused(images):
+    with Client() as client, pytest.raises(InvalidRequest, match="images: expected a list"):
+        client.models.forward("vit", images=images)

@@ -228,6 +228,14 @@ def test_what_does_not_fit_together_is_named(request_, param):
     assert fault.value.param == param
 
 
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_a_place_for_an_image_that_did_not_come_is_refused(kind):
+    """The place is the mark that the chat template writes, also where the processor puts another token there."""
+    told = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": TEXT}]}]
+    with pytest.raises(InvalidRequest, match="no image was sent"):
+        forward_reply(loaded(kind), ModelForwardRequest(messages=told))
+
+
 def test_images_side_by_side_are_refused_where_the_model_cannot_tell_them_apart():
     with pytest.raises(InvalidRequest) as fault:
         forward_reply(

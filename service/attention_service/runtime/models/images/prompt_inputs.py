@@ -45,6 +45,8 @@ class PromptInputs(InputReader):
         self.template = getattr(processor, "chat_template", None) or self.template
         self._processor, self._mark = processor, str(processor.image_token)
         self._image_token = image_tokens(model.config)
+        self._places = {self._image_token, processor.tokenizer.convert_tokens_to_ids(self._mark)}
+        """The tokens that stand for parts of images, and that of an image, which is another one in Gemma 3."""
         names = ("vision_start_token_id", "vision_end_token_id")
         around = [getattr(model.config, name, None) for name in names]
         self._before = self._mark
@@ -141,7 +143,7 @@ class PromptInputs(InputReader):
         ``images``: True if they came.
         """
         super().check(ids, param)
-        if self._image_token in ids and not images:
+        if not images and self._places.intersection(ids):
             raise InvalidRequest.at(param, "it has a place for an image, but no image was sent")
 
     def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:

@@ -49,14 +49,16 @@ def seen(
     twice: bool = False,
     whole: bool = False,
     first: str = "inputs",
+    smaller: Callable[[BoundRequest], Seen] | None = None,
 ) -> Seen:
     """Rehearse the operation over a blank request.
 
     twice: gradients are differentiated again, and something is kept of each piece of the hidden layer of a score.
-    ``whole``: pieces are not alike. ``first``: the name of the first phase.
+    ``whole``: pieces are not alike. ``first``: the name of the first phase. ``smaller``: rehearses the sizes from which
+    a large one is extrapolated, if they are remembered.
     """
     once = partial(_once, kernel=kernel, operate=operate, first=first)
-    return once(bound) if whole else _in_pieces(long_enough(bound), once, twice=twice)
+    return once(bound) if whole else _in_pieces(long_enough(bound), once, twice=twice, smaller=smaller)
 
 
 def _once(bound: BoundRequest, *, kernel: str, operate: Operate, first: str) -> Seen:
@@ -72,12 +74,18 @@ def _once(bound: BoundRequest, *, kernel: str, operate: Operate, first: str) -> 
     )
 
 
-def _in_pieces(bound: BoundRequest, once: Callable[[BoundRequest], Seen], *, twice: bool) -> Seen:
+def _in_pieces(
+    bound: BoundRequest,
+    once: Callable[[BoundRequest], Seen],
+    *,
+    twice: bool,
+    smaller: Callable[[BoundRequest], Seen] | None = None,
+) -> Seen:
     tokens = ("length",) if bound.queries == bound.new_keys else ("queries", "new_keys")
     for dimension in ("batch", "past", *tokens):
         size = bound.queries if dimension == "length" else getattr(bound, dimension)
         if size > _LONG and (approximation_of(bound.spec) is None or input_bytes(bound) > LARGEST):
-            return _grown(bound, dimension, size, partial(_in_pieces, once=once, twice=twice))
+            return _grown(bound, dimension, size, smaller or partial(_in_pieces, once=once, twice=twice))
     unit = _unit(bound, twice=twice)
     shared = bound.queries if approximation_of(bound.spec) is None else min(bound.queries, bound.new_keys)
     more = 0 if unit is None else shared // unit - _FEW

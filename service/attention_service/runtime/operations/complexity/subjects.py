@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -118,14 +118,17 @@ class Subject:
         def operate(bound: BoundRequest, by: str | Kernel) -> Forward:
             return Forward(bound, request, Selection(), StagesAsPhases() if isinstance(by, Materialized) else by)
 
-        return self._once(("forward", kernel, taps), bound, lambda: seen(bound, kernel, operate))
+        smaller = partial(self.forward, kernel=kernel, taps=taps)
+        return self._once(("forward", kernel, taps), bound, lambda: seen(bound, kernel, operate, smaller=smaller))
 
     def gradients(self, bound: BoundRequest, kernel: str) -> Seen:
         """Gradients of everything that comes in and is learned."""
         least = least_bytes(bound, kernel)
         if least > FAR * LARGEST:
             return Seen({"attention": {"workspace": least}}, {})
-        return self._once(("gradients", kernel), bound, lambda: seen(bound, kernel, plain_gradients, first="attention"))
+        smaller = partial(self.gradients, kernel=kernel)
+        make = partial(seen, bound, kernel, plain_gradients, first="attention", smaller=smaller)
+        return self._once(("gradients", kernel), bound, make)
 
     def time(self, found: Seen, bound: BoundRequest, kernel: str, computation: str = "forward") -> Estimate:
         """The predicted time of a pass that was rehearsed."""

@@ -233,6 +233,8 @@ def test_only_allowed_origins_are_told_that_they_may_ask(keyed, web):
         answer = web.get(f"{url}/v1", headers=sent | {"Origin": ALLOWED})
         assert answer.status_code == status
         assert answer.headers["access-control-allow-origin"] == ALLOWED
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"ETag", "X-Request-ID", "Inference-Header-Content-Length"} <= {*exposed}
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/redoc", "/v1", "/nowhere", "/web/app.js", "/health/live"])

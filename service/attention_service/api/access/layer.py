@@ -23,6 +23,7 @@ from attention_service.api.access.scopes import HELD, OPEN_PATHS, OPEN_V2_PATHS
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
 from attention_service.api.agents.own_requests import PATH as AGENTS_PATH
 from attention_service.api.bodies.negotiation import HEADERS, Headers
+from attention_service.api.oip.inference_reply import HEADER_LENGTH
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
 from attention_service.settings import Settings, listed
 
@@ -35,7 +36,7 @@ _SINGLE: Final = frozenset({b"host", b"origin", b"authorization", b"content-type
 _OF_PAGES: Final = frozenset({b"origin", b"sec-fetch-site"})
 """Headers of a request that a web page may have sent; a program that is no browser sends none of them."""
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
-_EXPOSED: Final = ("ETag", "Location", "Retry-After", "X-Request-ID", VERSION_HEADER)
+_EXPOSED: Final = ("ETag", "Location", "Retry-After", "X-Request-ID", VERSION_HEADER, HEADER_LENGTH)
 
 
 def needs_keys(settings: Settings) -> bool:

@@ -134,6 +134,16 @@ def test_a_load_that_nobody_waits_for_ends_with_its_model(http):
     http.delete("/v1/models/unwanted")
 
 
+def test_who_waits_for_a_load_is_told_of_it_though_the_model_is_unloaded_meanwhile(http):
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(post, http, "/v1/models", checkpoint="slow", name="brief")
+        while http.get("/v1/models/brief").status_code == 404:
+            time.sleep(0.01)
+        assert http.delete("/v1/models/brief").status_code == 204
+        assert loading.result()["state"] == "resident"
+    assert problem(http.get("/v1/models/brief"))["code"] == "model_not_found"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [

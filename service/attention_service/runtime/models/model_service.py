@@ -92,8 +92,9 @@ class ModelService:
                 "another name",
             )
         model = self._models[name] = made if model.state == "idle" else model
-        await self._ask(model, Question())
-        return model.info()
+        question = Question()
+        await self._ask(model, question)
+        return question.info or model.info()
 
     async def unload(self, name: str) -> None:
         """End a model once those who wait have their answers. Raises ModelNotFound unless it was loaded."""

@@ -94,6 +94,8 @@ class Question:
     last: memoryview | None = None
     """The last event of a generation."""
     recording: memoryview | None = None
+    info: ModelInfo | None = None
+    """The answer to a question without an operation: the model as it was then."""
     fault: AttentionError | None = None
     """The answer, if it is an error; given once the process is ready for the next request."""
 
@@ -314,6 +316,8 @@ class ResidentModel:
             if question.fault is not None:
                 question.fail(question.fault)
             elif not question.done.done():
+                if question.operation is None:
+                    question.info = self.info()
                 question.done.set_result(None)
         except AttentionError as fault:
             question.fail(fault)

@@ -215,7 +215,7 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
         ("rank_heads", {"statistic": "classes"}, "which no tool takes; name another one"),
         ("rank_heads", {"statistic": "entropy", "layers": [9]}, "layers.0: the model has no attention '9'; it has 0"),
         ("rank_heads", {"statistic": "entropy", "count": 1000}, "count"),
-        ("rank_heads", {"statistic": "entropy", "cuont": 10}, "did you mean 'count'?"),
+        ("rank_heads", {"statistic": "entropy", "cuont": 10}, "did you mean 'count'? Correct the argument"),
         ("look_at_head", {"layer": 1, "head": 7}, "head: 7 is out of range; there are 4 heads"),
         ("look_at_head", {"layer": 1, "head": 0, "queries": [99]}, "queries: 99 is out of range"),
         ("look_at_head", {"layer": 1}, "head"),

@@ -54,7 +54,9 @@ def told(error: AttentionError, arguments_of: Mapping[str, str]) -> str:
         named = re.sub(r"(\.\d+)+(?=\.|$)", "", param)  # without indices and layers
         detail = arguments_of.get(named, param) + detail.removeprefix(param)
     identity = f" (request {error.request_id})" if isinstance(error, InternalError) and error.request_id else ""
+    wrong = f"{detail}{identity}"
+    wrong += "" if wrong.endswith("?") else "."
     if _NEXT_CALL.search(detail):
-        return f"{detail}{identity}."
+        return wrong
     seconds = error.facts.get("retry_after") or error.retry_after or 1
-    return f"{detail}{identity}. {advice.format(seconds=seconds)}."
+    return f"{wrong} {advice.format(seconds=seconds)}."

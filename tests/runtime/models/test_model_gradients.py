@@ -1,5 +1,7 @@
 """Gradients of a whole model are those of its eager self, and hold against central differences."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ from tests.runtime.models.small_models import DECODERS, IDS, PAIRS, eager, loade
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply
 
@@ -122,6 +126,13 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(family, st
     """Of the Llama, whose norms divide by ever smaller states, only along many steps."""
     found = gradients(family, tokens=IDS, of={"token": 7}, integrated=steps)
     near(found.tokens.sum(), found.value - found.baseline, 1e-2)
+
+
+def test_integrated_gradients_that_float16_cannot_hold_are_refused():
+    half = LoadedModel("half", deepcopy(eager("gemma2")).half(), None, Device.open("cpu"))
+    request = ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=20)
+    with pytest.raises(InvalidRequest, match="exceed float16"):
+        ModelGradients(half, request).reply()
 
 
 def test_the_path_of_integrated_gradients_begins_where_the_number_is_that_of_zeros():

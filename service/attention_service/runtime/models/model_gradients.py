@@ -294,6 +294,11 @@ class ModelGradients:
             run = self._run(scale=scale)
             [gradient] = pullback([run.value], [run.at[EMBEDDINGS]], [torch.ones_like(run.value)])
             total += weight / 2 * length * scale * gradient
+        if total.dtype == torch.float16 and not bool(total.isfinite().all()):
+            raise InvalidRequest.at(
+                "integrated",
+                "the gradients at small embeddings exceed float16; load the model with dtype bfloat16 or float32",
+            )
         return total, baseline
 
     def _decades(self, baseline: Tensor) -> int:

@@ -62,6 +62,13 @@ def test_a_room_that_is_used_up_leaves_the_rest_to_the_pipe(memory):
     assert room.leave([piece])[1] == [piece]
 
 
+def test_the_first_reply_of_a_process_may_need_no_memory(memory):
+    """A question about costs needs none."""
+    room = ReplyRoom(memory.file)
+    room.open(0)
+    assert room.empty((MIB,), torch.float32) is None
+
+
 def test_without_a_memory_all_goes_through_the_pipe():
     room, piece = ReplyRoom(None), bytes(MIB)
     room.open(MIB)

@@ -101,7 +101,7 @@ class ReplyRoom:
         """Take it for a reply of at most so many bytes."""
         if self._file is None:
             return
-        size = -(-size // _STEP) * _STEP
+        size = max(-(-size // _STEP), 1) * _STEP  # nothing cannot be mapped
         if self._map is None or len(self._map) < size:
             os.ftruncate(self._file, size)
             self._map = mmap.mmap(self._file, size)

@@ -79,7 +79,7 @@ class _SeeingSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         weights = x.softmax(-1)
-        if x.is_cuda or bool(weights[..., :1].isnan().any()):  # a GPU is not waited for
+        if x.is_cuda or not bool(weights[..., :1].isfinite().all()):  # a GPU is not waited for
             weights.masked_fill_(_blind(x), 0)
         ctx.save_for_backward(weights)
         return weights

@@ -1,5 +1,6 @@
 """The memory that a model's process shares with its server: replies are right, and pages are counted and freed."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -192,3 +193,15 @@ def test_a_system_without_such_memory_uses_the_pipe(stand_ins, repository, monke
     with live_server(repository) as url, Client(url) as client:
         is_right(client.models.forward("one", LARGE))
         assert client.models.get("one").bytes < PROCESS_BYTES + MIB
+
+
+def test_a_model_that_ends_gives_its_memory_up(client):
+    def held():
+        links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+        return sum("attention-reply" in os.readlink(link) for link in links if os.path.lexists(link))
+
+    before = held()
+    for _ in range(2):
+        is_right(client.models.forward("one", LARGE))
+        client.models.unload("one")
+        assert held() == before - 2

@@ -39,7 +39,8 @@ class ReplyMemory:
         self.file = os.memfd_create("attention-reply", os.MFD_CLOEXEC)
         self._on_free = on_free
         self._mapped: weakref.ref[mmap.mmap] | None = None
-        weakref.finalize(self, os.close, self.file)
+        self.close = weakref.finalize(self, os.close, self.file)
+        """Gives it up, once its process has ended. A reply that lies here stays until it is sent."""
 
     @property
     def is_free(self) -> bool:

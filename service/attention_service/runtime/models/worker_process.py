@@ -118,6 +118,8 @@ class WorkerProcess:
 
     async def end(self) -> None:
         """End the process, and wait until its memory is free."""
+        for memory in self.memories:
+            memory.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -154,9 +154,9 @@ export function python({ method, path, body }: Asked): string {
 
 function withHttpx({ method, path, body }: Asked): string {
   const url = JSON.stringify(new URL(path, ROOT).href);
-  const sent = body === undefined ? "" : `, json=json.loads(body)`;
-  const lines = [body === undefined ? "" : "import json\n", "import httpx\n\n"];
-  if (body !== undefined) lines.push(`body = r'''${bodyText(body)}'''\n`);
+  const sent = body === undefined ? "" : ", json=body";
+  const lines = ["import httpx\n\n"];
+  if (body !== undefined) lines.push(`body = ${literal(JSON.parse(bodyText(body)))}\n`);
   lines.push(`reply = httpx.request("${method}", ${url}${sent})\nreply.raise_for_status()\n`);
   lines.push(method === "DELETE" ? "" : "print(reply.json())\n");
   return lines.join("");

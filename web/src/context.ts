@@ -39,7 +39,9 @@ export function usePage(): Page {
 }
 
 export interface Loaded<T> {
+  /** The last value; while `busy`, that of an earlier key. */
   value: T | null;
+  /** Why there is no value of this key. */
   problem: ProblemDocument | null;
   /** A newer value is under way. */
   busy: boolean;
@@ -52,7 +54,7 @@ const AGAIN = 2000; // milliseconds after which a server that did not answer is 
  * value stays until the next one is there. The signal aborts when nobody waits for the work any more.
  */
 export function useLoaded<T>(key: string, work: (signal: AbortSignal) => Promise<T>): Loaded<T> {
-  const [loaded, setLoaded] = useState<Loaded<T>>({ value: null, problem: null, busy: true });
+  const [loaded, setLoaded] = useState<Loaded<T> & { key: string }>({ key, value: null, problem: null, busy: true });
   const [trial, setTrial] = useState(0);
   const newest = useRef(work);
   newest.current = work;
@@ -63,18 +65,19 @@ export function useLoaded<T>(key: string, work: (signal: AbortSignal) => Promise
     const failed = (fault: unknown) => {
       if (!current) return;
       const problem = problemOf(fault);
-      setLoaded({ value: null, problem, busy: false });
+      setLoaded({ key, value: null, problem, busy: false });
       if (problem.code === NO_ANSWER) again = setTimeout(() => setTrial(trial + 1), AGAIN);
     };
     setLoaded((old) => ({ ...old, busy: true }));
-    newest.current(ending.signal).then((value) => current && setLoaded({ value, problem: null, busy: false }), failed);
+    newest.current(ending.signal).then((value) => current && setLoaded({ key, value, problem: null, busy: false }), failed);
     return () => {
       current = false;
       ending.abort();
       clearTimeout(again);
     };
   }, [key, trial]);
-  return loaded;
+  const { value, problem, busy } = loaded;
+  return loaded.key === key ? { value, problem, busy } : { value, problem: null, busy: true };
 }
 
 /** The width of an element in CSS pixels, as it changes. */

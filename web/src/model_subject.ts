@@ -5,8 +5,9 @@ import type { Asked } from "./api";
 import { duration } from "./format";
 import { ofSequence } from "./live";
 import { matrix } from "./matrix";
+import type { Counting } from "./matrix";
 import { integer } from "./state";
-import { MOST_CELLS, cached, countingOf, isCausal, isScaledDot, namesOf } from "./subject";
+import { MOST_CELLS, cached, countingOf, isCausal, isScaledDot, namesOf, remembered } from "./subject";
 import type { Layer, Params, Statistics, Subject } from "./subject";
 import type { Body, Tensor } from "./tensors";
 import type { ModelInfo, ModelLabels, ModelRan } from "./types";
@@ -116,22 +117,20 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     return matrix(rows, columns, data.subarray(from, from + rows * columns));
   };
   /** The largest weights of squares of all heads: one pass for all of them. */
-  const pooled = new Map<number, Promise<Record<string, Tensor>>>();
+  const pooled = remembered(async (pool: number) => (await ask({ pool, return_weights: false })).tensors);
   const labels = first(reply.labels);
   const counting = countingOf(params);
-  let counted: Promise<Statistics[]> | null = null;
   /** The statistics of all layers, of a text whose weights are too many to count here. */
-  const served = () => {
-    const { window, sinks, classes } = counting;
-    const ids = (members: string[]) => [...new Set(labels.ids.filter((_, i) => members.includes(bare(labels.tokens[i]))))];
+  const served = remembered(async ({ window, sinks, classes }: Counting) => {
+    const ids = (members: string[]) => [...new Set(labels.ids.filter((_id, i) => members.includes(bare(labels.tokens[i]))))];
     const token_classes = Object.fromEntries(Object.entries(classes).map(([name, members]) => [name, ids(members)]));
-    counted ??= ask({ return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes } }).then(({ tensors }) => layers.map(({ ref = "", heads }, at) => {
+    const { tensors } = await ask({ return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes } });
+    return layers.map(({ ref = "", heads }, at): Statistics => {
       const own = Object.entries(tensors).filter(([name]) => name.startsWith(`layers.${at}.statistics.`));
       const from = batched(ref) ? crop * heads.length : 0;
       return Object.fromEntries(own.map(([name, { data }]) => [name.split(".").slice(3).join("."), Array.from(data.subarray(from, from + heads.length))]));
-    }));
-    return counted;
-  };
+    });
+  });
   const body = (layer: number, head: number): Body => ({ ...input, layers: [reply.layers[layer].layer], select: { heads: [head] } });
   return {
     title: `${id}: ${text}`,
@@ -152,9 +151,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       const { ref = "", queries } = layers[layer];
       return async (pool, from, to) => {
         if (pool > 1 && from === 0 && to >= queries.length) {
-          const known = pooled.get(pool) ?? ask({ pool, return_weights: false }).then(({ tensors }) => tensors);
-          pooled.set(pool, known);
-          return cut((await known)[`layers.${layer}.pooled`], ref, head);
+          return cut((await pooled(pool))[`layers.${layer}.pooled`], ref, head);
         }
         const rows = Array.from({ length: to - from }, (_, i) => from + i);
         const asked = { ...body(layer, head), statistics: [], select: { heads: [head], queries: rows }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
@@ -179,7 +176,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       const own = Object.entries(tensors).filter(([name]) => name.startsWith("layers.0."));
       return { asked, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, crop)])) };
     },
-    statistics: async (layer) => (whole ? null : (await served())[layer]),
+    statistics: async (layer) => (whole ? null : (await served(counting))[layer]),
     asked: (layer, head) => Promise.resolve<Asked>({ method: "POST", path: `${path}/weights`, body: body(layer, head) }),
     told: () => Promise.resolve(null),
   };

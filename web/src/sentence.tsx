@@ -22,6 +22,7 @@ export function Sentence({ id, tokens }: { id: string; tokens: number | null }) 
   const [draft, setDraft] = useState(text);
   const [target, setTarget] = useState(params.target ?? "");
   useEffect(() => setDraft(text), [text]);
+  useEffect(() => setTarget(params.target ?? ""), [params.target]);
   const takes = (what: string) => model?.takes.includes(what) ?? what === "text";
   const take = (file: File | undefined) => {
     setProblem(null);

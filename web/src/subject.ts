@@ -226,7 +226,6 @@ async function openStored(id: string, counting: Counting): Promise<Subject> {
     const heads = first === undefined || last === undefined ? {} : { heads: `${first}:${last}` };
     return part({ layer: name.slice(0, cut), tensor: name.slice(cut + 1), ...heads });
   };
-  const counted = new Map<string, Promise<Statistics>>(); // by layer: a pass over all of its weights
   const server: Server = {
     asked: (layer, head) => ({ method: "GET", path: `${path}?${new URLSearchParams({ layer, heads: `${head}:${head + 1}` })}` }),
     strips: (layer, head) => async (pool, first, last) => {
@@ -234,16 +233,13 @@ async function openStored(id: string, counting: Counting): Promise<Subject> {
       const { shape, data } = await part({ layer, heads: `${head}:${head + 1}`, queries: `${first}:${last}`, ...pooled });
       return matrix(shape[1], shape[2], data);
     },
-    statistics: (layer) => {
+    // A pass over all weights of the layer.
+    statistics: remembered(async (layer) => {
       const asked = { ...counting, statistics: namesOf(counting), layers: [layer] };
-      const made = counted.get(layer) ?? call<RecordingStatistics>("POST", `${path}/statistics`, asked).then(({ attentions }) => {
-        const { classes = {}, ...others } = attentions[0].statistics;
-        return { ...others, ...Object.fromEntries(Object.entries(classes).map(([name, each]) => [CLASSES + name, each])) };
-      });
-      counted.set(layer, made);
-      made.catch(() => counted.delete(layer));
-      return made;
-    },
+      const { attentions } = await call<RecordingStatistics>("POST", `${path}/statistics`, asked);
+      const { classes = {}, ...others } = attentions[0].statistics;
+      return { ...others, ...Object.fromEntries(Object.entries(classes).map(([name, each]) => [CLASSES + name, each])) };
+    }),
   };
   const subject = ofRecording(described, new Set(described.tensors.map(({ name }) => name)), read, server, `stored, ${sized(described.bytes)}`, counting);
   return { ...subject, recording: path };
@@ -461,6 +457,19 @@ async function served(module: string, body: Body, params: Params, name: string, 
         queries: queries ? queries.data[Math.min(sequence, queries.data.length - 1)] : size[0],
         ran: reply.ran,
       }),
+  };
+}
+
+/** Remember what was asked for by its key. What failed is asked for again. */
+export function remembered<K, T>(make: (key: K) => Promise<T>): (key: K) => Promise<T> {
+  const kept = new Map<K, Promise<T>>();
+  return (key) => {
+    const old = kept.get(key);
+    if (old) return old;
+    const made = make(key);
+    kept.set(key, made);
+    made.catch(() => kept.delete(key));
+    return made;
   };
 }
 

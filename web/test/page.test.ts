@@ -12,7 +12,7 @@ import { pairOf } from "../src/pair";
 import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
 import { changed, format, integer, parse } from "../src/state";
-import { isScaledDot } from "../src/subject";
+import { isScaledDot, remembered } from "../src/subject";
 import { distribution, means, strongest, textsOf } from "../src/survey";
 import { base64, fromNested, nested, ofBlob, openTensors, stacked, toJson } from "../src/tensors";
 
@@ -348,6 +348,16 @@ describe("a head that a server pools", () => {
     expect(asked.length).toBeGreaterThan(1);
     expect(new Set(asked).size).toBe(asked.length);
     vi.useRealTimers();
+  });
+});
+
+describe("what is remembered by its key", () => {
+  it("is asked for once, and again where it failed", async () => {
+    const asked: number[] = [];
+    const read = remembered((key: number) => (asked.push(key), asked.length === 1 ? Promise.reject(new Error("lost")) : Promise.resolve(2 * key)));
+    await expect(read(3)).rejects.toThrow("lost");
+    expect([await read(3), await read(3), await read(4)]).toEqual([6, 6, 8]);
+    expect(asked).toEqual([3, 3, 4]);
   });
 });
 

@@ -38,22 +38,24 @@ function changes(before: Rows, after: Rows, tokens: number): { token: number[]; 
 
 export function Edit({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const { name, heads, queries, keys } = subject.layers[layer];
+  const asked = subject.layers[layer];
   const { edits, temperature, causal } = readChanges(params);
   const toggle = (edit: Change) => go({ edits: writeEdits(toggled(edits, edit)) });
-  const fits = Math.max(queries.length, keys.length) <= MOST_TOKENS.edit;
+  const fits = Math.max(asked.queries.length, asked.keys.length) <= MOST_TOKENS.edit;
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${params.edits ?? ""}/${temperature}/${causal}`, async () => {
     const live = fits ? await subject.live(layer) : null;
     if (!live) return null;
     const sequence = integer(params.sequence, 0);
-    const taps = { return: ["weights", "output"], ...(heads.length > 1 ? { select: { heads: [head] } } : {}) };
-    const changed = editedFields(edits, temperature, causal, queries.length, keys.length);
+    const taps = { return: ["weights", "output"], ...(asked.heads.length > 1 ? { select: { heads: [head] } } : {}) };
+    const changed = editedFields(edits, temperature, causal, asked.queries.length, asked.keys.length);
     const [plain, edited] = await Promise.all([forwardOf(live, taps, sequence), forwardOf(live, { ...taps, ...changed }, sequence)]);
     const [before, after] = [headOf(plain.tensors.weights, 0), headOf(edited.tensors.weights, 0)];
-    const output = changes(plain.taps.output ?? [], edited.taps.output ?? [], queries.length);
-    return { before, after, less: difference(after, before), output, plain, edited };
+    const output = changes(plain.taps.output ?? [], edited.taps.output ?? [], asked.queries.length);
+    return { layer, head, before, after, less: difference(after, before), output, plain, edited };
   });
-  const label = headTitle(subject, layer, head);
+  const shown = value ?? { layer, head }; // until the next attention is there, the one before with its own tokens and names
+  const { name, heads, queries, keys } = subject.layers[shown.layer];
+  const label = headTitle(subject, shown.layer, shown.head);
   const chip = (text: string, edit: Change, about: string) => (
     <button key={about} type="button" aria-pressed={has(edits, edit)} aria-label={about} onClick={() => toggle(edit)}>{text}</button>
   );
@@ -78,14 +80,14 @@ export function Edit({ subject, layer, head }: SubjectProps) {
           <Export of={{ name: "edit", scene: () => heatScene(value.less, { theme, title: `${label}: edited less unedited`, queries, keys, signed: true }), rows: () => matrixRows(value.after, queries, keys), json: () => ({ edits, temperature, causal, output: value.output, weights: Array.from(value.after.data) }) }} />
           <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the other keys share its weight. {ABOUT_ROUNDING}</p>
           <div class="side">
-            <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(head, query, key))} /></figure>
+            <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(shown.head, query, key))} /></figure>
             <figure><figcaption>edited less unedited</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
             <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: queries.slice(0, 40), values: value.output.token.slice(0, 40), told: effect })} />
           </div>
           <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(Number(each)) }]} />
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
           <Commands calls={[value.edited.asked, value.plain.asked]} />
-          {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
+          {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[shown.layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
         </div>
       )}
     </>

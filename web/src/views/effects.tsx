@@ -34,7 +34,6 @@ const MEASURES: [string, string][] = [["relative", "‖change‖ / ‖output‖"
 
 export function Effects({ subject, layer }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const { name, heads, queries, keys } = subject.layers[layer];
   const many = subject.layers.length > 1;
   const chosen = params.over && params.over in SWEEPS && (many || params.over !== "layers") ? params.over : "heads";
   const { edit, over, label } = SWEEPS[chosen];
@@ -42,19 +41,22 @@ export function Effects({ subject, layer }: SubjectProps) {
   const held = chosen === "layers" ? null : readChanges(params);
   const places = chosen === "layers" ? subject.layers.map((_, i) => i) : [layer];
   const fits = places.every((i) => Math.max(subject.layers[i].queries.length, subject.layers[i].keys.length) <= MOST_TOKENS.effects);
-  const rows = chosen === "layers" ? subject.layers.map((each) => each.name) : heads;
-  const most = Math.max(...subject.layers.map((each) => each.heads.length));
-  const columns = { heads: [measure], layers: Array.from({ length: most }, (_, i) => String(i)), queries, keys }[chosen] ?? [];
   const axes: [string, string] = chosen === "layers" ? ["layers", "heads"] : ["heads", over[1] ?? measure];
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${chosen === "layers" ? "" : layer}/${chosen}/${JSON.stringify(held)}`, async () => {
     if (!fits) return null;
     const all = await Promise.all(places.map(async (i) => {
       const live = await subject.live(i);
-      const changed = held && editedFields(held.edits, held.temperature, held.causal, queries.length, keys.length);
+      const changed = held && editedFields(held.edits, held.temperature, held.causal, subject.layers[i].queries.length, subject.layers[i].keys.length);
       return live && effectsOf(live, { sweep: { ...edit, over }, ...changed }, integer(params.sequence, 0));
     }));
-    return { all: all.filter((each) => each !== null), chosen };
+    return { all: all.filter((each) => each !== null), chosen, layer };
   });
+  // Until the next layer's are there, the effects before with the tokens and names of their own.
+  const shown = value?.layer ?? layer;
+  const { name, heads, queries, keys } = subject.layers[shown];
+  const rows = chosen === "layers" ? subject.layers.map((each) => each.name) : heads;
+  const most = Math.max(...subject.layers.map((each) => each.heads.length));
+  const columns = { heads: [measure], layers: Array.from({ length: most }, (_, i) => String(i)), queries, keys }[chosen] ?? [];
   const made = value?.chosen === chosen && value.all.length === places.length ? value.all : null;
   const of = matrix(rows.length, columns.length);
   made?.forEach(({ tensors }, i) => of.data.set(tensors[`effects.${measure}`].data.subarray(0, of.data.length - i * columns.length).map((each, at) => settled(each, tensors["effects.relative"].data[at])), i * columns.length));
@@ -64,7 +66,7 @@ export function Effects({ subject, layer }: SubjectProps) {
   /** The edit of one cell. */
   const open = (i: number, j: number) => {
     const one: Change = { ...edit, heads: [chosen === "layers" ? j : i], ...(over[1] ? { [over[1]]: [j] } : {}) };
-    go({ view: "edit", edits: writeEdits([...(held?.edits ?? []), one]), ...(chosen === "layers" ? { layer: i, head: j } : { head: i }) });
+    go({ view: "edit", edits: writeEdits([...(held?.edits ?? []), one]), ...(chosen === "layers" ? { layer: i, head: j } : { layer: shown, head: i }) });
   };
   const title = `${formula} by ${label}${many && chosen !== "layers" ? `, ${name}` : ""}`;
   const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns, axes }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), told: effect }));

@@ -77,6 +77,7 @@ export function Generation({ model }: { model: ModelInfo }) {
   const key = JSON.stringify([model.id, text, edits]);
   const seed = integer(params.seed, 0);
   const runKey = JSON.stringify([key, temperature, temperature ? seed : 0]);
+  atHand = runKey;
   const came = integer(params.came, 0, 0, MOST_TOKENS);
   // The next token: the logits of the whole vocabulary give its probabilities at any temperature.
   const next = useLoaded(key, async () => {
@@ -112,7 +113,8 @@ export function Generation({ model }: { model: ModelInfo }) {
         }
       } finally {
         keep(KEPT, made);
-        if (made.came.length) go({ came: made.came.length }, "replace");
+        // Else the address would ask for as many tokens of what was chosen meanwhile.
+        if (made.came.length && made.key === atHand) go({ came: made.came.length }, "replace");
       }
       announce(`${made.came.length} tokens came.`);
     } catch (fault) {
@@ -188,6 +190,8 @@ function nextScene(logits: Float32Array, top: Predictions["predictions"][number]
 
 /** The last run, over changes of the view. */
 let lastRun: Run | null = null;
+/** What a run would be made of now: the key of the choices at hand. */
+let atHand = "";
 
 interface CameProps {
   run: Run;

@@ -62,6 +62,8 @@ const PREDICTION = "prediction";
 
 /** The gradients of one number, and what they say of the heads. */
 interface Gradients {
+  /** The layer that they are of. */
+  layer: number;
   /** ∂L/∂weights `[head, query, key]`; none of a readout. */
   slopes: Tensor | null;
   /** Attributions by name. */
@@ -87,6 +89,7 @@ async function ofPrediction(subject: Subject, layer: number, of: Body, crop: num
   const relevance = new Float32Array(cells);
   products.forEach((each, at) => (relevance[at % cells] += Math.max(0, each) / heads.length));
   return {
+    layer,
     slopes,
     tensors: { gradient_attention: { shape: slopes.shape, data: products }, relevance: { shape: [queries.length, keys.length], data: relevance } },
     importance: heads.map((_, head) => Math.abs(effects.reduce((total, each, at) => (at % heads.length === head ? total + each : total), 0))),
@@ -175,16 +178,16 @@ function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: s
   );
 }
 
-function Shaped({ subject, layer, head, predicted }: SubjectProps & { predicted: Predicted | null }) {
+function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { predicted: Predicted | null }) {
   const { params, go, theme } = usePage();
-  const { name, heads, queries, keys } = subject.layers[layer];
-  const fits = Math.max(queries.length, keys.length) <= MOST_TOKENS.gradient;
+  const asked = subject.layers[layer];
+  const fits = Math.max(asked.queries.length, asked.keys.length) <= MOST_TOKENS.gradient;
   const chosen = params.attribution && params.attribution in ATTRIBUTIONS ? params.attribution : "gradient_attention";
   const { label: kind, method = chosen, signed = false, together = false } = ATTRIBUTIONS[chosen];
   const predicts = predicted !== null && OF_PREDICTION.includes(chosen);
   const of = predicts ? predicted.of : {};
   // The sum of the whole output would give every query the same gradient.
-  const usual = predicts ? PREDICTION : subject.sequences === 1 ? `token:${queries.length - 1}` : "sum";
+  const usual = predicts ? PREDICTION : subject.sequences === 1 ? `token:${asked.queries.length - 1}` : "sum";
   const loss = params.loss ?? usual;
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${loss}/${loss === "readout" ? (params.readout ?? "") : ""}/${method}/${loss === PREDICTION ? JSON.stringify(of) : ""}`, async (signal): Promise<Gradients | null> => {
     if (!fits) return null;
@@ -195,9 +198,10 @@ function Shaped({ subject, layer, head, predicted }: SubjectProps & { predicted:
     const methods = [...new Set(["gradient_attention", "head_importance", method])];
     const more: Body = {};
     if (loss === "readout") Object.assign(more, readoutOf(params.readout));
-    else if (loss !== "sum" && subject.sequences === 1) more.upstream = upstream((await forwardOf(live, { return: ["output"] }, sequence)).tensors.output, loss, queries.length);
+    else if (loss !== "sum" && subject.sequences === 1) more.upstream = upstream((await forwardOf(live, { return: ["output"] }, sequence)).tensors.output, loss, asked.queries.length);
     const [attributed, gradients] = await Promise.all([attributionOf(live, { methods, ...more }, sequence), loss === "readout" ? null : gradientsOf(live, { wrt: ["weights"], ...more }, sequence)]);
     return {
+      layer,
       slopes: gradients && gradients.tensors["gradients.weights"],
       tensors: attributed.tensors,
       importance: Array.from(attributed.tensors.head_importance.data),
@@ -205,15 +209,19 @@ function Shaped({ subject, layer, head, predicted }: SubjectProps & { predicted:
       calls: [...(gradients ? [gradients.asked] : []), attributed.asked],
     };
   });
+  // Until the next layer's are there, the gradients before with the tokens and names of their own.
+  const shown = value?.layer ?? layer;
+  const { name, heads, queries, keys } = subject.layers[shown];
+  const head = Math.min(wanted, heads.length - 1);
   const tensors = value?.tensors ?? {};
   const slopes = value?.slopes ? headOf(value.slopes, head) : null;
   const products = tensors.gradient_attention && headOf(tensors.gradient_attention, head);
   const attributed = tensors[chosen] && headOf(tensors[chosen], together ? 0 : head);
   const importance = value?.importance ?? [];
   const gap = chosen === "integrated" ? tensors["completeness.gap"]?.data[0] : undefined;
-  const label = headTitle(subject, layer, head);
+  const label = headTitle(subject, shown, head);
   const options: [string, string][] = [...(predicts ? [[PREDICTION, predicted.told.predicts === "class" ? "the log-probability of a class" : "the log-probability of a token"] as [string, string]] : []), ["sum", "the sum of the output"]];
-  if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
+  if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...asked.queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
   const title = together ? `${kind}, ${name}` : `${kind} of ${label}`;
   const shared = { queries, keys, facts: { loss, layer: name, head, importance } };
   return (

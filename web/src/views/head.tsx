@@ -33,40 +33,43 @@ export const matrixRows = (of: Matrix, queries: string[], keys: string[]) => [
 
 export function Head({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const { name, queries, keys } = subject.layers[layer];
-  const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
+  const asked = subject.layers[layer];
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
     const read = subject.strips(layer, head);
-    const of = read ? await Tiles.open(queries.length, keys.length, read) : await subject.weights(layer, head);
+    const of = read ? await Tiles.open(asked.queries.length, asked.keys.length, read) : await subject.weights(layer, head);
     const coarsest = of instanceof Tiles ? of.coarsest : of;
     const own = statistics(of instanceof Tiles ? matrix(0, 0) : of, subject.layers[layer], subject.counting);
     const served = (await subject.statistics(layer)) ?? {};
     for (const each in own) own[each] = served[each]?.[head] ?? own[each];
     const { keys: received } = marginals(coarsest);
     const most = received.reduce((best, each, key) => (each > received[best] ? key : best), 0);
-    return { of, coarsest, own, most, asked: await subject.asked(layer, head) };
+    return { layer, head, of, coarsest, own, most, call: await subject.asked(layer, head) };
   });
+  // Until the next head is there, the one before with its own tokens and name.
+  const shown = value ?? { layer, head };
+  const { name, queries, keys } = subject.layers[shown.layer];
   const small = Math.max(queries.length, keys.length) <= MOST_LINES;
   const lines = params.show === "lines" && small;
   useNowhere(lines);
   const large = queries.length * keys.length > MOST_SAVED;
   const range = (params.range ?? (small ? "own" : "log")) as Range;
   if (problem) return <ProblemBox problem={problem} />;
-  if (!value || value.of.rows !== queries.length || value.of.columns !== keys.length) return <p class="empty">Reading the weights…</p>;
-  const { of, coarsest, own, most, asked } = value;
+  if (!value) return <p class="empty">Reading the weights…</p>;
+  const { of, coarsest, own, most, call } = value;
   const tiled = of instanceof Tiles;
-  const title = headTitle(subject, layer, head);
+  const title = headTitle(subject, shown.layer, shown.head);
   const least = Number(params.least ?? 0.05);
   const only = params.query ? Number(params.query) : null;
   const drawing = () => heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
   return (
-    <>
+    <div aria-busy={busy}>
       <div class="fields">
         {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
         {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
         {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, "slide")} hint={least.toFixed(2)} />}
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
       </div>
-      {!lines && <Export of={{ name: `weights-${name}-${head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />}
+      {!lines && <Export of={{ name: `weights-${name}-${shown.head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head: shown.head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />}
       {!lines && !tiled && <TokenRow say of={of} queries={queries} keys={keys} at={{ query: only, key: only !== null && params.key ? Number(params.key) : null }} pick={(query) => go({ view: "query", query, key: "" })} />}
       {lines ? <HeadLines subject={subject} layer={layer} head={head} least={least} only={only} /> : (
         <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={cellOf(params.query, params.key)}
@@ -76,7 +79,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
       {!lines && <p class="small">The bars: on the right the largest weight of each query, below the {tiled ? "largest weight of each key" : `mean weight that each key receives. The most attended key is ${keys[most]}`}. Click a cell to follow its query step by step. Where cells are smaller than a pixel, a pixel shows the largest of its cells; Ctrl and the wheel, or the plus key, zoom in{tiled ? ": the server pools the cells, and sends those that come into view" : ""}.</p>}
       <h3>Statistics</h3>
       <FactList facts={statisticsOf(subject.counting).map(([each, label]) => [label, real(own[each])])} />
-      <Commands calls={[asked]} />
-    </>
+      <Commands calls={[call]} />
+    </div>
   );
 }

@@ -35,19 +35,21 @@ function partsOf(spec: Spec | undefined): [string, Named][] {
 
 export function Learn({ subject, layer, head }: SubjectProps) {
   const { params, go, theme, modules } = usePage();
-  const { heads, queries, keys } = subject.layers[layer];
-  const query = integer(params.query, 0, 0, queries.length - 1);
+  const asked = subject.layers[layer];
+  const wanted = integer(params.query, 0, 0, asked.queries.length - 1);
   const temperature = Number(params.tau ?? 1) || 1;
-  const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${query}`, async () => {
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${wanted}`, async () => {
     const [live, { variants }] = await Promise.all([subject.live(layer), call<{ variants: VariantInfo[] }>("GET", "v1/variants")]);
-    const select = { queries: [query], ...(heads.length > 1 ? { heads: [head] } : {}) };
+    const select = { queries: [wanted], ...(asked.heads.length > 1 ? { heads: [head] } : {}) };
     const made = live && (await forwardOf(live, { return: ["q", "masked_scores", "weights"], select }, integer(params.sequence, 0)));
     const module = modules.find((each) => each.name === live?.module);
     const spec = module ? module.config.spec : (live?.body.spec as Spec | undefined);
-    return { variants, made, spec, width: made?.tensors.q.shape.at(-1) ?? 0, query };
+    return { variants, made, spec, width: made?.tensors.q.shape.at(-1) ?? 0, layer, name: asked.heads[head], query: wanted };
   });
-  if (!value || value.query >= queries.length) return problem ? <ProblemBox problem={problem} /> : <p class="empty">Asking the server…</p>;
-  const { made, variants, spec, width } = value;
+  if (!value) return problem ? <ProblemBox problem={problem} /> : <p class="empty">Asking the server…</p>;
+  const { made, variants, spec, width, name, query } = value;
+  // Until the next query's are there, the numbers of the one before with its own tokens and names.
+  const { queries, keys } = subject.layers[value.layer];
   const scores = made ? Array.from(made.tensors.masked_scores.data) : null;
   const weights = made ? Array.from(made.tensors.weights.data) : null;
   const shares = scores && softmax(scores, temperature);
@@ -55,32 +57,34 @@ export function Learn({ subject, layer, head }: SubjectProps) {
   return (
     <>
       <div class="fields">
-        <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i) => [String(i), `${i} ${each}`])} />
+        <Choice label="Query" value={String(wanted)} set={(each) => go({ query: each })} options={asked.queries.map((each, i) => [String(i), `${i} ${each}`])} />
         <Field label="Temperature τ" hint={temperature.toFixed(2)} type="range" min={-3} max={3} step={0.1} value={Math.log2(temperature)} live set={(each) => go({ tau: Math.abs(Number(each)) < 0.05 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />
       </div>
-      <ol class="steps">
-        <li>Each query is compared with each key. <Formula label="s of j is q dot k of j over the square root of d"><Sub of="s" at="j" /><mo>=</mo><mfrac><mrow><mi>q</mi><mo>·</mo><Sub of="k" at="j" /></mrow><msqrt><mi>d</mi></msqrt></mfrac></Formula>{width > 0 && <> with d = {width}, so √d = {real(Math.sqrt(width), 3)}.</>}{scores && <> The scores of {queries[query]} lie between {precise(Math.min(...scores.filter(Number.isFinite)))} and {precise(Math.max(...scores))}.</>}</li>
-        <li>A mask sets the score of a hidden key to −∞. {scores && <>Here {scores.filter((each) => each === -Infinity).length} of {keys.length} are hidden.</>}</li>
-        <li>Scores become shares. <Formula label="w of j is e to the s of j over tau, over the sum of the same over all keys"><Sub of="w" at="j" /><mo>=</mo><mfrac><msup><mi>e</mi><mrow><Sub of="s" at="j" /><mo>/</mo><mi>τ</mi></mrow></msup><mrow><munder><mo>∑</mo><mi>i</mi></munder><msup><mi>e</mi><mrow><Sub of="s" at="i" /><mo>/</mo><mi>τ</mi></mrow></msup></mrow></mfrac></Formula> A small τ picks the largest score, a large τ makes all shares equal. Move the slider.</li>
-        <li>The output is the mean of the values with these shares. <Formula label="o is the sum over j of w of j times v of j"><mi>o</mi><mo>=</mo><munder><mo>∑</mo><mi>j</mi></munder><Sub of="w" at="j" /><Sub of="v" at="j" /></Formula></li>
-      </ol>
-      {shares && weights && plain && (
-        <div class="side">
-          <Drawing fit scene={barScene({ theme, title: `${queries[query]} at τ = ${temperature.toFixed(2)}`, labels: keys, values: shares })} />
-          <Table caption={`Scores and shares of ${queries[query]}, ${heads[head]}`} rows={keys} columns={[
-            { head: "key", header: true, cell: (each) => each },
-            { head: "score s", number: true, cell: (_, j) => real(scores[j]) },
-            { head: "share at τ", number: true, cell: (_, j) => real(shares[j], 5) },
-            { head: "weight of the server", number: true, cell: (_, j) => real(weights[j], 5) },
-          ]} />
-        </div>
-      )}
-      {!made && <p>The recording holds no q, k and v, so its scores are not known.</p>}
+      <div aria-busy={busy}>
+        <ol class="steps">
+          <li>Each query is compared with each key. <Formula label="s of j is q dot k of j over the square root of d"><Sub of="s" at="j" /><mo>=</mo><mfrac><mrow><mi>q</mi><mo>·</mo><Sub of="k" at="j" /></mrow><msqrt><mi>d</mi></msqrt></mfrac></Formula>{width > 0 && <> with d = {width}, so √d = {real(Math.sqrt(width), 3)}.</>}{scores && <> The scores of {queries[query]} lie between {precise(Math.min(...scores.filter(Number.isFinite)))} and {precise(Math.max(...scores))}.</>}</li>
+          <li>A mask sets the score of a hidden key to −∞. {scores && <>Here {scores.filter((each) => each === -Infinity).length} of {keys.length} are hidden.</>}</li>
+          <li>Scores become shares. <Formula label="w of j is e to the s of j over tau, over the sum of the same over all keys"><Sub of="w" at="j" /><mo>=</mo><mfrac><msup><mi>e</mi><mrow><Sub of="s" at="j" /><mo>/</mo><mi>τ</mi></mrow></msup><mrow><munder><mo>∑</mo><mi>i</mi></munder><msup><mi>e</mi><mrow><Sub of="s" at="i" /><mo>/</mo><mi>τ</mi></mrow></msup></mrow></mfrac></Formula> A small τ picks the largest score, a large τ makes all shares equal. Move the slider.</li>
+          <li>The output is the mean of the values with these shares. <Formula label="o is the sum over j of w of j times v of j"><mi>o</mi><mo>=</mo><munder><mo>∑</mo><mi>j</mi></munder><Sub of="w" at="j" /><Sub of="v" at="j" /></Formula></li>
+        </ol>
+        {shares && weights && plain && (
+          <div class="side">
+            <Drawing fit scene={barScene({ theme, title: `${queries[query]} at τ = ${temperature.toFixed(2)}`, labels: keys, values: shares })} />
+            <Table caption={`Scores and shares of ${queries[query]}, ${name}`} rows={keys} columns={[
+              { head: "key", header: true, cell: (each) => each },
+              { head: "score s", number: true, cell: (_, j) => real(scores[j]) },
+              { head: "share at τ", number: true, cell: (_, j) => real(shares[j], 5) },
+              { head: "weight of the server", number: true, cell: (_, j) => real(weights[j], 5) },
+            ]} />
+          </div>
+        )}
+        {!made && <p>The recording holds no q, k and v, so its scores are not known.</p>}
+      </div>
       <h3>The parts of this attention</h3>
       <Table caption="Formula and source of each part" rows={partsOf(spec)} columns={[
         { head: "part", header: true, cell: ([kind]) => kind },
-        { head: "name", cell: ([, { name }]) => name },
-        ...(["formula", "gradient", "cost", "source"] as const).map((fact) => ({ head: fact, cell: ([kind, { name }]: [string, Named]) => <span class="wrap">{variants.find((each) => each.kind === kind && each.name === name)?.[fact] ?? "—"}</span> })),
+        { head: "name", cell: ([, part]) => part.name },
+        ...(["formula", "gradient", "cost", "source"] as const).map((fact) => ({ head: fact, cell: ([kind, part]: [string, Named]) => <span class="wrap">{variants.find((each) => each.kind === kind && each.name === part.name)?.[fact] ?? "—"}</span> })),
       ]} />
       <Commands calls={[made?.asked ?? null, { method: "GET", path: "v1/variants" }]} />
     </>

@@ -42,11 +42,12 @@ async function read(subject: Subject): Promise<Head[]> {
     const halvings = Math.max(1, Math.ceil(Math.log2(Math.max(queries.length, keys.length) / MOST_SIDE)));
     // Of very many weights the page shows the statistics alone.
     const few = queries.length * keys.length <= MOST_HEAD_CELLS;
-    const whole = strips ? matrix(0, 0) : await subject.weights(layer, head);
-    let of = strips && few ? await strips(2 ** halvings, 0, queries.length) : whole;
+    const [shown, counted] = await Promise.all([strips ? (few ? strips(2 ** halvings, 0, queries.length) : matrix(0, 0)) : subject.weights(layer, head), served]);
+    const whole = strips ? matrix(0, 0) : shown;
+    let of = shown;
     while (Math.max(of.rows, of.columns) > MOST_SIDE) of = pooled(of);
     const own = statistics(whole, subject.layers[layer], subject.counting);
-    const told = (await served)[layer] ?? {};
+    const told = counted[layer] ?? {};
     for (const each in own) own[each] = told[each]?.[head] ?? own[each];
     return { layer, head, name: subject.layers.length > 1 ? heads[head] : headTitle(subject, layer, head), of, statistics: own };
   }));

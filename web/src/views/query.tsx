@@ -3,15 +3,17 @@
 import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { barScene } from "../drawings";
+import type { Asked } from "../api";
 import { precise, real } from "../format";
 import { forwardOf, headOf } from "../live";
 import type { Made } from "../live";
 import { productsOf } from "../products";
 import { integer } from "../state";
 import { row } from "../matrix";
+import type { Matrix } from "../matrix";
 import { NOWHERE, usePointed, usePointing } from "../pointed";
 import { headTitle, subjectKey } from "../subject";
-import type { Tapped } from "../subject";
+import type { Subject, Tapped } from "../subject";
 import { TokenRow } from "../token_row";
 import type { ModuleInfo } from "../types";
 import { Choice, Commands, Drawing, Export, NumberTable, ProblemBox, RanTable, Table } from "../ui";
@@ -55,28 +57,53 @@ function vectorsOf(source: string, modules: ModuleInfo[]): string {
 const norm = (of: Float32Array) => Math.hypot(...of);
 
 export function Query({ subject, layer, head }: SubjectProps) {
-  const { params, go, theme, modules } = usePage();
-  const { name, heads, queries, keys } = subject.layers[layer];
-  const query = integer(params.query, 0, 0, queries.length - 1);
+  const { params, go } = usePage();
+  const asked = subject.layers[layer];
+  const query = integer(params.query, 0, 0, asked.queries.length - 1);
   useCorrected({ query });
-  const { value, problem } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${query}`, async () => {
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${query}`, async (): Promise<Stepped> => {
     const strips = subject.strips(layer, head);
     const ofQuery = strips ? await strips(1, query, query + 1) : await subject.weights(layer, head);
     const live = await subject.live(layer);
     const select = { heads: [head], queries: [query] };
     const sequence = integer(params.sequence, 0);
-    const ask = (taps: string[]): Promise<Made> | null => (live ? forwardOf(live, { return: taps, ...(heads.length > 1 ? { select } : { select: { queries: [query] } }) }, sequence) : null);
+    const ask = (taps: string[]): Promise<Made> | null => (live ? forwardOf(live, { return: taps, ...(asked.heads.length > 1 ? { select } : { select: { queries: [query] } }) }, sequence) : null);
     // Methods without scores have no steps.
     const made = await (ask(TAPS)?.catch(() => ask(FALLBACK)).catch(() => null) ?? null);
     // A whole model whose attention cannot be computed apart from it has steps too.
     const steps = made ?? (await subject.taps?.(layer, head, query).catch(() => null)) ?? null;
-    return { of: strips ? null : ofQuery, weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, steps, parts: partsOf(steps), asked: await subject.asked(layer, head), query };
+    return { of: strips ? null : ofQuery, weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, steps, parts: partsOf(steps), call: await subject.asked(layer, head), layer, head, query };
   });
+  if (problem) return <ProblemBox problem={problem} />;
+  if (!value) return <p class="empty">Reading the weights…</p>;
+  const choice = (
+    <div class="fields">
+      <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={asked.queries.map((each, i) => [String(i), `${i} ${each}`])} />
+    </div>
+  );
+  // Until the next query's are there, the steps of the one before with its own tokens and names.
+  return <>{choice}<div aria-busy={busy}><Steps subject={subject} of={value} /></div></>;
+}
+
+/** What one query of a head goes through. */
+interface Stepped {
+  layer: number;
+  head: number;
+  query: number;
+  /** All weights of the head, unless they are read in strips. */
+  of: Matrix | null;
+  weights: Float32Array;
+  made: Made | null;
+  steps: Tapped | null;
+  parts: ReturnType<typeof partsOf>;
+  call: Asked | null;
+}
+
+function Steps({ subject, of: { layer, head, query, of, weights, made, steps, parts, call } }: { subject: Subject; of: Stepped }) {
+  const { params, go, theme, modules } = usePage();
+  const { name, heads, queries, keys } = subject.layers[layer];
   const pointing = usePointing();
   const { key: marked } = usePointed(pointing);
-  if (problem) return <ProblemBox problem={problem} />;
-  if (!value || value.query >= queries.length || value.weights.length !== keys.length) return <p class="empty">Reading the weights…</p>;
-  const { weights, made, steps, parts, asked } = value;
   const tensors: Partial<Tapped["tensors"]> = steps?.tensors ?? {};
   const scores = tensors.scores ? Array.from(tensors.scores.data) : null;
   const masked = tensors.masked_scores ? Array.from(tensors.masked_scores.data) : scores;
@@ -99,11 +126,8 @@ export function Query({ subject, layer, head }: SubjectProps) {
   const csv = () => [["key", "score", "masked score", "weight"], ...rows.map(({ key, j }) => [key, scores?.[j] ?? "", masked?.[j] ?? "", shown[j]])];
   return (
     <>
-      <div class="fields">
-        <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i) => [String(i), `${i} ${each}`])} />
-      </div>
       <Export of={{ name: `query-${query}`, label: "weights of the query", scene: () => bars(), rows: csv, json: () => ({ layer: name, head, query: queries[query], keys, scores, weights: Array.from(shown), context: context && Array.from(context), output: output && Array.from(output) }) }} />
-      {value.of && <TokenRow say of={value.of} queries={queries} keys={keys} at={{ query, key: null }} pick={(each) => go({ query: each, key: "" })} />}
+      {of && <TokenRow say of={of} queries={queries} keys={keys} at={{ query, key: null }} pick={(each) => go({ query: each, key: "" })} />}
       <div class="side">
         <Drawing scene={bars(marked)} fit point={point} leave={() => pointing.set(NOWHERE)} />
         <div>
@@ -137,7 +161,7 @@ export function Query({ subject, layer, head }: SubjectProps) {
       {context && <NumberTable caption={`Context of head ${heads[head]}: Σ w · v`} labels={[queries[query]]} width={context.length} data={context} />}
       {output && <NumberTable caption="Output" labels={[queries[query]]} width={output.length} data={output} />}
       {made && <RanTable rans={{ forward: made.ran }} />}
-      <Commands calls={[steps?.asked ?? asked]} />
+      <Commands calls={[steps?.asked ?? call]} />
     </>
   );
 }

@@ -163,6 +163,13 @@ def test_faults_are_problems(http, path, body, status, code):
     assert in_flight(http) == 0
 
 
+def test_the_log_has_the_cause_of_a_failure(http, caplog):
+    told = refuse(http, "/v1/models/one/forward", text="fail badly")
+    assert "traceback" not in told
+    assert "in forward" in caplog.text
+    assert "ZeroDivisionError: badly" in caplog.text
+
+
 def test_what_a_library_prints_is_no_message(http):
     assert ask(http, "print this")["labels"]["tokens"] == ["print this"]
     assert ask(http, "again")["labels"]["tokens"] == ["again"]

@@ -151,16 +151,16 @@ class Worker:
 
 
 def problem_of(fault: Exception) -> dict[str, Any]:
-    """Return the problem document of a fault; the traceback of one that nobody expects goes to standard error."""
+    """Return the problem document of a fault, with ``traceback`` for the server's log if nobody expects it."""
     if isinstance(fault, AttentionError):
         return fault.to_problem()
     if isinstance(fault, Abandoned):
         return AttentionError("nobody waits for it").to_problem()
     if isinstance(fault, MemoryError) or any(words in str(fault) for words in _OUT_OF_MEMORY):
         return NeverFits("the device ran out of memory after all; ask for less at a time").to_problem()
-    traceback.print_exception(fault)
     told = f"{type(fault).__name__}: {fault}"[:500]
-    return InternalError(f"the model failed ({told}); the server's log has the cause").to_problem()
+    problem = InternalError(f"the model failed ({told}); the server's log has the cause").to_problem()
+    return problem | {"traceback": "".join(traceback.format_exception(fault))}
 
 
 def serve(load: Load) -> None:

@@ -109,6 +109,8 @@ class WorkerProcess:
         if message is None:
             self._incoming.put_nowait(None)
             raise await self._end_of_process()
+        if (cause := message.facts.pop("traceback", None)) is not None:
+            log.error("a model failed: %s", cause)
         return message
 
     def kill(self) -> None:

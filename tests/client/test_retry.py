@@ -60,8 +60,8 @@ def test_a_version_guards_a_deletion(kind, played):
 def test_names_are_quoted_into_the_path(kind, played):
     played.first = [httpx.Response(404)]
     with pytest.raises(errors.NotFound):
-        ask(kind, played, "get_module", "a/b ?")
-    assert played.requests[0].url.raw_path == b"/v1/modules/a%2Fb%20%3F"
+        ask(kind, played, "get_module", "a%b ?")
+    assert played.requests[0].url.raw_path == b"/v1/modules/a%25b%20%3F"
 
 
 def test_the_environment_names_the_server(monkeypatch, played):

@@ -287,6 +287,22 @@ def test_costs_count_no_key_behind_a_sliding_window(family):
     assert bool(windows) == (family != "llama")
 
 
+def test_costs_count_the_latents_that_are_cached_and_what_is_made_of_them_at_each_step():
+    model, costs = eager("deepseek_v3"), ModelCosts(loaded("deepseek_v3"))
+    told, steps = [], []
+    for length in (12, 20):
+        told.append(costs.report(ModelComplexityRequest(length=length), 2**40))
+        tokens = torch.ones(1, length, dtype=torch.int64)
+        with torch.no_grad():
+            cache = model(tokens, use_cache=True, logits_to_keep=1).past_key_values
+            held = sum(each.keys.nbytes + each.values.nbytes for each in cache.layers)
+            with FlopCounterMode(display=False) as step:
+                model(tokens[:, :1], past_key_values=cache)
+        assert told[-1].cache_bytes == held
+        steps.append(step.get_total_flops())
+    assert told[1].per_token.flops - told[0].per_token.flops == steps[1] - steps[0]
+
+
 def test_a_chat_template_that_computes_too_much_refuses_the_messages(monkeypatch):
     reader = loaded("llama").reader
     monkeypatch.setattr(reader, "template", "{% for each in range(10**9) %}a{% endfor %}")

@@ -69,9 +69,24 @@ class AttentionPlace:
         return next((mask.left + 1 for mask in windows if mask.left is not None), None)
 
     def cached_numbers(self, tokens: int) -> int:
-        """The numbers that transformers' cache holds of so many tokens: behind a window, without the oldest key."""
+        """The numbers that transformers' cache holds of so many tokens: behind a window, without the oldest key.
+
+        Of multi-head latent attention (DeepSeek-AI 2024, section 2.1) it holds latents and rotated keys.
+        """
         kept = tokens if self.reach is None else min(tokens, self.reach - 1)
+        module: Any = self.module
+        if self._caches_latents:
+            return int(kept * (module.kv_lora_rank + module.qk_rope_head_dim))
         return kept * self.widths.kv_heads * (self.widths.head_dim + self.widths.value_dim)
+
+    def expansion_flops(self, tokens: int) -> int:
+        """FLOPs of making keys and values of so many cached tokens, as each pass does of latents; 0 of others."""
+        module: Any = self.module
+        return 2 * tokens * int(module.kv_b_proj.weight.numel()) if self._caches_latents else 0
+
+    @property
+    def _caches_latents(self) -> bool:
+        return hasattr(self.module, "kv_lora_rank")
 
     def bound(self, batch: int, queries: int, keys: int, *, batched: bool = True) -> BoundRequest:
         """Return the attention of so many tokens as a bound request without numbers."""

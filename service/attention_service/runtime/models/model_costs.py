@@ -256,11 +256,12 @@ def _matrices(model: nn.Module, without: Collection[nn.Module | None], config: A
 
 
 def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) -> int:
-    """The matrix products of one attention over the pairs that its masks allow."""
+    """The matrix products of one attention over the pairs that its masks allow, and of what is cached before."""
     if tokens == keys:
         return flops(place.bound(batch, tokens, keys), masked=True).matmul
     widths, keys = place.widths, keys if place.reach is None else min(keys, place.reach)
-    return 2 * batch * widths.heads * tokens * keys * (widths.head_dim + widths.value_dim)
+    pairs = widths.heads * tokens * keys
+    return batch * (2 * pairs * (widths.head_dim + widths.value_dim) + place.expansion_flops(keys - tokens))
 
 
 def _sizes(asked: Asked, place: AttentionPlace, request: Any) -> tuple[int, int, int, int, int]:

@@ -4,6 +4,7 @@ A server of its own answers, over HTTP. The exit status is that of schemathesis:
 """
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,20 @@ def walk(seconds: int | None, examples: int, seed: int | None = None) -> int:
             f"{server.url}/v1/modules", json={"name": "demo", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
         )
         command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", str(CONFIG), "run"]
-        return subprocess.run([*command, f"{server.url}/openapi.json", *options], check=False, cwd=folder).returncode
+        whole = [*command, f"{server.url}/openapi.json", *options]
+        ended = subprocess.run(whole, check=False, cwd=folder, stdout=subprocess.PIPE, text=True)
+    print(ended.stdout)
+    return 0 if ended.returncode == 1 and only_drew_nothing(ended.stdout) else ended.returncode
+
+
+def only_drew_nothing(report: str) -> bool:
+    """True if no check failed, and every error is one of schemathesis's own: it drew no array for a schema.
+
+    Its generator of arrays gives up for a few seeds (``_repeated`` of its 4.32), and tells an error of the document.
+    """
+    errors = re.findall(r"^  🚫 (.+): (\d+)$", report, re.MULTILINE)
+    drew_nothing = len(re.findall(r"^Cannot generate an array with \d+ demanded elements$", report, re.MULTILINE))
+    return "❌" not in report and "= FAILURES =" not in report and errors == [("Schema Error", str(drew_nothing))]
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import pytest
 from tests.fuzz.__main__ import ROOT
 from tests.proof import chaos
 from tests.proof.chaos import EXPERIMENTS, Outcome, haproxy, told_statuses
+from tests.proof.openapi_walk import only_drew_nothing
 from tests.proof.walkers import FaultError, Walker
 
 
@@ -52,6 +53,17 @@ def test_a_broken_promise_is_told_and_counted(monkeypatch, capsys):
     assert chaos.chaos(["breaks"], 3) == 1
     assert "| breaks | nothing | 3 rounds | this does not |" in capsys.readouterr().out
     assert told_statuses(Counter({200: 1000, 0: 2})) == "closed: 2, 200: 1,000"
+
+
+def test_only_an_array_that_schemathesis_cannot_draw_is_passed_over():
+    error = "Schema Error\n\nCannot generate an array with 1 demanded elements\n"
+    summary = "Errors:\n  🚫 Schema Error: 1\n"
+    assert only_drew_nothing(error + summary)
+    assert not only_drew_nothing(summary)  # of another schema
+    assert not only_drew_nothing(error + "Errors:\n  🚫 Schema Error: 2\n")
+    assert not only_drew_nothing(error + "Errors:\n  🚫 Network Error: 1\n  🚫 Schema Error: 1\n")
+    assert not only_drew_nothing(f"==== FAILURES ====\n{error}{summary}")
+    assert not only_drew_nothing("Failures:\n  ❌ Server error: 1\n")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attention_service.core.blocks import blocks
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.masks.visibility import real_keys, visibility
+from attention_service.core.masks.visibility import real_at, real_keys, visibility
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.tensors import are_finite, one_for_each_query_head
 
@@ -57,15 +57,15 @@ def without_nonfinite_padding(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     fields.
     """
     tokens = [name for name in ("key", "value") if name in tensors]
-    padding = [name for name in ("key_mask", "key_lengths") if name in tensors]
-    if not tokens or not padding or are_finite(*(_total(tensors[name].detach()) for name in tokens)):
+    mask, lengths = tensors.get("key_mask"), tensors.get("key_lengths")
+    if not tokens or (mask is None and lengths is None):
         return tensors
-    new, past = tensors[tokens[0]].shape[-2], tensors["past_key"].shape[2] if "past_key" in tensors else 0
-    real = torch.ones(len(tensors[padding[0]]), past + new, dtype=torch.bool, device=tensors[padding[0]].device)
-    if "key_mask" in tensors:
-        real = real & tensors["key_mask"].bool()
-    if "key_lengths" in tensors:
-        real = real & (torch.arange(past + new, device=real.device) < tensors["key_lengths"][:, None])
+    if are_finite(*(_total(tensors[name].detach()) for name in tokens)):
+        return tensors
+    past, first = tensors["past_key"].shape[2] if "past_key" in tensors else 0, tensors[tokens[0]]
+    index = torch.arange(past + first.shape[-2], device=first.device)
+    real = real_at(index, None if mask is None else mask.bool(), lengths)
+    assert real is not None  # noqa: S101 - one of the two is given
     padded = ~real[:, past:, None]  # [B, new, 1]
     cleaned: dict[str, Tensor] = {}
     for name in tokens:

@@ -95,9 +95,16 @@ def real_keys(problem: Problem, selection: Selection = EVERYTHING) -> Tensor | N
     if problem.key_lengths is not None:
         device = problem.k.device
         index = torch.arange(problem.keys, device=device) if spans is None else places(spans, device)
-        within = index < problem.key_lengths[:, None]  # [B, K]
-        real = within if real is None else real & within
+        real = real_at(index, real, problem.key_lengths)
     return real if real is None or not problem.added_keys else pad(real, (0, problem.added_keys), value=True)
+
+
+def real_at(index: Tensor, real: Tensor | None, key_lengths: Tensor | None) -> Tensor | None:
+    """Return bool ``[B, K]``, true for the keys of ``real`` at places ``index`` within the lengths; None if all are."""
+    if key_lengths is None:
+        return real
+    within = index < key_lengths[:, None]
+    return within if real is None else real & within
 
 
 def is_padded(problem: Problem) -> bool:

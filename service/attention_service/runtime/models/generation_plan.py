@@ -149,10 +149,8 @@ class Sampling:
     def options(self, checkpoints: Any) -> dict[str, Any]:
         """The arguments of ``generate``. ``checkpoints``: the GenerationConfig that the checkpoint brings."""
         found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
-        found |= {
-            "stop_strings": None,
-            "cache_implementation": None,
-        }  # ends by ``stops``; a static cache has empty places
+        # What the checkpoint says of these is not taken: ``stops`` end the text, and a static cache has empty places.
+        found |= {"stop_strings": None, "cache_implementation": None}
         if self.temperature == 0:
             return found | {"do_sample": False}
         # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.

@@ -6,16 +6,21 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import DECODERS as FAMILIES
-from tests.runtime.models.small_models import DECODERS, PAIRS, eager, loaded
+from tests.client.transformers.families import tiny
+from tests.runtime.models.small_models import DECODERS, PAIRS, device, eager, loaded
+from transformers import ByT5Tokenizer
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
+from attention_service.runtime.models.generated_text import GeneratedText
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.served_model import lines_of
 
@@ -250,6 +255,28 @@ def test_a_stop_text_ends_a_choice_before_it():
     assert "".join(told["choices"][0]["text"] for told in given) == whole[:at]
 
 
+def test_text_of_a_tokenizer_written_in_python_comes_in_whole_characters():
+    written = "a naïve 🐈 sat\n"
+    tokens = ByT5Tokenizer()(written, add_special_tokens=False)["input_ids"]
+    text = GeneratedText(ByT5Tokenizer(), tokens[:1], ["zz"])
+    pieces = [text.add(token) for token in tokens[1:]]
+    assert "".join(pieces) + text.rest() == written[1:]
+    assert [len(piece) for piece in pieces].count(0) == len(tokens) - len(written)
+    cut = GeneratedText(ByT5Tokenizer(), [], ["na"])
+    assert "".join(cut.add(token) for token in tokens if not cut.stopped) == "a "
+
+
+def test_a_model_with_such_a_tokenizer_generates():
+    model = LoadedModel("t5", tiny("t5").requires_grad_(False), ByT5Tokenizer(), device())
+    fields = {"model": "t5", "prompt": PROMPTS, "max_tokens": NEW, "temperature": 0, "attention": {}}
+    request = validate(CompletionRequest, fields)
+    (whole,) = generate(model, request, plan_generation(model, request), lambda _: None).last
+    ends = model.model.generation_config.eos_token_id
+    for choice, (*first, last) in zip(on_wire(Completion, whole).choices, own("t5"), strict=True):
+        tokens = first if last == ends else [*first, last]
+        assert choice.text == ByT5Tokenizer().decode(tokens, skip_special_tokens=True)
+
+
 def test_log_probabilities_are_those_of_the_model_whatever_changes_the_draw():
     found = completion(
         "gpt2", prompt=PROMPTS[1], temperature=0.5, seed=1, logprobs=3, frequency_penalty=1.0, attention={}
@@ -272,6 +299,31 @@ def test_penalties_and_biases_change_the_logits_as_openai_says():
     assert {7, 8} <= set(turns)
     counts = ids(completion("llama", frequency_penalty=2, attention={}, **both).choices[0])
     assert abs(counts.count(7) - counts.count(8)) <= 2
+
+
+@pytest.fixture
+def broken():
+    """A model with NaN in the output projection of layer 1."""
+    model = LoadedModel("broken", tiny("llama").requires_grad_(False), tokenizer(), device())
+    model.model.model.layers[1].self_attn.o_proj.weight[0, 0] = torch.nan
+    return model
+
+
+def test_logits_that_are_not_finite_are_refused_when_drawn_from_and_told_when_not(broken):
+    request = validate(CompletionRequest, {"model": "broken", "prompt": PROMPTS, "max_tokens": 2, "logprobs": 1})
+    with pytest.raises(InvalidRequest, match="after 0 generated tokens the logits are NaN or infinite") as fault:
+        generate(broken, request, plan_generation(broken, request), lambda _: None)
+    assert fault.value.param == "temperature"
+    given = request.model_copy(update={"temperature": 0.0})
+    (whole,) = generate(broken, given, plan_generation(broken, given), lambda _: None).last
+    assert np.isnan(on_wire(Completion, whole).choices[0].logprobs.token_logprobs).all()
+
+
+def test_a_temperature_at_which_logits_overflow_is_refused():
+    with pytest.raises(InvalidRequest, match="temperature: logits overflow"):
+        asked("llama", temperature=1e-39, seed=0)
+    coldest = completion("llama", temperature=1e-30, seed=0, attention={})
+    assert [ids(choice) for choice in coldest.choices] == own("llama")
 
 
 def test_nobody_waits_longer_than_a_token_for_a_generation_that_is_given_up():

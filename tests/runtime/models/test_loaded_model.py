@@ -322,6 +322,40 @@ def test_a_config_that_is_not_the_checkpoints_is_refused(change, says, tmp_path)
         LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
 
 
+def unknown_model_type(text):
+    return json.dumps(json.loads(text) | {"model": {"type": "Unknown"}})
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("tokenizer.json", unknown_model_type, "Exception: data did not match"),  # of the package tokenizers
+        ("tokenizer.json", lambda _: "{", "JSONDecodeError"),
+        ("tokenizer_config.json", lambda _: "{", "JSONDecodeError"),
+        ("tokenizer.json", None, "ValueError: Couldn't instantiate"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_told_so_and_tokens_are_read(file, change, says, tmp_path):
+    eager("llama").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    broken = tmp_path / file
+    text = broken.read_text()
+    broken.unlink() if change is None else broken.write_text(change(text))
+    model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    for asked in ({"text": "the cat"}, {"messages": [{"role": "user", "content": "the cat"}]}):
+        with pytest.raises(InvalidRequest, match=r"tokenizer cannot be read \(" + says) as fault:
+            model.asked(validate(ModelForwardRequest, asked))
+        assert (fault.value.param, str(tmp_path) in fault.value.detail) == (next(iter(asked)), False)
+    assert forward_reply(model, ModelForwardRequest(tokens=IDS)).labels.ids == IDS
+
+
+def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path):
+    eager("llama").save_pretrained(tmp_path)
+    model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    with pytest.raises(InvalidRequest, match="the checkpoint has no tokenizer; send tokens"):
+        model.asked(ModelForwardRequest(text="the cat"))
+
+
 @pytest.mark.parametrize(("share", "places"), [(0.6, "cpu, disk"), (8.0, "cpu")])
 def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tmp_path):
     pytest.importorskip("accelerate")

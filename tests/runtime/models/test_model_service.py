@@ -77,6 +77,42 @@ def test_a_model_can_be_loaded_under_a_name_and_unloaded(http):
     assert state(http, "org--two") == "idle"
 
 
+def refused_completion(http, model):
+    """Return the error of OpenAI's API, whose requests may name a model by the path of its checkpoint."""
+    answer = http.post("/v1/completions", json={"model": model, "prompt": "a"})
+    assert answer.status_code == 409
+    return answer.json()["error"]
+
+
+def test_checkpoints_with_one_default_name_are_never_taken_for_each_other(stand_ins, tmp_path):
+    """A path that is the name itself goes before others; of two that are not, neither has it."""
+    for path in ("a--b", "a/b", "x/y--z", "x--y/z", "one"):
+        write_checkpoint(tmp_path / path)
+    with live_server(tmp_path) as url, httpx.Client(base_url=url, timeout=60) as client:
+        listed = {each["id"]: each for each in client.get("/v1/models").json()["data"]}
+        shared = {"a/b", "x/y--z", "x--y/z"}
+        assert {name for name, each in listed.items() if "the same default name" in each.get("problem", "")} == shared
+        assert listed["a--b"]["checkpoint"] == "a--b"
+        assert ask(client, "a", "a--b")["ran"]["model"] == "a--b"
+        for model in ("a/b", "x--y--z", "x/y--z"):
+            told = refused_completion(client, model)
+            assert (told["code"], told["param"]) == ("model_exists", "model")
+        told = refuse(client, "/v1/models", checkpoint="a/b")
+        assert (told["status"], told["param"]) == (409, "name")
+        assert post(client, "/v1/models", checkpoint="a/b", name="second")["checkpoint"] == "a/b"
+        assert ask(client, "a", "second")["ran"]["model"] == "second"
+        post(client, "/v1/models", checkpoint="one", name="x--y--z")
+        assert client.get("/v1/models/x--y--z").json()["checkpoint"] == "one"
+
+
+def test_a_path_is_never_answered_by_a_model_of_another_checkpoint(http):
+    post(http, "/v1/models", checkpoint="one", name="org--two")
+    told = refused_completion(http, "org/two")
+    assert (told["code"], told["param"]) == ("model_exists", "model")
+    http.delete("/v1/models/org--two")
+    assert ask(http, "a", "org--two")["ran"]["model"] == "org--two"
+
+
 def test_what_a_model_holds_of_a_gpu_counts_in_place_of_the_estimate(http):
     told = [http.post("/v1/models", json={"checkpoint": "one", "name": "mine"}).json()["bytes"]]
     for amount in (300, 100):

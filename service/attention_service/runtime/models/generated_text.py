@@ -13,9 +13,13 @@ class GeneratedText:
     """The text of one choice."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        """``tokenizer``: one of transformers, backed by ``tokenizers``."""
-        self._tokenizer = tokenizer.backend_tokenizer
-        self._stream = DecodeStream(ids=list(prompt[-_CONTEXT:]), skip_special_tokens=True)
+        """``tokenizer``: one of transformers."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        before = list(prompt[-_CONTEXT:])
+        self._tokenizer = tokenizer if backend is None else backend
+        self._stream: DecodeStream | _PythonDecodeStream = (
+            _PythonDecodeStream(before) if backend is None else DecodeStream(ids=before, skip_special_tokens=True)
+        )
         self._held: list[int] = []
         """The last tokens, as long as they do not end a character."""
         self._stops = stops
@@ -69,3 +73,23 @@ class GeneratedText:
             if tail.endswith(stop[:length])
         )
         return max(ends, default=0)
+
+
+class _PythonDecodeStream:
+    """The same as ``DecodeStream`` for tokenizers of transformers that are written in Python, as that of ByT5."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+        self._before = len(ids)
+        """The number of ``ids`` whose text was given out; the last of these are decoded for the spaces behind them."""
+
+    def step(self, tokenizer: Any, token: int) -> str | None:
+        """Return the text of the tokens since the last text; None if they do not end a character."""
+        self._ids.append(token)
+        known, text = (
+            tokenizer.decode(ids, skip_special_tokens=True) for ids in (self._ids[: self._before], self._ids)
+        )
+        if len(text) <= len(known) or text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return None
+        self._ids, self._before = self._ids[self._before :], len(self._ids) - self._before
+        return str(text[len(known) :])

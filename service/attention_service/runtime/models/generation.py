@@ -3,6 +3,7 @@
 Greedy and drawn tokens are those of ``generate`` with the same settings after the same ``torch.manual_seed``.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -65,8 +66,8 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
         with torch.inference_mode():
             found = run(
                 ids, attention_mask=mask, pad_token_id=plan.padding, eos_token_id=sorted(plan.ends) or None,
-                logits_processor=LogitsProcessorList([] if sampling.changes is None else [sampling.changes]),
-                stopping_criteria=StoppingCriteriaList([events]), **sampling.options(model.generation_config),
+                logits_processor=LogitsProcessorList(sampling.processors()),
+                stopping_criteria=StoppingCriteriaList([events]), **sampling.options(),
                 **_repeated(plan.arguments, sampling.choices, model.dtype),
             )  # fmt: skip
     if plan.keeps:
@@ -199,4 +200,5 @@ def _logits(model: Any, count: int | None) -> Iterator[Logits | None]:
 def _told(tokenizer: Any, token: int, logprob: float) -> Json:
     text = tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token) or token)
     whole = "\N{REPLACEMENT CHARACTER}" not in text
-    return {"token": text, "bytes": list(text.encode()) if whole else None, "logprob": max(logprob, _UNLIKELY)}
+    told = "NaN" if math.isnan(logprob) else max(logprob, _UNLIKELY)
+    return {"token": text, "bytes": list(text.encode()) if whole else None, "logprob": told}

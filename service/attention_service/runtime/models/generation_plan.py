@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -17,6 +16,7 @@ from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_S
 from attention_service.runtime.binding.selection import check_indices
 from attention_service.runtime.models.attention_places import AttentionPlace
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.logit_processors import DrawableLogits, LogitChanges
 from attention_service.runtime.models.model_inputs import Inputs, Stack
 from attention_transformers.model_layers import LayerKey
 
@@ -31,6 +31,8 @@ _TOLD: Final = 64
 """Bytes of each number that is told of a token: as float64 while it is computed, and as text."""
 _KEPT: Final = 8
 """Bytes of each number of a recording: as float32, and once more as it is sent."""
+_DRAWING: Final = "temperature", "top_p", "top_k"
+"""The settings of a checkpoint's GenerationConfig that count if it draws."""
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
 
@@ -111,14 +113,16 @@ class Sampling:
     new_tokens: int
     choices: int
     """For each prompt."""
-    temperature: float | None
+    temperature: float
     """0 takes the likeliest token."""
-    top_p: float | None
+    top_p: float
+    top_k: int
+    """0 for all tokens."""
     seed: int | None
     stops: tuple[str, ...]
     logprobs: int | None
     """The likeliest tokens to name beside each one; None for no log-probabilities."""
-    changes: "LogitChanges | None"
+    changes: LogitChanges | None
 
     @classmethod
     def of(cls, request: GenerationRequest, room: int, checkpoints: Any) -> "Sampling":
@@ -133,31 +137,38 @@ class Sampling:
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
         stop = checkpoints.stop_strings if request.stop is None else request.stop
         stops = [stop] if isinstance(stop, str) else stop or []
+        # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.
+        own = {name: getattr(checkpoints, name) or 0 for name in _DRAWING if checkpoints.do_sample}
+        temperature = (own.get("temperature") or 1.0) if request.temperature is None else request.temperature
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
         presence, frequency = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
         return cls(
             new_tokens=wanted or min(room, default),
             choices=request.n or 1,
-            temperature=request.temperature,
-            top_p=request.top_p,
+            temperature=temperature,
+            top_p=request.top_p or own.get("top_p") or 1.0,
+            top_k=own.get("top_k", 0),
             seed=request.seed,
             stops=tuple(stops),
             logprobs=logprobs,
             changes=LogitChanges(presence, frequency, bias) if presence or frequency or bias else None,
         )
 
-    def options(self, checkpoints: Any) -> dict[str, Any]:
-        """The arguments of ``generate``. ``checkpoints``: the GenerationConfig that the checkpoint brings."""
+    def processors(self) -> list[LogitsProcessor]:
+        """The processors of the logits, besides those of ``generate`` for the options."""
+        changes: list[LogitsProcessor] = [] if self.changes is None else [self.changes]
+        return changes if self.temperature == 0 else [*changes, DrawableLogits(self.temperature)]
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``generate``."""
         found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
         # What the checkpoint says of these is not taken: ``stops`` end the text, and a static cache has empty places.
         found |= {"stop_strings": None, "cache_implementation": None}
         if self.temperature == 0:
             return found | {"do_sample": False}
-        # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.
-        temperature = self.temperature or (checkpoints.temperature if checkpoints.do_sample else None) or 1.0
-        top_p = self.top_p or (checkpoints.top_p if checkpoints.do_sample else None) or 1.0
-        top_k = (checkpoints.top_k if checkpoints.do_sample else None) or 0
-        return found | {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+        return found | {
+            "do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
+        }  # fmt: skip
 
 
 def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> GenerationPlan:
@@ -208,7 +219,7 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
 def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]:
     reader = loaded.reader
     if reader.tokenizer is None:
-        raise InvalidRequest.at("model", "the checkpoint has no tokenizer, so its tokens have no text")
+        raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
     if isinstance(request, ChatCompletionRequest):
         return [reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids]
     return prompt_tokens(loaded, request.prompt, "prompt")
@@ -273,24 +284,3 @@ def _edits(
             )
         found[place.key] = edits
     return found
-
-
-class LogitChanges(LogitsProcessor):
-    """Penalties for tokens that were generated before, and biases."""
-
-    def __init__(self, presence: float, frequency: float, bias: dict[int, float]) -> None:
-        self._presence, self._frequency, self.bias = presence, frequency, bias
-        self._start: int | None = None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the logits ``[B, V]`` of the next token, changed. ``input_ids [B, T]`` are those before."""
-        if self._start is None:
-            self._start = input_ids.shape[1]
-        counts = torch.zeros_like(scores)
-        generated = input_ids[:, self._start :]
-        counts.scatter_add_(1, generated, torch.ones_like(generated, dtype=scores.dtype))
-        scores = scores - self._presence * (counts > 0) - self._frequency * counts
-        if self.bias:
-            tokens = torch.tensor([*self.bias], device=scores.device)
-            scores[:, tokens] += torch.tensor([*self.bias.values()], dtype=scores.dtype, device=scores.device)
-        return scores

@@ -75,8 +75,9 @@ class LoadedModel:
         tokenizer: PreTrainedTokenizerBase | None,
         device: Device,
         processor: Any = None,
+        unread: str | None = None,
     ) -> None:
-        """Make the model attend by this package. ``processor``: of images.
+        """Make the model attend by this package. ``processor``: of images. ``unread``: see ``CheckpointParts``.
 
         Raises InvalidCheckpoint for a model that cannot.
         """
@@ -107,6 +108,8 @@ class LoadedModel:
             self._prepare(lambda: InputReader(model, tokenizer), modules)
             reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
             self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
+        if unread is not None:
+            self.reader.no_tokenizer = f"the checkpoint's tokenizer cannot be read ({unread})"
         self.predicts = predicts(model)
         self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
@@ -149,8 +152,8 @@ class LoadedModel:
         ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
         loaded.
         """
-        model, tokenizer, processor = load_checkpoint(folder, dtype, device, progress, room)
-        return cls(folder.name, model, tokenizer, Device.open(str(device)), processor)
+        model, tokenizer, processor, unread = load_checkpoint(folder, dtype, device, progress, room)
+        return cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread)
 
     def take_recording(self) -> RecordingFile | None:
         """Return the recording of the last request, which is then kept no longer; None if it made none."""

@@ -1,5 +1,6 @@
 """The checkpoints of the model repository that can become models, by their configs and the sizes of their files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import attention_service
-from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest, ModelNotFound
+from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest, ModelExists, ModelNotFound
 from attention_contract.schemas.models import ModelInfo, default_model_name
 from attention_service.modules.checkpoints.catalogue import paths
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
@@ -89,18 +90,24 @@ class ModelFolder:
     @cached_property
     def takes(self) -> list[Input]:
         """The inputs that its requests may have, by the names of its files and by its config."""
-        found: list[Input] = [takes for takes, names in _READERS.items() if self._has(*names)]
-        if "text" in found and (self._has(*_TEMPLATES) or self._says_template()):
+        found: list[Input] = [takes for takes, names in _READERS.items() if _has(self.folder, *names)]
+        if "text" in found and (_has(self.folder, *_TEMPLATES) or self._says_template()):
             found.append("messages")
         return [*found, "target"] if "text" in found and self.config.get("is_encoder_decoder") is True else found
-
-    def _has(self, *names: str) -> bool:
-        return any((self.folder / name).exists() for name in names)
 
     def _says_template(self) -> bool:
         """True if the tokenizer's own config has a template, as those of older checkpoints do."""
         file = self.folder / "tokenizer_config.json"
         return file.is_file() and file.stat().st_size <= _LARGEST and b'"chat_template"' in file.read_bytes()
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return True if a checkpoint has a file of a tokenizer, whether it can be read or not."""
+    return _has(folder, *_READERS["text"])
+
+
+def _has(folder: Path, *names: str) -> bool:
+    return any((folder / name).exists() for name in names)
 
 
 def find_folder(root: Path, checkpoint: str) -> ModelFolder:
@@ -125,15 +132,37 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
 
 
 def find_name(root: Path, name: str) -> ModelFolder:
-    """The checkpoint whose default name, or whose path, is this. Raises ModelNotFound and InvalidCheckpoint."""
-    found = next((path for path in _paths(root) if name in {path, default_model_name(path)}), None)
+    """The checkpoint whose path, or whose default name, is this.
+
+    Raises ModelNotFound, ModelExists and InvalidCheckpoint.
+    """
+    known = _paths(root)
+    found = name if name in known else next((path for path in known if default_model_name(path) == name), None)
     if found is None:
         raise ModelNotFound(
             f"there is no model {name[:128]!r}, and the model repository holds no checkpoint of this name; "
             "GET /v1/models lists them",
             param="model",
         )
+    check_own_name(root, found, "model")
     return find_folder(root, found)
+
+
+def check_own_name(root: Path, checkpoint: str, param: str) -> None:
+    """Raise ModelExists for a checkpoint whose default name is another's too; the path ``a--b`` goes before ``a/b``."""
+    if (shared := _shared_name(checkpoint.strip("/"), _paths(root))) is not None:
+        raise ModelExists.at(param, shared)
+
+
+def _shared_name(checkpoint: str, known: Sequence[str]) -> str | None:
+    name = default_model_name(checkpoint)
+    others = [path for path in known if path != checkpoint and default_model_name(path) == name]
+    if checkpoint == name or not others:
+        return None
+    return (
+        f"the checkpoints {checkpoint} and {others[0]} have the same default name {name}; "
+        f"load {checkpoint} with a name of its own (POST /v1/models with name)"
+    )
 
 
 def _paths(root: Path) -> list[str]:
@@ -171,13 +200,18 @@ def check_divisible(device_map: str) -> None:
 
 def listed(root: Path) -> list[ModelInfo]:
     """Describe every checkpoint with a config.json, by path; those at fault with their problem."""
-    found = []
-    for path in _paths(root):
+    found, known = [], _paths(root)
+    for path in known:
         try:
+            if (shared := _shared_name(path, known)) is not None:
+                found.append(_faulty(path, path, shared))
+                continue
             folder = find_folder(root, path)
             found.append(folder.info(folder.name, None))
         except AttentionError as fault:
-            found.append(
-                ModelInfo(id=default_model_name(path), created=0, checkpoint=path, state="idle", problem=fault.detail)
-            )
+            found.append(_faulty(default_model_name(path), path, fault.detail))
     return found
+
+
+def _faulty(name: str, path: str, problem: str) -> ModelInfo:
+    return ModelInfo(id=name, created=0, checkpoint=path, state="idle", problem=problem)

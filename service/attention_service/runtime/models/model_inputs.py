@@ -118,6 +118,8 @@ class InputReader:
     """True if all images are one sequence in the layers that see them."""
     edge = 0
     """The ``shortest_edge`` of the image processor."""
+    no_tokenizer = "the checkpoint has no tokenizer"
+    """The reason for which texts are refused, if they are."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
         config = model.config
@@ -218,7 +220,7 @@ class InputReader:
             self.check([token], param)
             return token
         if self.tokenizer is None:
-            raise InvalidRequest.at(param, "the checkpoint has no tokenizer; send a token id")
+            raise InvalidRequest.at(param, f"{self.no_tokenizer}; send a token id")
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise InvalidRequest.at(
@@ -228,7 +230,9 @@ class InputReader:
 
     def conversation(self, messages: Sequence[Message]) -> str:
         """A conversation as the checkpoint's chat template writes it. Raises InvalidRequest."""
-        if self.tokenizer is None or not self.template:
+        if self.tokenizer is None:
+            raise InvalidRequest.at("messages", f"{self.no_tokenizer}; send tokens")
+        if not self.template:
             raise InvalidRequest.at("messages", "the checkpoint has no chat template; send the conversation as text")
         try:
             written = self.tokenizer.apply_chat_template(
@@ -264,7 +268,7 @@ class InputReader:
     def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:
         """The tokens of a text; ``special``: with those that the tokenizer adds. Raises InvalidRequest."""
         if self.tokenizer is None:
-            raise InvalidRequest.at(param, "the checkpoint has no tokenizer; send tokens")
+            raise InvalidRequest.at(param, f"{self.no_tokenizer}; send tokens")
         fast = bool(self.tokenizer.is_fast)
         found = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=fast)
         ids = list(found["input_ids"])
@@ -279,7 +283,7 @@ class InputReader:
         spans: list[Span] = [None]
         if target is not None:
             if self.tokenizer is None:
-                raise InvalidRequest.at("target", "the checkpoint has no tokenizer")
+                raise InvalidRequest.at("target", self.no_tokenizer)
             told = self.tokenizer(text_target=target)["input_ids"]
             offsets = self.tokens(target, "target").spans
             ids += list(told)

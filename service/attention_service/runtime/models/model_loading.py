@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 import torch
@@ -27,6 +27,7 @@ from transformers.utils import logging
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.runtime.models.model_catalogue import has_tokenizer
 
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForImageClassification")
 """Ends of the class names of models that predict tokens or classes."""
@@ -51,9 +52,20 @@ _PROCESSORS: Final[Any] = processing_auto
 _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 
 
+class CheckpointParts(NamedTuple):
+    """A model, and the readers of its inputs."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    processor: Any
+    """Of images, or of text with images."""
+    unread: str | None
+    """The reason for which the tokenizer cannot be read, if the checkpoint has one."""
+
+
 def load_checkpoint(
     folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None], room: int | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Any]:
+) -> CheckpointParts:
     """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of images or prompts.
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
@@ -74,11 +86,12 @@ def load_checkpoint(
                 attn_implementation="eager", **_SAFE, **divided,
             )  # fmt: skip
         except _FAULTS as fault:
-            reason = (str(fault).strip() or type(fault).__name__).partition("\n")[0].replace(str(folder), folder.name)
+            reason = _reason(fault, folder).partition("\n")[0]
             if "ignore_mismatched_sizes" in reason:  # it names no tensor
                 reason = "its tensors have other shapes than config.json says"
             raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
-        tokenizer, processor = _tokenizer(folder), _image_processor(folder)
+        tokenizer, unread = _tokenizer(folder)
+        processor = _image_processor(folder)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
     lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
@@ -91,7 +104,11 @@ def load_checkpoint(
             "checkpoint", f"{room} bytes of memory are too few for one layer of {folder.name} and its computation"
         )
     placed = model if places_of_parts(model) else model.to(device)
-    return placed.eval().requires_grad_(False), tokenizer, processor
+    return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread)
+
+
+def _reason(fault: Exception, folder: Path) -> str:
+    return (str(fault).strip() or type(fault).__name__).replace(str(folder), folder.name)
 
 
 def places_of_parts(model: PreTrainedModel) -> list[str]:
@@ -121,12 +138,15 @@ def image_tokens(config: Any) -> int | None:
     return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+def _tokenizer(folder: Path) -> tuple[PreTrainedTokenizerBase | None, str | None]:
+    """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
     try:
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **_SAFE)
-    except _FAULTS:
-        return None
-    return found
+        return AutoTokenizer.from_pretrained(folder, **_SAFE), None
+    except Exception as fault:  # the package tokenizers raises no other class
+        if not has_tokenizer(folder):
+            return None, None
+        told = " ".join(_reason(fault, folder).split())
+        return None, f"{type(fault).__name__}: {told}"[:400]
 
 
 def _image_processor(folder: Path) -> Any:

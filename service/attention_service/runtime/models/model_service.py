@@ -81,6 +81,10 @@ class ModelService:
         folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
         if request.device_map is not None:
             model_catalogue.check_divisible(request.device_map)
+        if request.name is None:
+            await self._runner.in_thread(
+                partial(model_catalogue.check_own_name, self._root, request.checkpoint, "name")
+            )
         name = request.name or folder.name
         made = ResidentModel(name, folder, request.dtype, self.host, divided=request.device_map is not None)
         model = self._models.get(name, made)
@@ -111,11 +115,19 @@ class ModelService:
         await asyncio.gather(*(model.stop() for model in self._models.values()))
 
     async def _model(self, name: str) -> ResidentModel:
-        """The model of a name: one that was loaded, or one of a checkpoint. Raises ModelNotFound."""
+        """The model of a name: one that was loaded, or one of a checkpoint. Raises ModelNotFound and ModelExists."""
         if (model := self._models.get(name)) is not None:
             return model
         folder = await self._runner.in_thread(partial(model_catalogue.find_name, self._root, name))
-        return self._models.get(folder.name) or ResidentModel(folder.name, folder, None, self.host)
+        made = ResidentModel(folder.name, folder, None, self.host)
+        model = self._models.get(made.name, made)
+        if model.folder.folder != folder.folder:
+            raise ModelExists.at(
+                "model",
+                f"{model.name} is a model of {model.folder.checkpoint}; load {folder.checkpoint} with a name of its "
+                "own",
+            )
+        return model
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -58,7 +58,7 @@ class CheckpointParts(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     processor: Any
-    """Of images, or of text with images."""
+    """The processor of images, or of text with images; None without one."""
     unread: str | None
     """The reason for which the tokenizer cannot be read, if the checkpoint has one."""
 

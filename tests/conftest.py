@@ -49,13 +49,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked ``gpu`` on a machine without one. No other code skips for want of a GPU."""
-    import torch  # here, so that the process that hands tests to others starts without it
-
-    if torch.cuda.is_available():
+    if has_gpu():
         return
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def has_gpu() -> bool:
+    """True on a machine with a CUDA device."""
+    import torch  # here, so that the process that hands tests to others starts without it
+
+    return torch.cuda.is_available()
 
 
 def eventually(look: Callable[[], FoundT], seconds: float = 60) -> FoundT:
@@ -110,8 +115,12 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     from attention_service.api.app import create_app
     from attention_service.api.serving import Server
     from attention_service.cost import Rates
+    from attention_service.runtime.models import worker_process
     from attention_service.settings import Settings
+    from tests.forked_workers import start_forked
 
+    if not has_gpu():  # CUDA does not outlive a fork
+        worker_process.create_subprocess_exec = start_forked
     # Events go to logging, which writes warnings alone, to standard error: a test may read standard output.
     structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
     usual = {"_env_file": None, "models_dir": models_dir, "calibrate": False, "log_level": "warning"}

@@ -1,7 +1,6 @@
 """The process of a model without transformers: its answers show what it was asked, and it does what its text says."""
 
 import os
-import sys
 import time
 
 import numpy as np
@@ -101,7 +100,6 @@ class StandIn:
 
 def load(facts, progress):
     assert "ATTENTION_API_KEY" not in os.environ
-    assert not any("transformers" in name for name in sys.modules if name.startswith("transformers"))
     for name in ("slow", "broken"):
         if name in facts["folder"]:
             for step in range(10):

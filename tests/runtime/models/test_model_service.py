@@ -216,6 +216,7 @@ def test_a_run_is_kept_as_a_recording(http):
     assert http.get(f"/v1/recordings/{kept}").json()["text"] == "keep it"
 
 
+@pytest.mark.usefixtures("started_as_served")
 def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http):
     first, deaths = ask(http, "a")["ran"]["architecture"], count(http, "deaths")
     with ThreadPoolExecutor() as threads:
@@ -229,7 +230,8 @@ def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http):
     assert count(http, "deaths") == deaths + 1
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("started_as_served")
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_process_is_noticed_by_nobody_but_its_request_and_the_client_repeats_it(http, kills):
     """Under load of a module beside it."""
     made = {"name": "beside", "config": {"d_model": 8, "num_heads": 2}}

@@ -1,5 +1,6 @@
 """Whole models of transformers over real HTTP: the numbers of their eager selves, refusals, memory and costs."""
 
+import asyncio
 import itertools
 import json
 
@@ -18,6 +19,7 @@ from transformers import CLIPConfig, CLIPModel
 
 from attention_client import Client, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelWeightsRequest
+from attention_service.runtime.models import worker_process
 from attention_service.runtime.models.model_catalogue import find_folder
 from attention_service.runtime.models.model_inspection import weights_reply
 
@@ -40,7 +42,8 @@ def models(tmp_path_factory):
     add_code(root / "llama")
     save_clip(root / "clip")
     prompts.save(root / "gemma3", "gemma3")
-    with live_server(root) as url, Client(url, timeout=120) as client:
+    with live_server(root) as url, Client(url, timeout=120) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_process, "create_subprocess_exec", asyncio.create_subprocess_exec)  # as the service does
         client.models.root = root
         yield client.models
 
@@ -285,7 +288,7 @@ def test_processes_hold_what_was_estimated(models):
         models.weights("llama", [TEXT] * 8)
     models.load("clip")
     held = [
-        each.memory_info().rss for each in psutil.Process().children() if "served_model" in " ".join(each.cmdline())
+        each.memory_info().rss for each in psutil.Process().children() if each.cmdline()[-1].endswith(".served_model")
     ]
     estimates = [each.bytes for each in models.list().data if each.state == "resident"]
     assert len(held) == len(estimates)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from asyncio import create_subprocess_exec
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import FileIO
@@ -81,7 +82,7 @@ class WorkerProcess:
         memories = reply_memories(freed) if watched else []
         reading, writing = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await create_subprocess_exec(
                 *COMMAND,
                 env=_environment(),
                 stdin=asyncio.subprocess.PIPE,

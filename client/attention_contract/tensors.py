@@ -313,6 +313,13 @@ class TensorField:
         return {"x-tensor": self.kind}
 
 
+class NumberOfData:
+    """Marks a number of a reply that may be NaN or infinite, so that JSON has a text for it."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema) | {"x-non-finite": True}
+
+
 def nested(array: NDArray[Any]) -> Any:
     """The array as nested Python lists, its non-finite numbers as strings."""
     value = encode(array, "list")
@@ -361,8 +368,10 @@ TENSOR_SCHEMAS: Final[dict[str, Any]] = {
     "NonFinite": {"type": "string", "enum": list(_NON_FINITE), "description": "A number that JSON lacks."},
 }
 """The JSON Schemas of a tensor, to stand once among the components of the OpenAPI document, where each field that a
-model's own schema marks with ``x-tensor`` refers to ``Tensor``."""
+model's own schema marks with ``x-tensor`` refers to ``Tensor``, and a number marked with ``x-non-finite`` also to
+``NonFinite``."""
 
+AnyNumber: TypeAlias = Annotated[float, NumberOfData()]
 Array: TypeAlias = NDArray[Any]
 FloatArray: TypeAlias = Annotated[NDArray[Any], TensorField("float")]
 BoolArray: TypeAlias = Annotated[NDArray[Any], TensorField("bool")]

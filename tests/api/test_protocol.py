@@ -1,5 +1,7 @@
 """What any HTTP client may rely on: media types, problems, limits, documents, health and metrics."""
 
+import json
+import math
 import re
 import struct
 from urllib.parse import urlsplit
@@ -11,7 +13,11 @@ import pytest
 import safetensors.numpy
 
 from attention_contract.operations import OPERATIONS, create_raw_pass, create_recording
-from attention_contract.wire import SAFETENSORS
+from attention_contract.schemas.attention import ApproximationError
+from attention_contract.schemas.gradients import GradientCheck
+from attention_contract.schemas.model_requests import LikelyToken
+from attention_contract.schemas.openai import CompletionLogprobs, Embedding
+from attention_contract.wire import SAFETENSORS, to_json
 from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_status
 from tests.api.talk import post, problem
 from tests.conftest import live_server
@@ -126,6 +132,7 @@ def test_the_documents_describe_every_operation(http):
     for name in set(re.findall(r'"#/components/schemas/(\w+)"', text)):
         assert name in document["components"]["schemas"], name
     assert "x-tensor" not in text
+    assert "x-non-finite" not in text
 
 
 def test_every_example_of_the_document_works_and_the_reply_has_the_documented_schema(http, tmp_path):
@@ -160,6 +167,31 @@ def _answer_every_example(http: httpx.Client, document: dict) -> None:
         assert answer.status_code == operation.status, answer.text
         schema = described["responses"][str(operation.status)]["content"]["application/json"]["schema"]
         jsonschema.validate(answer.json(), schema | {"components": document["components"]})
+
+
+def test_numbers_that_json_lacks_are_documented(http):
+    document = http.get("/openapi.json").json()
+    nan = {"dtype": "float32", "shape": [2], "data": ["NaN", "Infinity"]}
+    plain = {f"{name}_proj.weight": [[1.0, 0.0], [0.0, 1.0]] for name in "qkvo"}
+    parameters = plain | {f"{name}_proj.bias": nan for name in "qkvo"}
+    made = {"name": "diverged", "config": {"d_model": 2, "num_heads": 1}, "parameters": parameters}
+    assert http.post("/v1/modules", json=made).status_code == 201
+    listed = http.get("/v1/modules/diverged/parameters")
+    assert "NaN" in listed.text
+    documented(document, "ParameterList", listed.json())
+    likely = LikelyToken(token="a", id=1, logit=math.nan, probability=math.nan, unedited_logit=-math.inf)
+    logprobs = CompletionLogprobs(text_offset=[0], tokens=["a"], token_logprobs=[math.nan], top_logprobs=[{"a": -9e9}])
+    check = GradientCheck(max_absolute_error=math.inf, max_relative_error=math.inf, elements=1, passed=False)
+    vector = Embedding(index=0, embedding=[math.nan])
+    error = ApproximationError(max=math.nan, rms=math.nan, mean_kl=math.inf)
+    for reply in (likely, logprobs, check, vector, error):
+        documented(document, type(reply).__name__, json.loads(to_json(reply)))
+
+
+def documented(document: dict, name: str, value: object) -> None:
+    """Check a value against one of the document's schemas."""
+    schema = document["components"]["schemas"][name]
+    jsonschema.validate(value, schema | {"components": document["components"]})
 
 
 def test_the_replies_shown_are_those_of_a_server(http):

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.spec import AttentionSpec
-from attention_contract.tensors import BoolArray, Encoding, FloatArray, IntArray, MaskArray
+from attention_contract.tensors import AnyNumber, BoolArray, Encoding, FloatArray, IntArray, MaskArray
 
 Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse", "output"]
 """The points along one attention, in order."""
@@ -266,11 +266,11 @@ class Taps(WireModel):
 class ApproximationError(WireModel):
     """The error of a method's output against exact attention over the same inputs."""
 
-    max: float
+    max: AnyNumber
     """The largest absolute difference."""
-    rms: float
+    rms: AnyNumber
     """The root of the mean squared difference."""
-    mean_kl: float | None = None
+    mean_kl: AnyNumber | None = None
     """The mean over all queries of KL(exact weights || approximate weights) in nats, where the method amounts to
     weights that are never negative: ``performer``, and ``linear`` with rule ``sum``, normalized, without an initial
     state. Null for the others; infinite where a weight is 0 that should not be, NaN where no query may look

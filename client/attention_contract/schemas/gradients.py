@@ -6,7 +6,7 @@ from pydantic import Field
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
 from attention_contract.schemas.attention import AttentionInputs, Dropout, Ran, RawInputs, Taps, TapsRequest
-from attention_contract.tensors import BoolArray, Encoding, FloatArray
+from attention_contract.tensors import AnyNumber, BoolArray, Encoding, FloatArray
 
 
 class GradientsRequest(TapsRequest):
@@ -39,8 +39,8 @@ class RawGradientsRequest(RawInputs, GradientsRequest):
 class GradientCheck(WireModel):
     """A gradient against central differences, both in float64."""
 
-    max_absolute_error: float
-    max_relative_error: float
+    max_absolute_error: AnyNumber
+    max_relative_error: AnyNumber
     """The largest absolute error over the largest magnitude among the compared elements, which counts as 1e-3 at
     least."""
     elements: int

@@ -14,7 +14,7 @@ from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import ModelInput, ModelReply
 from attention_contract.schemas.weights import ClassName, HeadStatistics, StatisticName, TopKeys, WeightsDifferences
-from attention_contract.tensors import FloatArray, IntArray
+from attention_contract.tensors import AnyNumber, FloatArray, IntArray
 
 ModelTap = Tap | Literal["hidden", "logits", "pooled"]
 
@@ -124,10 +124,10 @@ class LikelyToken(WireModel):
 
     token: str
     id: int
-    logit: float
-    probability: float
-    unedited_logit: IfRequested[float] = ABSENT
-    unedited_probability: IfRequested[float] = ABSENT
+    logit: AnyNumber
+    probability: AnyNumber
+    unedited_logit: IfRequested[AnyNumber] = ABSENT
+    unedited_probability: IfRequested[AnyNumber] = ABSENT
     """With ``compare``."""
 
 
@@ -140,7 +140,7 @@ class Prediction(WireModel):
     """The index of the token."""
     top: list[LikelyToken]
     """The most likely tokens, in descending order; with ``compare``, the most likely tokens of both runs."""
-    divergence: IfRequested[float] = ABSENT
+    divergence: IfRequested[AnyNumber] = ABSENT
     """With ``compare``: Σ p · ln(p / q) of the unedited prediction p and the edited one q, in nats."""
 
 

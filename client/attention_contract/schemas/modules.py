@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from attention_contract.base import WireModel, at_fault
 from attention_contract.spec import AttentionSpec
-from attention_contract.tensors import Encoding, FloatArray, FloatName
+from attention_contract.tensors import AnyNumber, Encoding, FloatArray, FloatName
 
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Stack = Literal["encoder", "decoder", "text", "vision", "audio"]
@@ -196,12 +196,12 @@ class ParameterInfo(WireModel):
     shape: list[int]
     dtype: str
     bytes: int
-    mean: float
-    std: float
+    mean: AnyNumber
+    std: AnyNumber
     """Standard deviation, the sum of squares divided by how many numbers there are."""
-    min: float
-    max: float
-    norm: float
+    min: AnyNumber
+    max: AnyNumber
+    norm: AnyNumber
     """Euclidean norm."""
     non_finite: int
     """The number of infinite or NaN elements."""

@@ -23,7 +23,7 @@ from attention_contract.schemas.prompts import (
 )
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.schemas.weights import HeadStatistics, StatisticName, TopKeys
-from attention_contract.tensors import FloatArray
+from attention_contract.tensors import AnyNumber, FloatArray
 
 MAX_NEW_TOKENS: Final = 1_048_576
 MAX_CHOICES: Final = 128
@@ -32,6 +32,8 @@ Ignored = Any
 """A field that is accepted and changes nothing."""
 Refused = Any
 """A field that is accepted with its neutral values alone (``neutral``)."""
+TokenText = Annotated[str, Field(pattern=r"^\d{1,10}$")]
+"""A token id as the key of an object."""
 FinishReason = Literal["stop", "length"]
 """``stop``: the model ended, or a stop text came. ``length``: as many tokens as asked for."""
 
@@ -102,7 +104,7 @@ class GenerationOptions(OpenAIRequest):
     """Subtracted from the logit of each token that was generated before."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Subtracted from the logit of each token once for each time that it was generated before."""
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], float] | None = Field(default=None, max_length=1024)
+    logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     """Added to the logits of these token ids."""
     stream: bool | None = None
     """Send each token as a server-sent event as soon as it is generated."""
@@ -247,7 +249,7 @@ class TokenLogprob(WireModel):
 
     token: str
     bytes: list[int] | None = None
-    logprob: float
+    logprob: AnyNumber
 
 
 class ChosenLogprob(TokenLogprob):
@@ -269,8 +271,8 @@ class CompletionLogprobs(WireModel):
     text_offset: list[int]
     """The first character of each token in the text of the choice."""
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None = None
+    token_logprobs: list[AnyNumber]
+    top_logprobs: list[dict[str, AnyNumber]] | None = None
 
 
 class AssistantMessage(WireModel):
@@ -363,7 +365,7 @@ class Embedding(WireModel):
 
     object: Literal["embedding"] = "embedding"
     index: int
-    embedding: list[float] | str
+    embedding: list[AnyNumber] | str
     """Numbers, or their float32 as base64."""
 
 

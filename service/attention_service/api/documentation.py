@@ -244,6 +244,7 @@ def _plain(schema: Any) -> Any:
         if "x-tensor" in schema:
             rest = {key: value for key, value in schema.items() if key not in {"x-tensor", "title"}}
             return {"$ref": f"{_SCHEMAS}Tensor"} | rest
+        schema = _with_non_finite(schema)
         if schema.get("type") == "null" and "title" in schema:  # a field, not a member of a union
             return schema | {"type": ["string", "null"], "maxLength": 0}
         if schema.get("type") == "integer" and "const" in schema:
@@ -260,6 +261,17 @@ def _plain(schema: Any) -> Any:
             schema = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items()}
         return {key: _plain(value) for key, value in schema.items()}
     return [_plain(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _with_non_finite(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with a reference to NonFinite beside each number that the contract marks so."""
+    members = schema.get("anyOf", [schema])
+    if not any("x-non-finite" in member for member in members):
+        return schema
+    found: list[Any] = []
+    for member in members:
+        found += [{"type": "number"}, {"$ref": f"{_SCHEMAS}NonFinite"}] if "x-non-finite" in member else [member]
+    return {key: value for key, value in schema.items() if key not in {"type", "x-non-finite"}} | {"anyOf": found}
 
 
 _WIDTHS = {"integer": "int64", "number": "double"}

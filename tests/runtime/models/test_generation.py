@@ -388,6 +388,8 @@ REFUSED = {
     "prompt": {"prompt": [3] * 10_000},
     "prompt.1": {"prompt": [[3], [99]]},
     "logit_bias": {"logit_bias": {"99": 1}},
+    "logit_bias.7": {"logit_bias": {"7": "NaN"}},
+    "logit_bias.8": {"logit_bias": {"8": 101}},
     "attention.layers": {"attention": {"layers": [7]}},
     "attention.heads": {"attention": {"heads": [4]}},
     "attention.edits": {"attention": {"edits": {"9": []}}},

@@ -34,6 +34,7 @@ from attention_contract.spec import (
     GlobalTokens,
     SlidingWindow,
     Softmax,
+    Strided,
 )
 from attention_service.core.attention import taps_of
 from attention_service.core.kernels import Needs, unsuitable
@@ -56,6 +57,7 @@ SLACK = 2**16
 CAUSAL = AttentionSpec(masks=[Causal()])
 WINDOW = AttentionSpec(masks=[Causal(), SlidingWindow(left=64)])
 LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=32, right=32), GlobalTokens(positions=[0, 1])])])
+STRIPES = AttentionSpec(masks=[Strided(stride=128)])
 ENTMAX_WINDOW = WINDOW.model_copy(update={"normalizer": Entmax15()})
 TURNED_NORM = AttentionSpec(
     position=Rope(dim=48, style="interleaved"), qk_norm=QKNorm(over="all_heads"), masks=[Causal()]
@@ -83,6 +85,7 @@ SLOW = {
     "gated: by feature": approximate("gated", fine_gate=True, queries=256, new_keys=256),
     "narrow heads, turned": module(width=8, queries=2048, new_keys=2048, of=TURNED_WINDOW),
     "longformer": raw(of=LONGFORMER),
+    "stripes": raw(batch=1, queries=128, new_keys=10240, of=STRIPES),
     "offsets": raw(batch=4, of=WINDOW, offsets=(0, 1, 2, 3)),
     "bias of heads": raw(mask=(2, 4, 512, 512)),
     "module, cross": module(queries=256, new_keys=2800, inputs=("query", "key", "value")),
@@ -270,3 +273,14 @@ def test_kv_cache_per_token_of_published_models(layers, kv_heads, published):
     work = raw(heads=64, kv_heads=kv_heads, head_dim=128, value_dim=128, itemsize=2, new_keys=4096)
     assert layers * kv_cache_bytes_per_token(work) == published * 1024
     assert kv_cache_bytes(work) == work.batch * 4096 * kv_cache_bytes_per_token(work)
+
+
+def test_stripes_are_taken_by_few_operations():
+    """A block looks at every second cell of 131,072 keys, which are 1,024 spans."""
+    sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 2**17, "new_keys": 2**17}
+    for counted in (forward_seen, gradients_seen):
+        stripes, dense = (
+            counted(raw(of, **sizes), "blocked").total().operations
+            for of in (STRIPES, AttentionSpec(masks=[Strided(stride=32)]))
+        )
+        assert stripes < 4 * dense

@@ -16,11 +16,13 @@ from attention_contract.spec import (
     Sigmoid,
     SlidingWindow,
     Softmax,
+    Strided,
 )
 from attention_service.core.attention import attend
 from attention_service.core.kernels import blocked
 from attention_service.core.kernels.fused import cpu_blocks
 from attention_service.core.kernels.query_blocks import Cut
+from attention_service.core.masks import key_spans, rules
 from attention_service.core.multihead import learned_of
 from attention_service.core.problem import Dropout
 
@@ -107,6 +109,19 @@ def test_every_request_like_the_stages(name, turn, make_problem):
     normalizer = (Softmax(), Sigmoid(), Entmax15())[([*REQUESTS].index(name) + turn) % 3]
     spec = AttentionSpec(masks=([], WINDOW.masks, LONGFORMER)[turn], normalizer=normalizer)
     assert_like_the_stages(problem_of(make_problem, spec, **REQUESTS[name]))
+
+
+@pytest.mark.parametrize("normalizer", [Softmax(), Sigmoid(), Entmax15()], ids=lambda each: each.name)
+@pytest.mark.parametrize("masks", [LONGFORMER, [Strided(stride=4)], [Strided(stride=6, local=1)]], ids=str)
+def test_keys_of_many_spans_like_the_stages(masks, normalizer, make_problem, monkeypatch):
+    monkeypatch.setattr(key_spans, "MANY", 1)
+    monkeypatch.setattr(rules, "MANY", 1)
+    spec = AttentionSpec(masks=masks, normalizer=normalizer)
+    problem = problem_of(make_problem, spec, key_lengths=LENGTHS, mask=NORMAL)
+    assert_like_the_stages(problem)
+    laid = {name: getattr(problem, name).transpose(1, 2).contiguous().transpose(1, 2) for name in "qkv"}
+    assert_like_the_stages(replace(problem, **laid))
+    assert_like_the_stages(replace(problem, k=problem.k[:, :, :1].expand(problem.k.shape)))
 
 
 @pytest.mark.parametrize("name", ["softcap and temperature", "additive, sparsemax", "relative_bias, sigmoid"])

@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attention_service.core.problem import Span
+from attention_service.core.tensors import to_device
+
+MANY = 64
+"""Spans of which each is not worth an operation of its own."""
 
 
 def pick_spans(x: Tensor, dim: int, spans: Sequence[Span]) -> Tensor:
@@ -13,13 +18,24 @@ def pick_spans(x: Tensor, dim: int, spans: Sequence[Span]) -> Tensor:
     joined = join(spans)
     if len(joined) == 1:
         return x.narrow(dim, joined[0].start, len(joined[0]))
+    if len(joined) > MANY:
+        order = sorted(range(x.ndim), key=x.stride, reverse=True)
+        ordered = x.permute(order)
+        if ordered.is_contiguous():  # of any other tensor, ``index_select`` makes a copy
+            picked = ordered.index_select(order.index(dim), to_device(_indices(joined), x.device))
+            return picked.permute([order.index(each) for each in range(x.ndim)])
     return torch.cat([x.narrow(dim, span.start, len(span)) for span in joined or [range(0)]], dim)
 
 
 def add_to_spans(total: Tensor, dim: int, spans: Sequence[Span], x: Tensor) -> None:
     """Add to the keys of these spans what ``pick_spans`` would take there; keys beyond the end are left out."""
-    at = 0
-    for span in join(spans):
+    at, joined = 0, join(spans)
+    if len(joined) > MANY:
+        found = _indices(joined)
+        found = found[found < total.shape[dim]]
+        total.index_add_(dim, to_device(found, total.device), x.narrow(dim, 0, len(found)))
+        return
+    for span in joined:
         size = max(0, min(span.stop, total.shape[dim]) - span.start)
         if size:
             total.narrow(dim, span.start, size).add_(x.narrow(dim, at, size))
@@ -39,4 +55,11 @@ def join(spans: Sequence[Span]) -> list[range]:
 
 def places(spans: Sequence[Span], device: torch.device) -> Tensor:
     """Return the indices of the keys of these spans, int64."""
-    return torch.cat([torch.arange(each.start, each.stop, device=device) for each in join(spans) or [range(0)]])
+    joined = join(spans) or [range(0)]
+    if len(joined) > MANY:
+        return to_device(_indices(joined), device)
+    return torch.cat([torch.arange(each.start, each.stop, device=device) for each in joined])
+
+
+def _indices(joined: Sequence[range]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.arange(each.start, each.stop) for each in joined]))

@@ -14,7 +14,7 @@ from torch import Tensor
 from attention_contract import spec
 from attention_service.core.masks.bands import Band, Keys, Queries
 from attention_service.core.masks.combinations import AllOf, AnyOf
-from attention_service.core.masks.key_spans import places
+from attention_service.core.masks.key_spans import MANY, places
 from attention_service.core.masks.pattern import Pattern
 from attention_service.core.masks.random_blocks import Drawn
 from attention_service.core.masks.tilings import Blocks, Leading, Remainder, Segments, Stripes
@@ -293,7 +293,7 @@ def allowed(
     p = index.view(1, 1, -1, 1) + shift.view(-1, 1, 1, 1)  # [1 or B, 1, Q, 1]
     pattern = pattern_of(masks, queries, keys, past)
     every = (Span(0, keys),) if spans is None else spans
-    masked = [span for span in every if span.masked]
+    masked = [span for span in every if span.masked or len(every) > MANY]
     j = places(masked, p.device).view(1, 1, 1, -1)  # [1, 1, 1, K]
     shape = p.shape[0], 1, p.shape[2]
     together = pattern.allows(p, j).expand(*shape, j.shape[-1])  # of all spans at once: a small one takes as long

@@ -55,6 +55,25 @@ def test_the_gradient_of_weights_knows_padding_from_what_is_forbidden(http, rng,
     assert all(row["passed"] for row in found["check"].values()), found["check"]
 
 
+@pytest.mark.parametrize("tap", ["k", "v", "scores", "capped_scores", "weights"])
+@pytest.mark.parametrize("mask", [{"key_mask": REAL.tolist()}, {"key_lengths": [4, 3]}], ids=["mask", "lengths"])
+def test_a_loss_of_taps_has_no_gradient_at_padding(http, rng, tensors, tap, mask):
+    """A padded key counts as 0 in every tap, so that numbers at it in ``tap_upstream`` change nothing."""
+    real = REAL if "key_mask" in mask else np.arange(LENGTH) < np.array(mask["key_lengths"])[:, None]
+    of_keys = tap in {"k", "v"}
+    hidden = np.broadcast_to(~(real[:, None, :, None] if of_keys else real[:, None, None]), (BATCH, HEADS, LENGTH, D)
+                             if of_keys else (BATCH, HEADS, LENGTH, LENGTH))  # fmt: skip
+    upstream = rng.normal(size=hidden.shape)
+    body = {name: typed(x) for name, x in tensors.items()} | mask
+    found = [
+        post(http, "/v1/attention/gradients", **body, wrt=[tap, "query", "key", "value"], tap_upstream={tap: typed(x)})
+        for x in (upstream, np.where(hidden, 0, upstream))
+    ]
+    assert found[0]["gradients"] == found[1]["gradients"]
+    assert (np.array(found[0]["gradients"][tap])[hidden] == 0).all()
+    assert (np.array(found[0]["gradients"]["key"]).transpose(0, 2, 1, 3)[~real] == 0).all()
+
+
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
 @pytest.mark.parametrize("spec", [{}, {"qk_norm": {}}, {"position": {"name": "rope"}}], ids=["plain", "norm", "rope"])
 def test_nonfinite_padding_gives_the_parameters_the_gradients_that_zeros_give(http, rng, spec, kernel):

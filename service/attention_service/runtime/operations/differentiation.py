@@ -8,7 +8,9 @@ from torch import Tensor
 
 from attention_contract.tensors import Array
 from attention_service.core.attention import attend, trace
+from attention_service.core.edits import AXES
 from attention_service.core.kernels import Kernel
+from attention_service.core.masks.visibility import real_keys
 from attention_service.core.nonfinite_keys import without_nonfinite_padding
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.pullback import pullback
@@ -47,6 +49,19 @@ class Graph:
     at: dict[str, Tensor]
     taps: dict[str, Tensor] = field(default_factory=dict)
     """The taps that L depends on beside the output."""
+    real: Tensor | None = None
+    """Bool ``[B, K]``: the keys that are no padding; None if all are, and without such taps."""
+
+    def counted(self, upstreams: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The upstream gradients as L has them: a padded key counts as 0 in every tap, and so adds nothing to it."""
+        return {name: self._of_real_keys(tap_of(name), upstream) for name, upstream in upstreams.items()}
+
+    def _of_real_keys(self, tap: str | None, upstream: Tensor) -> Tensor:
+        dim = None if tap is None else AXES[tap].get("keys")
+        if self.real is None or dim is None:
+            return upstream
+        padded = ~(self.real[:, None, :, None] if dim == 2 else self.real[:, None, None, :])
+        return upstream.masked_fill(padded, 0)
 
     def of(self, upstream: str) -> Tensor:
         """The output or the tap that this is the upstream gradient of."""
@@ -87,7 +102,7 @@ def graph_of(
         taps = trace(_on_graph(problem), edits)
         output = compute.output(bound, parameters, taps["context"], edits)
         at = leaves | {name: taps[name] for name in targets.taps}
-        return Graph(output, at, {name: taps[name] for name in given})
+        return Graph(output, at, {name: taps[name] for name in given}, real_keys(problem) if given else None)
     context = attend(problem, (), Selection(), edits, kernel).context
     del problem  # the graph keeps what of it is needed
     return Graph(compute.output(bound, parameters, context, edits), leaves)

@@ -270,7 +270,8 @@ class Gradients(Operation):
         for name in self.targets.upstreams:
             upstreams[name] = upstreams[name].expand_as(graph.of(name)).detach().requires_grad_()
         phase(None, "gradients", "of_pairs")
-        gradients = differentiate(graph, self.targets, upstreams, again=request.directions is not None)
+        counted = graph.counted(upstreams)
+        gradients = differentiate(graph, self.targets, counted, again=request.directions is not None)
         results: Results = {"gradients": {name: self._in_reply(name, x) for name, x in gradients.items()}}
         if request.directions is not None:
             phase("second gradients", "gradients", "of_pairs")

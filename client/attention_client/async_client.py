@@ -14,6 +14,7 @@ from attention_client import replies
 from attention_client.calls.base import Call, ReplyT
 from attention_client.calls.method import Awaited
 from attention_client.client_base import ClientBase, Exchange
+from attention_client.large_bodies import received_in_chunks
 from attention_client.many_requests import Errors, Many, bar, in_tasks
 from attention_client.plots import AsyncPlot
 from attention_client.raw_responses import RawResponse, keeping
@@ -91,11 +92,8 @@ class AsyncClient(ClientBase[Awaited, httpx.AsyncClient, httpx.AsyncBaseTranspor
     @staticmethod
     async def _whole(exchange: Exchange[ReplyT], response: httpx.Response) -> ReplyT:
         """The reply. Raises the error that the response holds."""
-        content = bytearray()
         try:
-            async for chunk in response.aiter_bytes():
-                exchange.attempts.check()
-                content += chunk
+            content = await received_in_chunks(response, exchange.attempts.check)
         finally:
             await response.aclose()
         return exchange.reply(response, content)

@@ -42,6 +42,26 @@ def received(response: httpx.Response, check: Callable[[], None]) -> bytearray |
     return content
 
 
+async def received_in_chunks(response: httpx.Response, check: Callable[[], None]) -> bytearray | memoryview:
+    """Receive the body of an awaited response: a large one into memory of its size, which then need not grow.
+
+    ``check`` raises once it is too late. Raises httpx's errors.
+    """
+    length = _stated_length(response)
+    content: Any = bytearray() if length < LARGE else np.empty(length, np.uint8).data
+    filled = 0
+    async for chunk in response.aiter_bytes():
+        check()
+        filled += len(chunk)
+        if isinstance(content, bytearray):
+            content += chunk
+        elif filled > length:
+            raise httpx.RemoteProtocolError(f"the body has more than its {length} bytes", request=response.request)
+        else:
+            content[filled - len(chunk) : filled] = chunk
+    return content if isinstance(content, bytearray) else content[:filled]
+
+
 def _stated_length(response: httpx.Response) -> int:
     """Bytes of a body that is not compressed; 0 if the head does not tell."""
     stated = response.headers.get("content-length", "")

@@ -26,6 +26,8 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[httpx.RequestError]], ...]] = (
     (aiohttp.ClientError, httpx.RemoteProtocolError),
 )
 """httpx's error for each of aiohttp's; the first that fits counts."""
+_CHUNK: Final = 2**18
+"""Bytes of a body that are taken at once: as many as asyncio reads, which so are not cut."""
 _FAULTS: Final = (httpx.RequestError, aiohttp.ClientError)
 
 
@@ -40,6 +42,7 @@ class _Stream(httpx.AsyncByteStream):
     """The body of a response, with httpx's errors."""
 
     def __init__(self, stream: httpx.AsyncByteStream, request: httpx.Request) -> None:
+        stream.CHUNK_SIZE = _CHUNK  # type: ignore[attr-defined]  # of httpx_aiohttp's stream
         self._stream = stream
         self._request = request
 

@@ -1,5 +1,6 @@
 """Large bodies come from the socket, and everything around them is as with httpx's own reading."""
 
+import asyncio
 import gzip
 import socket
 import ssl
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 import trustme
 
-from attention_client import Client, large_bodies
+from attention_client import AsyncClient, Client, large_bodies
 from attention_client.errors import ConnectionFailed, DeadlineExceeded
-from attention_client.large_bodies import LARGE, received
+from attention_client.large_bodies import LARGE, received, received_in_chunks
 from tests.client.tcp import listening, read_request, stubborn
 
 BODY = np.random.default_rng(0).bytes(3 * LARGE + 12345)
@@ -28,6 +29,11 @@ def answers(connection: socket.socket, over: object) -> None:
     for size in (len(BODY), 10, len(BODY)):
         read_request(connection)
         connection.sendall(head(f"content-length: {size}") + BODY[:size])
+
+
+def in_chunks(connection: socket.socket, over: object) -> None:
+    read_request(connection)
+    connection.sendall(head("transfer-encoding: chunked") + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY))
 
 
 def body_of(http: httpx.Client, url: str) -> bytes:
@@ -81,10 +87,6 @@ def test_a_compressed_body_is_read_by_httpx(direct):
 
 
 def test_a_body_in_chunks_is_read_by_httpx(direct):
-    def in_chunks(connection, over):
-        read_request(connection)
-        connection.sendall(head("transfer-encoding: chunked") + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY))
-
     with stubborn(in_chunks) as url, httpx.Client(timeout=5) as http:
         assert body_of(http, url) == BODY
     direct.assert_not_called()
@@ -129,3 +131,33 @@ def test_after_a_break_the_next_call_has_a_connection_of_its_own():
         with pytest.raises(httpx.RemoteProtocolError):
             body_of(http, url)
         assert body_of(http, url) == BODY
+
+
+def body_of_awaited(url: str, transport: httpx.AsyncBaseTransport | None = None) -> bytes:
+    async def read() -> bytes:
+        async with AsyncClient(url, transport=transport) as client, client._http.stream("GET", url) as response:
+            content = await received_in_chunks(response, lambda: None)
+            assert isinstance(content, memoryview) == (int(response.headers.get("content-length", 0)) >= LARGE)
+            return bytes(content)
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["aiohttp", "httpx"])
+@pytest.mark.parametrize("talk", [answers, in_chunks])
+def test_the_awaited_client_receives_into_memory_of_the_stated_size(talk, own):
+    with stubborn(talk) as url:
+        assert body_of_awaited(url, httpx.AsyncHTTPTransport() if own else None) == BODY
+
+
+def test_an_awaited_body_of_another_length_is_a_broken_connection():
+    longer = httpx.Response(200, headers={"content-length": str(LARGE)}, content=BODY)
+    with pytest.raises(httpx.RemoteProtocolError, match="more than"):
+        body_of_awaited("http://mock", httpx.MockTransport(lambda _: longer))
+
+    async def ask(url: str) -> None:
+        async with AsyncClient(url, retries=0) as client:
+            await client.forward("demo", X[:, :1])
+
+    with stubborn(cut_off) as url, pytest.raises(ConnectionFailed):
+        asyncio.run(ask(url))

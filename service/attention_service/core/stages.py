@@ -50,7 +50,8 @@ def stages(
         raise ValueError(f"{problem.spec.normalizer.name} has no {', '.join(lacking)}; ask `taps_of` first")
     if not missing:
         return
-    for tap, x in _stages(problem, edits, selection, parts or parts_of(problem, selection), with_lse="lse" in taps):
+    parts = parts or parts_of(problem, selection)
+    for tap, x in _stages(problem, edits, selection, parts, frozenset(missing)):
         checked(x)
         if tap in missing:
             missing.remove(tap)
@@ -81,7 +82,7 @@ def parts_of(problem: Problem, selection: Selection) -> Parts:
 
 
 def _stages(
-    problem: Problem, edits: Sequence[BoundEdit], selection: Selection, parts: Parts, *, with_lse: bool
+    problem: Problem, edits: Sequence[BoundEdit], selection: Selection, parts: Parts, asked: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
     spec = problem.spec
     edits = interventions.narrowed(edits, selection, problem.q.shape[1], problem.k.shape[1])
@@ -117,13 +118,14 @@ def _stages(
     x = x.view_as(x)
     if (bias := pair_bias(problem, x.dtype)) is not None:
         x = x + bias.tile(selection.queries, selection.keys_of(problem), selection.heads)
-    x = visibility(problem, selection, parts.mask).forbid(x)
+    own = not (x.requires_grad or "scores" in asked or "capped_scores" in asked)  # then nobody else holds them
+    x = visibility(problem, selection, parts.mask).forbid(x, own=own)
     if any(edit.tap == "masked_scores" for edit in edits):
         forbidden = x == -torch.inf
         x = interventions.apply(edits, "masked_scores", x).masked_fill(forbidden, -torch.inf)
     yield "masked_scores", x
 
-    if with_lse and isinstance(normalizer, Exponential):
+    if "lse" in asked and isinstance(normalizer, Exponential):
         yield "lse", normalizer.lse(x, learned)  # [B, H, Q]
 
     x = normalizer.weights(x, _lengths(problem, selection, real), learned).to(q.dtype)

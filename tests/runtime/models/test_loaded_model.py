@@ -17,6 +17,7 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
 from attention_service.core.inspection.statistics import HEAD_STATISTICS
+from attention_service.runtime.models import layer_attention
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
 from attention_service.runtime.models.loaded_model import LoadedModel
@@ -97,6 +98,20 @@ def test_statistics_are_those_of_the_eager_weights(family):
         near(each.statistics.first_key, shares[..., 0].mean(-1))
         near(each.top.weights[..., 0], taps.weights.max(-1))
         assert each.queries == shares.shape[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypatch):
+    def reply():
+        return weights_reply(loaded(family), ModelWeightsRequest(tokens=IDS, statistics=["entropy"]))
+
+    few = reply()
+    monkeypatch.setattr(layer_attention, "SCORES_AT_ONCE", 1)
+    many = reply()
+    assert many.ran.kernels == ["materialized"]
+    for one, other in zip(few.layers, many.layers, strict=True):
+        near(other.weights, one.weights)
+        near(other.statistics["entropy"], one.statistics["entropy"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

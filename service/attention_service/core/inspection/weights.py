@@ -47,23 +47,32 @@ def weights_of(problem: Problem, selection: Selection, edits: Sequence[BoundEdit
 class KeptWeights:
     """Weights that are computed once, tile by tile, and kept."""
 
-    def __init__(self, problem: Problem, weights: Weights, *, edited: bool) -> None:
-        """``edited``: edits may give weight to keys that the masks forbid."""
+    def __init__(self, problem: Problem, edits: Sequence[BoundEdit] = (), *, with_context: bool = False) -> None:
+        """``with_context``: each tile's part of ``context`` is computed too, while its weights are at hand."""
         self._problem = problem
-        self._weights = weights
-        self._edited = edited
+        self._edits = edits
         self._whole: Tensor | None = None
+        self.context: Tensor | None = None
+        """``[B, H, Q, V]``, if it is wanted, once all tiles were computed."""
+        if with_context:
+            self.context = problem.q.new_empty(*problem.q.shape[:3], problem.v.shape[3])
 
     @property
     def whole(self) -> Tensor:
         """``[B, H, Q, K]``, once all tiles were computed."""
         if self._whole is None:
-            self._whole = self._weights(_EVERYTHING)
+            self._whole = weights_of(self._problem, _EVERYTHING, self._edits)
         return self._whole
 
     def compute(self, tile: Selection) -> Tensor:
         """Compute the weights of a tile of consecutive heads and queries: of the keys up to the last that it sees."""
-        found = self._weights(tile if self._edited else _before_reach(self._problem, tile))
+        # Edits may give weight to keys that the masks forbid.
+        seen = tile if self._edits else _before_reach(self._problem, tile)
+        taps = ("weights",) if self.context is None else ("weights", "context")
+        parts = dict(stages(self._problem, taps, self._edits, seen))
+        found = parts["weights"]
+        if self.context is not None:
+            self._part(self.context, tile).copy_(parts["context"])
         if tile == _EVERYTHING:
             self._whole = found
             return found
@@ -86,14 +95,19 @@ class KeptWeights:
 
 
 def _before_reach(problem: Problem, tile: Selection) -> Selection:
-    """Leave out the keys behind the last that a causal mask lets the queries of a tile see."""
+    """Leave out the keys behind the last that a causal mask lets the queries of a tile see.
+
+    Those that it lets all of them see are a span without masks.
+    """
     if tile.queries is None or problem.added_keys or problem.offsets is not None or problem.sequence_masks is not None:
         return tile
     offset = causal_offset(problem.spec.masks, problem.q.shape[2], problem.keys, problem.past)
     if offset is None:
         return tile
-    stop = max(1, tile.queries[-1] + offset + problem.past + 1)
-    return tile if stop >= problem.keys else replace(tile, keys=(Span(0, stop),))
+    reach = [min(query + offset + problem.past + 1, problem.keys) for query in (tile.queries[0], tile.queries[-1])]
+    free, stop = max(0, reach[0]), max(1, reach[1])
+    spans = Span(0, free, masked=False), Span(free, stop)
+    return replace(tile, keys=tuple(span for span in spans if len(span)))
 
 
 def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:

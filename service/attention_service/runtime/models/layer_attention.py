@@ -25,7 +25,7 @@ from attention_service.core.attention import attend, trace
 from attention_service.core.blocks import SCORES_AT_ONCE
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels import KERNELS, Kernel, Needs
+from attention_service.core.kernels import KERNELS, MATERIALIZED, Kernel, Needs
 from attention_service.core.problem import Problem, Selection, Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
@@ -111,6 +111,11 @@ class AttentionPass:
         ``window``: the tokens of the layer's sliding window, in a text of any length.
         """
 
+    def context(self, inspected: "_Inspected") -> Tensor:
+        """Inspect the weights of a layer, and return the context ``[B, H, Lq, Dv]`` that they give."""
+        self.kernels[MATERIALIZED] = None
+        return self._inspect([inspected], with_context=True)["context"]
+
     def inspect(self, waiting: "_Inspected") -> None:
         """Inspect the weights of a layer, together with those of others like it if they are few."""
         group = waiting.group
@@ -119,7 +124,7 @@ class AttentionPass:
         if group is None or sum(each.scores for each in alike) >= SCORES_AT_ONCE:
             self._inspect(self._waiting.pop(group))
 
-    def _inspect(self, alike: "Sequence[_Inspected]") -> None:
+    def _inspect(self, alike: "Sequence[_Inspected]", *, with_context: bool = False) -> Results:
         first = alike[0]
         raw, question, batch = first.raw, first.question, first.raw.query.shape[0]
         if question.weights is None:
@@ -127,13 +132,18 @@ class AttentionPass:
         many, statistics = len(alike), question.statistics
         bound = bound_to(raw, batched=True, layers=many)
         edits = compute.bind_edits(question.edits, raw.query.device, raw.query.dtype)
-        operation = Inspection(bound, question.weights, question.selection, statistics.repeated(many), question.before)
+        operation = Inspection(
+            bound, question.weights, question.selection, statistics.repeated(many), question.before, with_context
+        )
         tensors = first.tensors(alike)
         parameters = {} if raw.sinks is None else {"sinks": raw.sinks}
-        fields = operation.collect(operation.launch(Uploaded(tensors, parameters, edits)))
+        results = operation.launch(Uploaded(tensors, parameters, edits))
+        beside = {"context": results.pop("context")} if with_context else {}
+        fields = operation.collect(results)
         for index, each in enumerate(alike):
             place = slice(index * batch, (index + 1) * batch) if question.batched else index
             self._found.setdefault(each.layer, {}).update(_at(fields, place))
+        return beside
 
 
 class KeptAttentions(AttentionPass):
@@ -174,6 +184,19 @@ class _Inspected:
         shapes = (raw.query.shape, raw.key.shape, raw.value.shape, None if raw.mask is None else raw.mask.shape)
         told = (id(raw.spec), id(raw.key_mask), raw.offset, id(question.weights), question.selection)
         return (*shapes, *told, id(question.statistics), id(question.query_mask))
+
+    @property
+    def gives_context(self) -> bool:
+        """True if the output is best computed from the weights: they are many, and all in memory anyway.
+
+        Of half types a fused kernel keeps weights of more digits.
+        """
+        asked = self.question
+        if asked.weights is None or not asked.weights.return_weights or asked.selection != _EVERYTHING:
+            return False
+        if asked.whole or asked.taps or asked.traced:
+            return False
+        return self.raw.query.dtype.itemsize > 2 and self.scores >= SCORES_AT_ONCE
 
     @property
     def scores(self) -> int:
@@ -329,6 +352,9 @@ class LayerAttention:
         problem = problem_of(raw)
         if asked is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
+        inspected = None if question.weights is None else _Inspected(layer, raw, question)
+        if inspected is not None and not edits and inspected.gives_context:
+            return asked.context(inspected)
         asked.kernels[name] = None
         if question.traced:
             asked.problems[layer] = problem
@@ -341,8 +367,8 @@ class LayerAttention:
         if question.taps:
             bound = bound_to(raw, batched=question.batched)
             asked.add(layer, tap_results(bound, found.taps, average_heads=question.average_heads))
-        if question.weights is not None:
-            asked.inspect(_Inspected(layer, raw, question))
+        if inspected is not None:
+            asked.inspect(inspected)
         return found.context
 
     def _edits(self, raw: RawAttentionInputs, question: LayerQuestion) -> Sequence[BoundEdit]:

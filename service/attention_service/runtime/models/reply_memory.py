@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attention_service.runtime.models.worker_messages import Piece
@@ -38,14 +39,16 @@ class ReplyMemory:
         """``on_free`` is called, in any thread, when a reply that lay here is no longer needed."""
         self.file = os.memfd_create("attention-reply", os.MFD_CLOEXEC)
         self._on_free = on_free
-        self._mapped: weakref.ref[mmap.mmap] | None = None
+        self._map: mmap.mmap | None = None
+        """Kept, since each new one costs a page fault a page."""
+        self._lent: weakref.ref[NDArray[np.uint8]] | None = None
         self.close = weakref.finalize(self, os.close, self.file)
         """Gives it up, once its process has ended. A reply that lies here stays until it is sent."""
 
     @property
     def is_free(self) -> bool:
         """True if no reply that lies here is needed."""
-        return self._mapped is None or self._mapped() is None
+        return self._lent is None or self._lent() is None
 
     @property
     def bytes(self) -> int:
@@ -59,9 +62,12 @@ class ReplyMemory:
 
     def pieces(self, places: Sequence[Place], body: memoryview) -> list[memoryview]:
         """Return the pieces of a reply. The memory is free once they are gone."""
-        mapped = mmap.mmap(self.file, os.fstat(self.file).st_size, prot=mmap.PROT_READ)
-        self._mapped = weakref.ref(mapped, lambda _: self._on_free())
-        return _pieces(places, body, memoryview(mapped))
+        size = os.fstat(self.file).st_size
+        if self._map is None or len(self._map) < size:
+            self._map = mmap.mmap(self.file, size, prot=mmap.PROT_READ)
+        lent = np.frombuffer(self._map, np.uint8)
+        self._lent = weakref.ref(lent, lambda _: self._on_free())
+        return _pieces(places, body, memoryview(lent))
 
 
 def reply_memories(on_free: Callable[[], None]) -> list[ReplyMemory]:

@@ -104,6 +104,8 @@ class Inspection(Operation):
     statistics: BoundStatistics = field(default_factory=BoundStatistics)
     before: Problem | None = None
     """The attention without the edits, if these changed its queries and keys too."""
+    with_context: bool = False
+    """True if the results have the ``context`` ``[B, H, Q, V]`` too, where all weights are returned."""
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the inputs and the query mask to the device."""
@@ -128,7 +130,7 @@ class Inspection(Operation):
         weights_by: Weights = partial(weights_of, problem, edits=uploaded.edits)
         computed, kept = weights_by, None
         if request.return_weights and self.selection == Selection():
-            kept = KeptWeights(problem, weights_by, edited=bool(uploaded.edits))
+            kept = KeptWeights(problem, uploaded.edits, with_context=self.with_context)
             computed, weights_by = kept.compute, kept.read
         statistics = self.statistics
         inputs = statistics.inputs(problem.q.device, positions_of(problem))
@@ -136,6 +138,8 @@ class Inspection(Operation):
         found = totals(problem, real, everything, computed, statistics.names, inputs)
         means = found.means()
         results: Results = {"statistics": self._in_reply(means), "queries": compute.in_reply(found.queries, bound)}
+        if kept is not None and kept.context is not None:
+            results["context"] = kept.context
         unedited = None
         if request.compare is not None:
             unedited = partial(weights_of, problem if self.before is None else self.before)

@@ -111,7 +111,7 @@ def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypa
     assert many.ran.kernels == ["materialized"]
     for one, other in zip(few.layers, many.layers, strict=True):
         near(other.weights, one.weights)
-        near(other.statistics["entropy"], one.statistics["entropy"])
+        near(other.statistics.entropy, one.statistics.entropy)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

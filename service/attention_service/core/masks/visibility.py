@@ -69,9 +69,10 @@ def visibility(problem: Problem, selection: Selection = EVERYTHING, told: Tensor
     for mask in yes:
         if mask is not None:
             together = mask if together is None else together & mask
-    first = None if selection.keys is None else next(iter(selection.keys), None)
-    opened = first is not None and not first.masked and real is None and told is None
-    return Visibility(together, bias, len(first) if opened else 0)
+    opened = 0
+    if selection.keys and not selection.keys[0].masked and real is None and told is None:
+        opened = len(selection.keys[0])
+    return Visibility(together, bias, opened)
 
 
 def _of_positions(problem: Problem, selection: Selection) -> Tensor | None:

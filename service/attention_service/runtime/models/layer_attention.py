@@ -1,8 +1,8 @@
 """The attention of every layer of a model, computed by this package's core.
 
 transformers calls ``LayerAttention`` wherever a layer attends. A pass (``AttentionPass``) holds what is asked of the
-layers. Their outputs come from the kernel that the planner would choose, whatever is asked beside them; statistics,
-weights, taps and edits are the operations of modules.
+layers. Their outputs come from the kernel that the planner would choose, whatever is asked beside them, unless many
+weights are all in memory anyway. Statistics, weights, taps and edits are the operations of modules.
 """
 
 import time
@@ -114,7 +114,9 @@ class AttentionPass:
     def context(self, inspected: "_Inspected") -> Tensor:
         """Inspect the weights of a layer, and return the context ``[B, H, Lq, Dv]`` that they give."""
         self.kernels[MATERIALIZED] = None
-        return self._inspect([inspected], with_context=True)["context"]
+        results: Results = self._inspect([inspected], with_context=True)
+        context: Tensor = results["context"]
+        return context
 
     def inspect(self, waiting: "_Inspected") -> None:
         """Inspect the weights of a layer, together with those of others like it if they are few."""
@@ -125,6 +127,7 @@ class AttentionPass:
             self._inspect(self._waiting.pop(group))
 
     def _inspect(self, alike: "Sequence[_Inspected]", *, with_context: bool = False) -> Results:
+        """Inspect attentions that are alike, as one batch. Returns the ``context``, if it is wanted."""
         first = alike[0]
         raw, question, batch = first.raw, first.question, first.raw.query.shape[0]
         if question.weights is None:

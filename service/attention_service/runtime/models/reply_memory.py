@@ -42,8 +42,12 @@ class ReplyMemory:
         self._map: mmap.mmap | None = None
         """Kept, since each new one costs a page fault a page."""
         self._lent: weakref.ref[NDArray[np.uint8]] | None = None
-        self.close = weakref.finalize(self, os.close, self.file)
-        """Gives it up, once its process has ended. A reply that lies here stays until it is sent."""
+        self._close_file = weakref.finalize(self, os.close, self.file)
+
+    def close(self) -> None:
+        """Give it up, once its process has ended. A reply that lies here stays until it is sent."""
+        self._close_file()
+        self._map = None  # it keeps the file
 
     @property
     def is_free(self) -> bool:
@@ -67,7 +71,7 @@ class ReplyMemory:
             self._map = mmap.mmap(self.file, size, prot=mmap.PROT_READ)
         lent = np.frombuffer(self._map, np.uint8)
         self._lent = weakref.ref(lent, lambda _: self._on_free())
-        return _pieces(places, body, memoryview(lent))
+        return _pieces(places, body, lent.data)
 
 
 def reply_memories(on_free: Callable[[], None]) -> list[ReplyMemory]:

@@ -45,6 +45,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 100)  # what outlives two collections is looked at a tenth as often
+    for logger in logging.root.manager.loggerDict.values():  # pytest adds two handlers to each other one, in each phase
+        logger.propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ import os
 import runpy
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing.connection import Connection
@@ -19,6 +20,8 @@ from typing import Any
 from unittest.mock import patch
 
 _FORKS = multiprocessing.get_context("forkserver")
+_ONE_AT_A_TIME = threading.RLock()
+"""Held by the thread that starts or reaps a process: several servers may run, each in its own thread."""
 
 
 class Forked:
@@ -33,7 +36,8 @@ class Forked:
 
     def _end(self) -> None:
         self._loop.remove_reader(self._process.sentinel)
-        self._process.join()
+        with _ONE_AT_A_TIME:
+            self._process.join()
         self._code.set_result(self._process.exitcode)
 
     async def wait(self) -> int | None:
@@ -51,12 +55,13 @@ class _ClosedAtTheEnd(asyncio.StreamReaderProtocol):
 
 async def start_forked(*command: str, env: Mapping[str, str], stdout: int, pass_fds: Sequence[int], **_: Any) -> Forked:
     """Start ``python -m module``, where ``command`` ends with the module, in place of ``create_subprocess_exec``."""
-    await asyncio.to_thread(_begin, tuple(env.items()))
+    await asyncio.to_thread(_begin, env)
     ours, theirs = socket.socketpair()  # for standard input and standard error
     passed = {number: Connection(os.dup(number)) for number in pass_fds}
     streams = (theirs, Connection(os.dup(stdout)), theirs)
     process = _FORKS.Process(target=_run, args=(command[-1], dict(env), streams, passed), daemon=True)
-    process.start()
+    with _ONE_AT_A_TIME:
+        process.start()
     theirs.close()
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
@@ -64,9 +69,14 @@ async def start_forked(*command: str, env: Mapping[str, str], stdout: int, pass_
     return Forked(process, asyncio.StreamWriter(transport, protocol, reader, loop), reader)
 
 
-@cache
-def _begin(environment: Sequence[tuple[str, str]]) -> None:
+def _begin(environment: Mapping[str, str]) -> None:
     """Start the process that imports, with the variables of those that it becomes, and wait until it has."""
+    with _ONE_AT_A_TIME:
+        _begin_once(tuple(environment.items()))
+
+
+@cache
+def _begin_once(environment: Sequence[tuple[str, str]]) -> None:
     _FORKS.set_forkserver_preload(["attention_service.runtime.models.served_model"])
     with patch.dict(os.environ, environment):
         first = _FORKS.Process(target=int)

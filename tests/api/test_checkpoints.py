@@ -14,6 +14,7 @@ from torch import nn
 from attention_client import CheckpointNotFound, Client, Forbidden, InvalidCheckpoint, InvalidRequest, Unavailable
 from tests.api.hub import hub
 from tests.api.processes import process
+from tests.conftest import live_server
 
 GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 3}
 
@@ -50,7 +51,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(repository):
-    with process(repository) as (_, url), Client(url) as client:
+    with live_server(repository) as url, Client(url) as client:
         yield client
 
 

@@ -42,7 +42,7 @@ def test_every_limit_is_shown(http):
         ),
         ("/v1/modules", MODULE | {"name": "two"}, 507, "max_modules", 2),
         ("/v1/modules/one/sessions", {}, 429, "max_sessions", 2),
-        ("/v1/attention/forward", {"query": [[0.5] * 2000]}, 413, "values", None),
+        ("/v1/attention/forward", {"query": [[0.5] * 2000]}, 413, "at most 1024. Send large tensors as base64", None),
     ],
 )
 def test_what_exceeds_a_limit_is_refused_by_its_name(http, path, body, status, name, actual):

@@ -65,15 +65,6 @@ def save_clip(folder):
     processor("clip_vision_model").save_pretrained(folder)
 
 
-@pytest.fixture(scope="module")
-def named(models):
-    """The name that a model was loaded under, which is not that of its folder, and its process."""
-    before = {child.pid for child in psutil.Process().children()}
-    models.load("gemma3", name="looks")
-    (process,) = (child for child in psutil.Process().children() if child.pid not in before)
-    return "looks", process
-
-
 @pytest.fixture
 def eager():
     return tiny("llama")

@@ -70,6 +70,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def site_with_t5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server with `tiny` and a T5 with random parameters, whose scores have a bias and no scale."""
+    families = pytest.importorskip("tests.client.transformers.families")
+    tiny_models = pytest.importorskip("tests.client.tiny_models")
+    folder = tmp_path_factory.mktemp("models")
+    for part in (families.tiny("t5"), tiny_models.tokenizer()):
+        part.save_pretrained(folder / "t5")
+    with live_server(folder) as url:
+        for checkpoint in ("tiny", "t5"):
+            httpx.post(f"{url}/v1/models", json={"checkpoint": checkpoint}, timeout=120).raise_for_status()
+        yield url
+
+
 def _save_checkpoint(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file

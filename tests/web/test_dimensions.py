@@ -3,29 +3,17 @@
 import json
 import re
 
-import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import live_server
 from tests.web.conftest import RECORDING, live
 
-tiny_models = pytest.importorskip("tests.client.tiny_models")
 TEXT = "Kate met Tamiro in the park. Then Tam"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The URL of a server with `tiny` resident, and a T5, whose scores have a bias and no scale."""
-    from transformers import T5ForConditionalGeneration
-
-    folder = tmp_path_factory.mktemp("models")
-    T5ForConditionalGeneration(tiny_models.CONFIGS["t5"]()).save_pretrained(folder / "biased")
-    tiny_models.tokenizer().save_pretrained(folder / "biased")
-    with live_server(folder) as url:
-        for checkpoint in ("tiny", "biased"):
-            httpx.post(f"{url}/v1/models", json={"checkpoint": checkpoint}, timeout=120).raise_for_status()
-        yield url
+def site(site_with_t5):
+    return site_with_t5
 
 
 def exported(page) -> dict:
@@ -128,8 +116,8 @@ def test_a_whole_model_s_score_has_parts_after_its_rotation(visit):
 def test_a_model_with_a_bias_and_no_scale_has_parts_and_steps_too(visit):
     chosen = {"layers": ["encoder.1"], "select": {"heads": [2], "queries": [3]}, "top_k": 0}
     asked = {"text": "the cat sat on the mat", "return": ["scores", "masked_scores"]} | chosen
-    reply = visit.http.post("/v1/models/biased/forward", json=asked).json()["layers"][0]
-    page = visit.open("#/query?source=model:biased&text=the+cat+sat+on+the+mat&layer=1&head=2&query=3")
+    reply = visit.http.post("/v1/models/t5/forward", json=asked).json()["layers"][0]
+    page = visit.open("#/query?source=model:t5&text=the+cat+sat+on+the+mat&layer=1&head=2&query=3")
     shown = exported(page)
     assert shown["scale"] == pytest.approx(1, abs=1e-4)
     check_drawing(page, shown, np.array(reply["scores"])[0, 0])

@@ -3,27 +3,14 @@
 from contextlib import redirect_stdout
 from io import StringIO
 
-import httpx
 import pytest
 
-from tests.conftest import live_server
-
-tiny_models = pytest.importorskip("tests.client.tiny_models")
 CAT = "source=builtin:cat"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The URL of a server with `tiny` and a T5 with random parameters, both resident."""
-    from transformers import T5ForConditionalGeneration
-
-    folder = tmp_path_factory.mktemp("models")
-    T5ForConditionalGeneration(tiny_models.CONFIGS["t5"]()).save_pretrained(folder / "both")
-    tiny_models.tokenizer().save_pretrained(folder / "both")
-    with live_server(folder) as url:
-        for checkpoint in ("tiny", "both"):
-            httpx.post(f"{url}/v1/models", json={"checkpoint": checkpoint}, timeout=120).raise_for_status()
-        yield url
+def site(site_with_t5):
+    return site_with_t5
 
 
 class Held:
@@ -62,11 +49,11 @@ def test_numbers_keep_their_own_names_until_the_next_are_there(visit, view):
 
 
 def test_gradients_of_stacks_of_unlike_lengths_follow_quick_changes_of_the_layer(visit):
-    page = visit.open("#/gradient?source=model:both&text=the cat sat on the mat&target=a dog&layer=0&head=1")
+    page = visit.open("#/gradient?source=model:t5&text=the cat sat on the mat&target=a dog&layer=0&head=1")
     caption = page.locator("figcaption", has_text="∂L/∂weights of")
     caption.wait_for()
     assert "encoder.0" in caption.inner_text()
-    held = Held(page, "**/v1/models/both/gradients")
+    held = Held(page, "**/v1/models/t5/gradients")
     names = page.locator(".subject label", has_text="Layer").locator("option").all_inner_texts()
     for name in ("decoder.0", "cross.0", "decoder.1"):
         choose(page, "Layer", str(names.index(name)))
@@ -115,7 +102,7 @@ def test_statistics_that_did_not_come_are_asked_for_again(visit):
 
 
 def test_the_text_of_the_decoder_follows_a_step_back(visit):
-    page = visit.open("#/overview?source=model:both&text=the cat")
+    page = visit.open("#/overview?source=model:t5&text=the cat")
     target = page.get_by_label("The decoder's text")
     target.fill("a dog")
     page.get_by_role("button", name="Look").click()

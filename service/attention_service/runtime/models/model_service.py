@@ -48,11 +48,13 @@ class ModelService:
         self.host = Host(runner.device, runner.budget, idle_s)
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""
+        self._unloaded: set[ResidentModel] = set()
+        """Models that end once those who wait for them have their answers."""
 
     @property
     def resident(self) -> int:
         """The number of resident models."""
-        return sum(model.state == "resident" for model in self._models.values())
+        return sum(model.state == "resident" for model in (*self._models.values(), *self._unloaded))
 
     # ── which there are ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,18 +103,21 @@ class ModelService:
         return question.info or model.info()
 
     async def unload(self, name: str) -> None:
-        """End a model once those who wait have their answers. Raises ModelNotFound unless it was loaded."""
+        """End a model once those who wait have their answers. Raises ModelNotFound unless it was loaded.
+
+        Requests that come meanwhile load it anew, so that it ends however many come.
+        """
         self._runner.check_ready()
-        model = self._models.get(name)
+        model = self._models.pop(name, None)
         if model is None:
             raise ModelNotFound(f"no model {name[:128]!r} is loaded", param="model")
+        self._unloaded = {each for each in self._unloaded if each.state != "idle"} | {model}
         model.leave()
         await model.left()
-        self._models.pop(name, None)
 
     async def stop(self) -> None:
         """End every model now."""
-        await asyncio.gather(*(model.stop() for model in self._models.values()))
+        await asyncio.gather(*(model.stop() for model in (*self._models.values(), *self._unloaded)))
 
     async def _model(self, name: str) -> ResidentModel:
         """The model of a name: one that was loaded, or one of a checkpoint. Raises ModelNotFound and ModelExists."""

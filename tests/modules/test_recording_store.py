@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_contract.errors import InternalError, RecordingNotFound, StoreFull, TooLarge
+from attention_contract.errors import InternalError, RecordingNotFound, StoreFull, StoreReadOnly, TooLarge
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile, RecordingQuery
 from attention_service.modules.recording_store import RecordingStore
 
@@ -238,3 +238,17 @@ def test_a_removal_does_not_wait_for_a_writer(tmp_path, monkeypatch):
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-7])
+
+
+def test_a_folder_that_may_not_be_written_is_told_without_advice_for_modules(tmp_path, monkeypatch):
+    store = RecordingStore(tmp_path, 2**20)
+    made = store.add(recording())
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "replace", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    for change in (lambda: store.add(recording(1)), lambda: store.delete(made.id)):
+        with pytest.raises(StoreReadOnly, match=r"make the models folder writable$"):
+            change()

@@ -327,7 +327,7 @@ class Library:
             ) from None
         except OSError as fault:
             self._recover(name)
-            raise refusal(fault, f"module {name!r}") from fault
+            raise refusal(fault, f"module {name!r}", ", or create it with durable: false") from fault
 
     def _recover(self, name: str) -> None:
         try:

@@ -83,14 +83,13 @@ def check_regular(path: Path, limit: int) -> None:
     os.close(_open_regular(path, limit))
 
 
-def refusal(fault: OSError, thing: str) -> AttentionError:
-    """The error of a write of ``thing`` that the disk did not take."""
+def refusal(fault: OSError, thing: str, advice: str = "") -> AttentionError:
+    """The error of a write of ``thing`` that the disk did not take. ``advice``: what else to do, if there is anything."""
     if fault.errno in _FULL:
         return StoreFull(f"the disk has no room for {thing} ({reason(fault)}); delete some files, and try again")
     if fault.errno in _READ_ONLY:
         return StoreReadOnly(
-            f"the server may not write {thing} to its store ({reason(fault)}); make the models folder writable, or "
-            "send durable: false"
+            f"the server may not write {thing} to its store ({reason(fault)}); make the models folder writable{advice}"
         )
     return InternalError(f"the store could not write {thing}: {reason(fault)}")
 

@@ -294,7 +294,7 @@ def test_a_store_that_may_not_be_written_says_so(library, request_for, root, reo
     for owner, name in [(Path, "mkdir"), (os, "replace")]:
         monkeypatch.setattr(owner, name, refused)
     for change in CHANGES.values():
-        with pytest.raises(StoreReadOnly, match="Read-only.*durable: false"):
+        with pytest.raises(StoreReadOnly, match=r"Read-only.*durable: false"):
             change(library, request_for)
         assert state_of(library) == {"m": module.version}
     assert state(reopen()) == {"m": module.version}

@@ -84,7 +84,7 @@ def check_regular(path: Path, limit: int) -> None:
 
 
 def refusal(fault: OSError, thing: str, advice: str = "") -> AttentionError:
-    """The error of a write of ``thing`` that the disk did not take. ``advice``: what else to do, if there is anything."""
+    """The error of a write of ``thing`` that the disk did not take. ``advice``: what else the caller can do."""
     if fault.errno in _FULL:
         return StoreFull(f"the disk has no room for {thing} ({reason(fault)}); delete some files, and try again")
     if fault.errno in _READ_ONLY:

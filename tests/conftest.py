@@ -1,5 +1,6 @@
 """Fixtures that every test may use: seeded numbers, and one live server over real HTTP."""
 
+import asyncio
 import gc
 import logging
 import os
@@ -171,3 +172,20 @@ def http(server: str) -> Iterator[httpx.Client]:
     """A plain HTTP client of that server: what a caller in any language has."""
     with httpx.Client(base_url=server, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Iterator[Any]:
+    """The service's own client of that server, which the tests of a file share."""
+    from attention_client import Client
+
+    with Client(server) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[..., Any]]:
+    """Run coroutines on one event loop. ``asyncio.Runner`` would write out each reply, to see who handles signals."""
+    loop = asyncio.new_event_loop()
+    yield loop.run_until_complete
+    loop.close()

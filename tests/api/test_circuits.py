@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_client import Client, InvalidRequest, ModuleNotFound, VersionMismatch
+from attention_client import InvalidRequest, ModuleNotFound, VersionMismatch
 from tests.api.talk import post, refuse
 
 PATH = "/v1/modules/{}/circuits"
@@ -18,11 +18,10 @@ MODULES = {
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with Client(server) as client:
-        for seed, (name, config) in enumerate(MODULES.items()):
-            client.modules.create(name, config, seed=seed, durable=False)
-        yield client
+def client(client):
+    for seed, (name, config) in enumerate(MODULES.items()):
+        client.modules.create(name, config, seed=seed, durable=False)
+    return client
 
 
 def whole(client, name):

@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 
-from attention_client import AttentionError, Client
+from attention_client import AttentionError
 
 Q = np.array([[1.0, 0.5], [0.2, -1.0]])
 CAUSAL = [{"name": "causal"}]
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with Client(server) as client:
-        yield client
 
 
 @pytest.mark.parametrize("score", ["cosine", "bilinear"])

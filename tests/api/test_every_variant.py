@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_client import AttentionError, Client
+from attention_client import AttentionError
 from attention_contract import spec as contract
 from attention_service.core.attention import taps_of
 from attention_service.core.multihead import learned_of
@@ -38,12 +38,6 @@ BESIDE = {
 }
 """Specs whose learned tensors belong to no single entry."""
 MODULE = {"d_model": WIDTH, "num_heads": H, "num_kv_heads": HKV, "head_dim": D, "value_dim": V, "dtype": "float64"}
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with Client(server) as client:
-        yield client
 
 
 def spec_of(entry):

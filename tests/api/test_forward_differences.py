@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from attention_client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Taps
 
@@ -15,12 +14,6 @@ EDITS = {
     "nothing": [],
 }
 CAUSAL = {"masks": [{"name": "causal"}]}
-
-
-@pytest.fixture
-def client(server):
-    with Client(server) as client:
-        yield client
 
 
 def assert_differences(edited, plain, taps=TAPS):

@@ -15,12 +15,6 @@ PATH = "/v1/hopfield/retrieve"
 PAIR = {"stored": [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], "states": [[0.9, 0.1], [0.2, 0.7]]}
 
 
-@pytest.fixture
-def client(server):
-    with Client(server) as client:
-        yield client
-
-
 def sdpa(q, k, v, scale=1.0, mask=None):
     q, k, v = (torch.from_numpy(x) for x in (q, k, v))
     return scaled_dot_product_attention(q, k, v, mask, scale=scale).numpy()

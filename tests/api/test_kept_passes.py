@@ -15,10 +15,9 @@ CONFIG = {"d_model": 8, "num_heads": 2, "num_kv_heads": 1, "dtype": "float64", "
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with Client(server) as client:
-        client.modules.create("passes", CONFIG, seed=1, durable=False)
-        yield client
+def client(client):
+    client.modules.create("passes", CONFIG, seed=1, durable=False)
+    return client
 
 
 def equal(found, expected):

@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 
-from attention_client import Client, InvalidRequest, KernelUnsuitable, ShapeMismatch
+from attention_client import InvalidRequest, KernelUnsuitable, ShapeMismatch
 from tests.api.talk import post
 
 H, D = 2, 3
-
-
-@pytest.fixture
-def client(server):
-    with Client(server) as client:
-        yield client
 
 
 def test_what_the_spec_learns_must_come_and_nothing_else(client):

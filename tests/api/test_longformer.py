@@ -6,7 +6,7 @@ import torch
 from transformers.models.longformer.configuration_longformer import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-from attention_client import Client, InvalidRequest
+from attention_client import InvalidRequest
 
 WIDTH, HEADS, WINDOW, LENGTH, BATCH = 8, 2, 2, 16, 2
 GLOBALS = [0, 5, 6]
@@ -45,17 +45,16 @@ def made():
 
 
 @pytest.fixture(scope="module")
-def client(server, theirs):
-    with Client(server) as client:
-        state = {name: x.detach() for name, x in theirs.state_dict().items()}
-        parameters = {
-            f"{ours}.{kind}": state[f"{role}.{kind}"] for role, ours in ROLES.items() for kind in ("weight", "bias")
-        }
-        parameters |= {"o_proj.weight": torch.eye(WIDTH).double()}
-        config = {"d_model": WIDTH, "num_heads": HEADS, "spec": SPEC}
-        client.modules.create("longformer", config, parameters=parameters)
-        client.modules.create("longformer.own", config | {"spec": spec_of([])}, parameters=parameters)
-        yield client
+def client(client, theirs):
+    state = {name: x.detach() for name, x in theirs.state_dict().items()}
+    parameters = {
+        f"{ours}.{kind}": state[f"{role}.{kind}"] for role, ours in ROLES.items() for kind in ("weight", "bias")
+    }
+    parameters |= {"o_proj.weight": torch.eye(WIDTH).double()}
+    config = {"d_model": WIDTH, "num_heads": HEADS, "spec": SPEC}
+    client.modules.create("longformer", config, parameters=parameters)
+    client.modules.create("longformer.own", config | {"spec": spec_of([])}, parameters=parameters)
+    return client
 
 
 def forward(theirs, x, padding=0, globals_of=(GLOBALS,) * BATCH):

@@ -6,20 +6,12 @@ Halves that are one wide are put together in a layout that the CPU's flash kerne
 import numpy as np
 import pytest
 
-from attention_client import Client
-
 ROPE = {"position": {"name": "rope"}}
 CAUSAL = ROPE | {"masks": [{"name": "causal"}]}
 WINDOW = ROPE | {"masks": [{"name": "sliding_window", "left": 300, "right": 300}]}
 OTHER = 12345.678
 """A number that only another request holds."""
 KERNELS = ["blocked", "fused", "materialized", None]
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with Client(server) as client:
-        yield client
 
 
 def rotated(x):

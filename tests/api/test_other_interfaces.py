@@ -7,17 +7,9 @@ import pytest
 import torch
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from attention_client import Client
-
 TAPS = ("scores", "capped_scores", "masked_scores", "weights")
 """In the order of ONNX's qk_matmul_output_mode, 0 to 3."""
 NEEDS = "needs the extra dev"
-
-
-@pytest.fixture
-def client(server):
-    with Client(server) as client:
-        yield client
 
 
 # ── ONNX's operator Attention, opsets 23 to 25 ───────────────────────────────────────────────────────────────────────

@@ -5,18 +5,17 @@ import asyncio
 import numpy as np
 import pytest
 
-from attention_client import AsyncClient, Client
+from attention_client import AsyncClient
 from attention_contract.errors import InvalidRequest, InvalidTensor, ShapeMismatch, VersionMismatch
 
 CONFIG = {"d_model": 8, "num_heads": 2, "num_kv_heads": 1, "dtype": "float64", "spec": {"masks": [{"name": "causal"}]}}
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with Client(server) as client:
-        client.modules.create("own", CONFIG, seed=1, durable=False)
-        client.modules.create("own-half", CONFIG | {"dtype": "float16"}, seed=1, durable=False)
-        yield client
+def client(client):
+    client.modules.create("own", CONFIG, seed=1, durable=False)
+    client.modules.create("own-half", CONFIG | {"dtype": "float16"}, seed=1, durable=False)
+    return client
 
 
 def parameters(client, rng, name="own"):

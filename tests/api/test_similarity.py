@@ -3,18 +3,12 @@
 import numpy as np
 import pytest
 
-from attention_client import Client, InvalidRequest, InvalidTensor, RecordingNotFound, ShapeMismatch
+from attention_client import InvalidRequest, InvalidTensor, RecordingNotFound, ShapeMismatch
 from attention_contract.errors import AttentionError
 from tests.api.talk import post, refuse
 from tests.core.inspection.test_similarity_measures import cka, divergence
 
 TOKENS = 6
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with Client(server) as client:
-        yield client
 
 
 def stored(client, seed, text="a b c d e f", **more):

@@ -25,3 +25,9 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(retry, "WAIT_JITTER", 0.001)
     monkeypatch.setattr(retry, "WAIT_MAX", 0.01)
     monkeypatch.delenv("ATTENTION_URL", raising=False)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tokenizer of small models."""
+    return pytest.importorskip("tests.client.tiny_models").tokenizer()

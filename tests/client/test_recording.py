@@ -21,11 +21,6 @@ WEIGHTS, HIDDEN = 2e-6, 1e-6
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return tiny_models.tokenizer()
-
-
-@pytest.fixture(scope="module")
 def bert(tokenizer):
     return record(tiny_models.model("bert"), tokenizer, TEXT)
 

@@ -18,11 +18,6 @@ TAPS = ("q", "k", "v", "scores", "masked_scores", "weights", "context")
 FAMILIES = [("bert", None), ("gpt2", None), ("llama", None), ("t5", TARGET), ("bart", TARGET)]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tiny_models.tokenizer()
-
-
 @pytest.mark.parametrize(("family", "target"), FAMILIES)
 def test_attention_on_the_server_gives_the_numbers_of_eager_attention(family, target, tokenizer, server):
     model = tiny_models.model(family)

@@ -20,11 +20,6 @@ FAMILIES = [("bert", None), ("gpt2", None), ("llama", None), ("t5", TARGET), ("b
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return tiny_models.tokenizer()
-
-
-@pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("repository")
 

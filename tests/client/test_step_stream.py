@@ -21,10 +21,9 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
 @pytest.fixture
-def client(server):
-    with Client(server) as client:
-        client.modules.create(MODULE, CONFIG, seed=0)
-        yield client
+def client(client):
+    client.modules.create(MODULE, CONFIG, seed=0)
+    return client
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Modules whose projections read a latent: every operation, beside the equations written out in float64."""
 
-import asyncio
-
 import numpy as np
 import pytest
 import torch
@@ -27,14 +25,6 @@ LATENTS = {
     "queries": {"query": 7},
     "keys": {"key_value": 8},
 }
-
-
-@pytest.fixture(scope="module")
-def run():
-    """Run coroutines on one event loop. ``asyncio.Runner`` would write out each reply, to see who handles signals."""
-    loop = asyncio.new_event_loop()
-    yield loop.run_until_complete
-    loop.close()
 
 
 @pytest.fixture(scope="module")

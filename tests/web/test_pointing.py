@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import attention_service
-from attention_client.recording import Recording
 
 RECORDING = Path(attention_service.__file__).parent / "web/recordings/cat.safetensors"
 MARK = """e => {
@@ -15,11 +14,6 @@ MARK = """e => {
   return [style.left, style.top, style.width, style.height].map(parseFloat);
 }"""
 """Where the mark of a small map lies: left, top, width and height in pixels."""
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Recording:
-    return Recording.load(RECORDING)
 
 
 def orange(canvas) -> np.ndarray:

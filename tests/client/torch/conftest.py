@@ -1,19 +1,9 @@
-"""A client of the live server, and a count of the requests that it sends."""
-
-from collections.abc import Iterator
+"""The same random numbers in every run, and a count of the requests that are sent."""
 
 import pytest
 import torch
 
-from attention_client import Client
 from attention_client.torch.connection import Connection
-
-
-@pytest.fixture(scope="module")
-def client(server: str) -> Iterator[Client]:
-    """A client that the tests of a file share."""
-    with Client(server) as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Every family of checkpoints: a tiny model of Transformers, saved, imported, and compared with its eager attention."""
 
-import asyncio
 import copy
 import warnings
 from dataclasses import dataclass
@@ -36,14 +35,6 @@ class Captured:
     key: torch.Tensor
     output: torch.Tensor
     weights: torch.Tensor
-
-
-@pytest.fixture(scope="module")
-def run():
-    """Run coroutines on one event loop. ``asyncio.Runner`` would write out each reply, to see who handles signals."""
-    loop = asyncio.new_event_loop()
-    yield loop.run_until_complete
-    loop.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import numpy as np
+from numpy.typing import ArrayLike
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from transformers import PreTrainedModel
@@ -30,3 +32,7 @@ def eager(family: str) -> PreTrainedModel:
 @cache
 def loaded(family: str) -> LoadedModel:
     return LoadedModel(family, tiny(family).requires_grad_(False), tokenizer(), device())
+
+
+def near(found: ArrayLike, expected: ArrayLike, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.client.tiny_models import tokenizer
-from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, eager, loaded
+from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, eager, loaded, near
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
@@ -43,10 +43,6 @@ def reference(family, ids, **options):
         "encoder": outputs.encoder_attentions, "decoder": outputs.decoder_attentions, "cross": outputs.cross_attentions,
     }  # fmt: skip
     return outputs, {f"{stack}.{n}": x for stack, several in stacks.items() for n, x in enumerate(several)}
-
-
-def near(found, expected, tolerance=1e-5):
-    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,16 +5,13 @@ import pytest
 import torch
 from PIL import Image
 from tests.runtime.models.images.small_encoders import ENCODERS, HEADS, eager, loaded, marked, noise, processor, sent
+from tests.runtime.models.small_models import near
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
-
-
-def near(found, expected, tolerance=1e-5):
-    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def reference(kind, *images):

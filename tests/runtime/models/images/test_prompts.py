@@ -9,6 +9,7 @@ from PIL import Image
 from tests.models_walk.compared import eager_weights
 from tests.runtime.models.images.small_encoders import MARGIN, marked, middle_of, noise, png, sent
 from tests.runtime.models.images.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
+from tests.runtime.models.small_models import near
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
@@ -22,10 +23,6 @@ from attention_service.runtime.models.module_hooks import before
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
 TEXT = "what is on the mat"
 SIZE = (60, 44)
-
-
-def near(found, expected, tolerance=1e-5):
-    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def prompt(kind, *images, text=TEXT):

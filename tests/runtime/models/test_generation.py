@@ -12,7 +12,7 @@ from tests.client.transformers.families import tiny
 from tests.runtime.models.small_models import DECODERS, PAIRS, device, eager, loaded
 from transformers import ByT5Tokenizer
 
-from attention_contract.errors import InvalidRequest
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
@@ -113,6 +113,60 @@ def test_stop_texts_of_the_checkpoint_hold_unless_the_request_has_some(monkeypat
     for ours, theirs in zip(stopped.attention, plain.attention, strict=False):
         np.testing.assert_array_equal(ours.layers[0].weights, theirs.layers[0].weights)
     assert completion("llama", **options, stop=[]).choices[0].text == plain.text
+
+
+NOT_TAKEN = {
+    "max_time": 1e-9,
+    "token_healing": True,
+    "force_words_ids": [[5]],
+    "penalty_alpha": 0.6,
+    "dola_layers": "high",
+    "prompt_lookup_num_tokens": 2,
+    "assistant_early_exit": 1,
+    "guidance_scale": 2.0,
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("setting", NOT_TAKEN)
+def test_settings_of_the_checkpoint_that_are_no_choice_of_one_token_from_one_pass_are_not_taken(
+    setting, family, monkeypatch
+):
+    options = {"temperature": 0, "attention": {"weights": True}}
+    plain = completion(family, **options)
+    settings = loaded(family).model.generation_config
+    monkeypatch.setattr(settings, "top_k", 4)  # without which penalty_alpha changes nothing
+    monkeypatch.setattr(settings, setting, NOT_TAKEN[setting])
+    for ours, theirs in zip(completion(family, **options).choices, plain.choices, strict=True):
+        assert (ids(ours), ours.finish_reason) == (ids(theirs), theirs.finish_reason)
+        np.testing.assert_array_equal(ours.attention[-1].layers[0].weights, theirs.attention[-1].layers[0].weights)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"repetition_penalty": 0}, "strictly positive float"),
+        ({"do_sample": True, "temperature": "hot"}, "temperature"),
+        ({"do_sample": True, "top_k": -5}, "top_k"),
+    ],
+)
+def test_settings_of_the_checkpoint_that_transformers_refuses_are_its_fault(settings, says, family, monkeypatch):
+    for name, value in settings.items():
+        monkeypatch.setattr(loaded(family).model.generation_config, name, value)
+    with pytest.raises(InvalidCheckpoint, match=f"model: its generation_config.json cannot be used: .*{says}") as fault:
+        asked(family)
+    assert fault.value.param == "model"
+
+
+def test_tokens_of_the_checkpoint_that_the_model_does_not_have_are_no_padding_and_no_end(monkeypatch):
+    options = {"temperature": 0, "attention": {}}
+    plain = completion("llama", **options)
+    settings = loaded("llama").model.generation_config
+    monkeypatch.setattr(settings, "pad_token_id", 9999)
+    monkeypatch.setattr(settings, "eos_token_id", [2, "x", 9999])
+    monkeypatch.setattr(settings, "stop_strings", ["", 5])
+    assert [ids(choice) for choice in completion("llama", **options).choices] == [ids(each) for each in plain.choices]
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *PAIRS])

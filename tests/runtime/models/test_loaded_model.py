@@ -323,7 +323,13 @@ def test_a_chat_template_that_computes_too_much_refuses_the_messages(monkeypatch
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"max_position_embeddings": "512"}, "max_position_embeddings"), ({"intermediate_size": 8}, "other shapes")],
+    [
+        ({"max_position_embeddings": "512"}, "'max_position_embeddings': TypeError: .* expected int"),
+        ({"intermediate_size": 8}, "other shapes"),
+        ({"num_attention_heads": 0}, "modulo by zero"),
+        ({"pad_token_id": 999}, "Padding_idx"),
+        ({"hidden_act": "nope"}, "KeyError 'nope'"),
+    ],
 )
 def test_a_config_that_is_not_the_checkpoints_is_refused(change, says, tmp_path):
     eager("llama").save_pretrained(tmp_path)
@@ -331,6 +337,15 @@ def test_a_config_that_is_not_the_checkpoints_is_refused(change, says, tmp_path)
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(InvalidCheckpoint, match=says):
         LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+
+
+def test_a_padding_token_without_an_embedding_is_not_taken(tmp_path):
+    eager("gpt2").save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"pad_token_id": 999}))
+    model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    request = ModelForwardRequest(tokens=[IDS, IDS[:3]], return_=["logits"])
+    near(forward_reply(model, request).logits, forward_reply(loaded("gpt2"), request).logits)
 
 
 def unknown_model_type(text):

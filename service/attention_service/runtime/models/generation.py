@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.runtime.models.completion_objects import CompletionObjects, Json, Token
@@ -25,6 +26,8 @@ from attention_service.runtime.models.model_inspection import forward_reply
 
 Emit = Callable[[list[Json]], None]
 """Takes the objects of a step, in the order in which they are sent."""
+_OF_SETTINGS: Final = ValueError, TypeError, LookupError, AttributeError, RuntimeError
+"""The errors of ``generate`` for settings that it refuses."""
 _UNLIKELY: Final = -9999.0
 """The log-probability by which OpenAI's API tells of a token that is very unlikely."""
 
@@ -63,13 +66,19 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
         else:
             torch.manual_seed(sampling.seed)
         run: Any = model.generate
-        with torch.inference_mode():
-            found = run(
-                ids, attention_mask=mask, pad_token_id=plan.padding, eos_token_id=sorted(plan.ends) or None,
-                logits_processor=LogitsProcessorList(sampling.processors()),
-                stopping_criteria=StoppingCriteriaList([events]), **sampling.options(),
-                **_repeated(plan.arguments, sampling.choices, model.dtype),
-            )  # fmt: skip
+        try:
+            with torch.inference_mode():
+                found = run(
+                    ids, attention_mask=mask, pad_token_id=plan.padding, eos_token_id=sorted(plan.ends) or None,
+                    logits_processor=LogitsProcessorList(sampling.processors()),
+                    stopping_criteria=StoppingCriteriaList([events]), **sampling.options(),
+                    **_repeated(plan.arguments, sampling.choices, model.dtype),
+                )  # fmt: skip
+        except _OF_SETTINGS as fault:
+            if events.steps if loaded.reader.pairs else attention.begun:  # an encoder runs before they are read
+                raise
+            reason = str(fault).strip().partition("\n")[0]
+            raise InvalidCheckpoint.at("model", f"its generation_config.json cannot be used: {reason}") from fault
     if plan.keeps:
         _keep(loaded, request, plan, found[0].tolist())
     return Generated(objects.end(keeps=plan.keeps), objects.generated)
@@ -128,19 +137,19 @@ class TokenEvents(StoppingCriteria):
 
     def __post_init__(self) -> None:
         self._finished = [False] * len(self.texts)
-        self._steps = 0
+        self.steps = 0
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """Return which choices have ended, bool ``[B]``. ``input_ids [B, T]``: all tokens, the new ones last."""
         checkpoint()
-        self._steps += 1
+        self.steps += 1
         length = self.attention.seen = input_ids.shape[1] - 1
         tokens = input_ids[:, -1].tolist()
         logprobs = None if self.logits is None else self.logits.of(tokens, self.loaded.reader.tokenizer)
         look = self.attention.look
         layers = None if look is None else look.of(input_ids[:, :-1])
         names = [] if look is None else self.loaded.reader.readable(tokens)
-        last = self._steps >= self.plan.sampling.new_tokens
+        last = self.steps >= self.plan.sampling.new_tokens
         given = []
         for choice, (token, text) in enumerate(zip(tokens, self.texts, strict=True)):
             if self._finished[choice]:

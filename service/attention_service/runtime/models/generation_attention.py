@@ -160,6 +160,8 @@ class GenerationAttention:
         self.look = look
         self.seen = 0
         """The tokens of the passes before."""
+        self.begun = False
+        """True once an attention ran."""
         self._model, self._core, self._places = loaded.model, loaded.attention, loaded.places
         device, dtype = loaded.model.device, loaded.model.dtype
         self._edits = {layer: bind_edits(stated, device, dtype) for layer, stated in edits.items()}
@@ -169,6 +171,7 @@ class GenerationAttention:
         **options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
+        self.begun = True
         look, edits = self.look, list[BoundEdit]()
         if look is not None or self._edits:
             checkpoint()

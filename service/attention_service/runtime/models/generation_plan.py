@@ -33,6 +33,14 @@ _KEPT: Final = 8
 """Bytes of each number of a recording: as float32, and once more as it is sent."""
 _DRAWING: Final = "temperature", "top_p", "top_k"
 """The settings of a checkpoint's GenerationConfig that count if it draws."""
+_OF_CHECKPOINT: Final[dict[str, Any]] = {
+    "stop_strings": None, "max_time": None, "token_healing": False,  # ``stops`` end the text
+    "cache_implementation": None,  # a static cache has empty places
+    "constraints": None, "force_words_ids": None, "penalty_alpha": None, "dola_layers": None,  # other searches
+    "prompt_lookup_num_tokens": None, "assistant_early_exit": None, "use_mtp": False,  # several tokens a pass
+    "guidance_scale": None,  # two passes a token
+}  # fmt: skip
+"""The settings of a checkpoint that are not taken, since each token is chosen from one pass over those before."""
 GenerationRequest = ChatCompletionRequest | CompletionRequest
 
 
@@ -135,8 +143,8 @@ class Sampling:
         if isinstance(request, ChatCompletionRequest):
             wanted, default = request.max_completion_tokens or wanted, _CHAT_TOKENS
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        stop = checkpoints.stop_strings if request.stop is None else request.stop
-        stops = [stop] if isinstance(stop, str) else stop or []
+        stop: Any = checkpoints.stop_strings if request.stop is None else request.stop
+        stops = [each for each in ([stop] if isinstance(stop, str) else stop or []) if isinstance(each, str) and each]
         # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.
         own = {name: getattr(checkpoints, name) or 0 for name in _DRAWING if checkpoints.do_sample}
         temperature = (own.get("temperature") or 1.0) if request.temperature is None else request.temperature
@@ -162,8 +170,7 @@ class Sampling:
     def options(self) -> dict[str, Any]:
         """The arguments of ``generate``."""
         found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
-        # What the checkpoint says of these is not taken: ``stops`` end the text, and a static cache has empty places.
-        found |= {"stop_strings": None, "cache_implementation": None}
+        found |= _OF_CHECKPOINT
         if self.temperature == 0:
             return found | {"do_sample": False}
         return found | {
@@ -203,8 +210,8 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     told: Any = settings.eos_token_id
     if told is None and reader.tokenizer is not None:
         told = reader.tokenizer.eos_token_id
-    ends = frozenset() if told is None else frozenset([told] if isinstance(told, int) else told)
-    padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if isinstance(each, int) and each >= 0), 0)
+    ends = frozenset(each for each in (told if isinstance(told, list) else [told]) if isinstance(each, int))
+    padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
     wanted = request.attention
     if wanted is None:
         return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)

@@ -136,7 +136,7 @@ class InputReader:
         self._device = model.device
         self._pads_left = bool(model.can_generate()) and not self.pairs
         pad = getattr(config.get_text_config(), "pad_token_id", None)
-        self._pad = pad if isinstance(pad, int) and pad >= 0 else 0
+        self._pad = pad if self.knows(pad) else 0
         self._start = _first_token(model, self._pad)
         self._cleaner = _Cleaner(tokenizer)
         self.takes_no_images = "this model takes none; send text, tokens or messages"
@@ -290,6 +290,10 @@ class InputReader:
             spans += offsets if len(offsets) == len(told) else [None] * len(told)
         self.check(ids, "target")
         return Stack(torch.tensor([ids] * batch, device=self._device), None, [spans] * batch)
+
+    def knows(self, token: Any) -> bool:
+        """True for the id of a token that the model has an embedding of, as a config may not state."""
+        return isinstance(token, int) and 0 <= token < self.vocabulary
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest for ids that the model does not know, and for more than it has positions for."""

@@ -38,6 +38,8 @@ _OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
 _FAULTS: Final = (
     OSError,
     ValueError,
+    ArithmeticError,
+    AssertionError,
     KeyError,
     TypeError,
     AttributeError,
@@ -86,7 +88,8 @@ def load_checkpoint(
                 attn_implementation="eager", **_SAFE, **divided,
             )  # fmt: skip
         except _FAULTS as fault:
-            reason = _reason(fault, folder).partition("\n")[0]
+            first, _, rest = _reason(fault, folder).partition("\n")
+            reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
             if "ignore_mismatched_sizes" in reason:  # it names no tensor
                 reason = "its tensors have other shapes than config.json says"
             raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
@@ -108,7 +111,10 @@ def load_checkpoint(
 
 
 def _reason(fault: Exception, folder: Path) -> str:
-    return (str(fault).strip() or type(fault).__name__).replace(str(folder), folder.name)
+    told = str(fault).strip()
+    if not told or isinstance(fault, KeyError):  # a key alone
+        told = f"{type(fault).__name__} {told}".strip()
+    return told.replace(str(folder), folder.name)
 
 
 def places_of_parts(model: PreTrainedModel) -> list[str]:

@@ -135,8 +135,8 @@ class InputReader:
         """The number of token ids that the model knows."""
         self._device = model.device
         self._pads_left = bool(model.can_generate()) and not self.pairs
-        pad = getattr(config.get_text_config(), "pad_token_id", None)
-        self._pad = pad if self.knows(pad) else 0
+        pad: Any = getattr(config.get_text_config(), "pad_token_id", None)
+        self._pad = int(pad) if self.knows(pad) else 0
         self._start = _first_token(model, self._pad)
         self._cleaner = _Cleaner(tokenizer)
         self.takes_no_images = "this model takes none; send text, tokens or messages"

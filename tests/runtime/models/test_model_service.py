@@ -359,6 +359,26 @@ def test_the_least_recently_used_model_gives_way(stand_ins, repository):
         assert count(http, "evictions") == 2
 
 
+def test_memory_of_a_model_that_answers_is_worth_a_second_try(stand_ins, repository):
+    """413 says that a request never fits, and clients do not repeat it."""
+    with live_server(repository, memory_budget=int(1.5 * PROCESS_BYTES)) as url, httpx.Client(base_url=url) as http:
+        http.timeout = 60
+        ask(http, "a")
+        with ThreadPoolExecutor() as threads:
+            asking = threads.submit(ask, http, "sleep 3")
+            assert eventually(lambda: in_flight(http) > 0)
+            answer = http.post("/v1/models/slow/forward", json={"text": "a"})
+            assert (answer.status_code, answer.json()["code"]) == (429, "overloaded")
+            assert "whole models that hold" in answer.json()["detail"]
+            assert int(answer.headers["retry-after"]) >= 1
+            own = refuse(http, f"{ONE}/forward", text=f"needs {PROCESS_BYTES // MIB}")  # it has to answer itself
+            assert own["status"] == 413
+            asking.result()
+        with Client(url) as client:
+            asking = client.models.forward("slow", "a")
+        assert asking.ran.model == "slow"
+
+
 def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
     with live_server(repository, model_idle_seconds=0.3) as url, httpx.Client(base_url=url, timeout=60) as http:
         first = ask(http, "a")["ran"]["architecture"]

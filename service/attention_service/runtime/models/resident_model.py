@@ -50,11 +50,15 @@ class Host:
         model.bytes = size
         (self.holders.add if size else self.holders.discard)(model)
         self.budget.reclaimable = self._reclaimable if self.holders else None
+        self.budget.used_by_models = self._used if self.holders else None
         self.budget.reclaim = self._reclaim if self.holders else None
 
     def _reclaimable(self) -> int:
         """Bytes of models that nobody uses, and those that other models keep for replies."""
         return sum(model.bytes if model.is_unused else model.kept for model in self.holders)
+
+    def _used(self) -> int:
+        return self.bytes - self._reclaimable()
 
     def _reclaim(self, need: int) -> None:
         """Free the memory that is kept for replies, and end the least recently used models until so much is free."""
@@ -426,7 +430,7 @@ class ResidentModel:
 
     async def _acquire(self, question: Question, need: int, what: str, advice: str) -> None:
         """Take memory of the budget as the caller of a request, who waits for it in turn. Raises what it does."""
-        self._host.budget.check(need, what, advice)
+        self._host.budget.check(need, what, advice, own=self.bytes)
         await asyncio.create_task(self._host.budget.acquire(need), context=question.context)
 
     def _fail_all(self, fault: AttentionError) -> None:

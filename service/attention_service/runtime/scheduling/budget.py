@@ -85,6 +85,8 @@ class Budget:
         self.reclaimable: Callable[[], int] | None = None
         """Returns the resident bytes that ``reclaim`` can free: those of whole models that nobody uses. None if there
         are no models."""
+        self.used_by_models: Callable[[], int] | None = None
+        """Returns the resident bytes of whole models that answer requests, which are free once they have."""
         self.reclaim: Callable[[int], None] | None = None
         """Called with the bytes that a request lacks. It has them freed, and then calls ``wake``."""
         self._resident_bytes = resident_bytes
@@ -131,8 +133,11 @@ class Budget:
         free = self.total - self._resident_bytes() - self.inputs
         return free if self.reclaimable is None else free + self.reclaimable()
 
-    def check(self, need: int, what: str = REQUEST, advice: str = FEWER) -> None:
-        """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight."""
+    def check(self, need: int, what: str = REQUEST, advice: str = FEWER, *, own: int = 0) -> None:
+        """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight.
+
+        Raises Overloaded if they fit once whole models have answered. ``own``: bytes of the model that asks.
+        """
         if need > self.device_bytes:
             raise self._refusal(
                 NeverFits(
@@ -142,6 +147,16 @@ class Budget:
                 )
             )
         limit = self._limit()
+        used = 0 if self.used_by_models is None else self.used_by_models() - own
+        if limit < need <= limit + used:
+            raise self._refusal(
+                Overloaded(
+                    f"{what.format(need=need)}; the budget of {self.total} leaves {max(limit, 0)} while whole models "
+                    f"that hold {used} answer requests; try again in a moment",
+                    needed_bytes=need,
+                    limit_bytes=max(limit, 0),
+                )
+            )
         if need > limit:
             raise self._refusal(
                 OverBudget(
@@ -296,7 +311,7 @@ class Budget:
                 continue
             try:
                 self.check(turn.need)  # modules may have come to stay while it waited
-            except (NeverFits, OverBudget) as refusal:
+            except (NeverFits, OverBudget, Overloaded) as refusal:
                 self._waiting.remove(turn)
                 turn.done.set_exception(refusal)
                 continue

@@ -76,7 +76,7 @@ def _among(edit: BoundEdit, axis: str, chosen: Sequence[int]) -> BoundEdit | Non
     else:
         place = {index: at for at, index in enumerate(listed)}
         touched = tuple(at for at, index in enumerate(chosen) if index in place)
-        if not touched:
+        if not touched and not (axis == "keys" and edit.renormalize):  # which changes rows whatever their keys
             return None
         places = [place[chosen[at]] for at in touched]
     return _with(edit, axis, touched, places)
@@ -130,6 +130,6 @@ def _region(x: Tensor, listed: dict[int, tuple[int, ...]]) -> Tensor:
     region = torch.ones((1,) * x.ndim, dtype=torch.bool, device=x.device)
     for dim, index in listed.items():
         inside = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device)
-        inside = inside.index_fill(0, constant(index, x.device), True)
+        inside = inside.index_fill(0, constant(index, x.device, torch.int64), True)
         region = region & inside.view([-1 if d == dim else 1 for d in range(x.ndim)])
     return region

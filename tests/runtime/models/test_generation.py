@@ -266,6 +266,25 @@ def test_edits_hold_for_the_whole_generation(family, edit):
         tokens.append(token.id)
 
 
+@pytest.mark.parametrize("layer", ["0", "1"])
+def test_rows_are_renormalized_also_when_the_cache_has_none_of_the_edited_keys(layer):
+    """A sink has a share of each row. Key 1 is behind the window of layer 0, and key 6 is to come."""
+    edits = {layer: [{"tap": "weights", "keys": [1, 6], "set": 0, "renormalize": True}]}
+    prompt = PROMPTS[1]
+    found = completion("gpt_oss", prompt=prompt, temperature=0, logprobs=0, attention={"edits": edits})
+    (choice,) = found.choices
+    whole = [*prompt, *ids(choice)[:-1]]
+    request = {
+        "tokens": whole,
+        "edits": edits,
+        "return": ["logits"],
+        "positions": [*range(len(prompt) - 1, len(whole))],
+    }
+    logits = forward_reply(loaded("gpt_oss"), validate(ModelForwardRequest, request)).logits
+    expected = torch.log_softmax(torch.tensor(logits), -1)[range(NEW), ids(choice)]
+    np.testing.assert_allclose(choice.logprobs.token_logprobs, expected, atol=1e-4)
+
+
 def test_a_query_that_looks_nowhere_has_no_statistics():
     edits = {"0": [{"tap": "weights", "set": 0}]}
     found = completion("llama", prompt=PROMPTS[0], temperature=0, attention={"edits": edits, "top_k": 1})

@@ -141,9 +141,9 @@ class TokenLabelsReply(WireModel):
     """The tokens of one input, for reading."""
 
     tokens: list[str]
-    """The tokens in readable form: without the tokenizer's own marks, and with bytes as text if they are whole
-    characters. Patches of an image are ``[row,column]``; other tokens of an image encoder are ``CLS`` and ``register
-    0``."""
+    """The tokens in readable form: without the tokenizer's own marks, and with bytes as text; bytes that are only a
+    part of a character are written as ``\\xe2``. Patches of an image are ``[row,column]``; other tokens of an image
+    encoder are ``CLS`` and ``register 0``."""
     ids: list[int]
     """The token ids; for an image encoder, the positions of the tokens."""
     spans: list[tuple[int, int] | None]

@@ -10,7 +10,7 @@ from attention_contract.schemas.model_complexity import ModelComplexityReply, Mo
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
-from attention_contract.wire import SAFETENSORS, from_body
+from attention_contract.wire import JSON, from_body
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import empty_result
 from attention_service.runtime.models import worker
@@ -41,7 +41,7 @@ class StandIn:
     def prepare(self, operation, body, room, emit):
         assert room > 0
         request = from_body(
-            ModelForwardRequest if operation != "complexity" else ModelComplexityRequest, body, SAFETENSORS, "request"
+            ModelForwardRequest if operation != "complexity" else ModelComplexityRequest, body, JSON, "request"
         )
         text = getattr(request, "text", "")
         need = int(text.split()[1]) * MIB if text.startswith("needs") else 1000

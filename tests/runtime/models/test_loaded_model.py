@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 from tests.client.tiny_models import tokenizer
-from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, eager, loaded, near
+from tests.client.transformers.families import tiny
+from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, device, eager, loaded, near
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedTokenizerFast
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_complexity import ModelComplexityRequest
@@ -261,6 +266,14 @@ def test_a_model_describes_itself():
     assert told["generates"]
     assert loaded("t5").info()["takes"] == ["text", "target"]
     assert not loaded("bert").info()["generates"]
+
+
+def test_bytes_that_are_parts_of_characters_look_different():
+    words = Tokenizer(BPE({letter: place for place, letter in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    words.pre_tokenizer, words.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    spoken = PreTrainedTokenizerFast(tokenizer_object=words)
+    reader = LoadedModel("bytes", tiny("bert"), spoken, device()).reader
+    assert reader.readable(spoken("a é\n").input_ids) == ["a", " ", r"\xc3", r"\xa9", "\n"]
 
 
 def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(monkeypatch):

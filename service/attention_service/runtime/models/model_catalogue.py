@@ -40,6 +40,9 @@ _LARGEST: Final = 2**22
 """Bytes of a tokenizer's config that is looked into."""
 _GENERATING: Final = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
 """Ends of the class names of models that predict the next token."""
+_PAIR: Final = frozenset({"text_config", "vision_config"})
+_IMAGE_TOKENS: Final = frozenset({"image_token_id", "image_token_index"})
+"""Names of the token that stands for an image in a text, in configs of models that read both."""
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,38 @@ class ModelFolder:
 
     def info(self, name: str, dtype: str | None) -> ModelInfo:
         """Describe the model before it is loaded."""
-        architectures, kind = self.config.get("architectures"), self.config.get("model_type")
-        named = str(architectures[0])[:120] if isinstance(architectures, list) and architectures else None
+        kind = self.config.get("model_type")
         return ModelInfo(
             id=name,
             created=self.created,
             checkpoint=self.checkpoint,
             state="idle",
-            architecture=named,
+            architecture=self._class,
             model_type=kind[:80] if isinstance(kind, str) else None,
             takes=self.takes,
-            generates=named is not None and named.endswith(_GENERATING),
+            generates=self._generates,
             bytes=self.resident_bytes(dtype),
             problem=None if has_transformers() else _MISSING,
         )
+
+    @property
+    def _class(self) -> str | None:
+        """The name of its class in transformers."""
+        named = self.config.get("architectures")
+        return str(named[0])[:120] if isinstance(named, list) and named else None
+
+    @property
+    def _generates(self) -> bool:
+        return self._class is not None and self._class.endswith(_GENERATING)
 
     @cached_property
     def takes(self) -> list[Input]:
         """The inputs that its requests may have, by the names of its files and by its config."""
         found: list[Input] = [takes for takes, names in _READERS.items() if _has(self.folder, *names)]
+        # Of an encoder of texts beside one of images, such as CLIP, the half that reads images is loaded.
+        pair = self.config.keys() >= _PAIR and _IMAGE_TOKENS.isdisjoint(self.config) and not self._generates
+        if "images" in found and pair:
+            return ["images"]
         if "text" in found and (_has(self.folder, *_TEMPLATES) or self._says_template()):
             found.append("messages")
         return [*found, "target"] if "text" in found and self.config.get("is_encoder_decoder") is True else found

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from jinja2 import TemplateError
 from numpy.typing import NDArray
-from tokenizers.decoders import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import Message, ModelInput, TextPart, TokenLabelsReply
@@ -21,8 +21,9 @@ from attention_service.runtime.models.images.patch_grids import Patch, patch_lab
 
 TEXT, TARGET = 5, 3
 """Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
-_BYTE_LEVEL: Final = ByteLevel()
-"""Decodes the letters that byte-level tokenizers write for bytes."""
+_LETTERS: Final[Any] = bytes_to_unicode  # has no annotations
+_BYTES: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
+"""The byte that each character of a byte-level token stands for."""
 _OF_TEMPLATES: Final = TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 """The errors of chat templates, which compute, for messages that they do not take."""
 Span = tuple[int, int] | None
@@ -310,7 +311,10 @@ class InputReader:
 
 
 class _Cleaner:
-    """Writes tokens for reading: without the marks of the tokenizer, and bytes as the text that they are."""
+    r"""Writes tokens for reading: without the marks of the tokenizer, and bytes as the text that they are.
+
+    Bytes that are part of a character are written as ``\xe2``, so that different tokens look different.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._tokenizer = tokenizer
@@ -331,13 +335,16 @@ class _Cleaner:
         if token in self._special:
             return token
         if self._by_bytes:
-            return str(_BYTE_LEVEL.decode([token]))
+            return _as_text(bytes(_BYTES[each] for each in token)) if _BYTES.keys() >= {*token} else token
         if self._word_pieces:
             return token.removeprefix("##")
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a byte of sentencepiece
-            byte = int(token[3:5], 16)
-            return chr(byte) if byte < 0x80 else "\N{REPLACEMENT CHARACTER}"
+            return _as_text(bytes([int(token[3:5], 16)]))
         return token.replace("▁", " ")
+
+
+def _as_text(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

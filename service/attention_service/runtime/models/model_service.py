@@ -19,7 +19,7 @@ from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensor_files import from_pieces
-from attention_contract.wire import SAFETENSORS, from_body, to_body
+from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.runtime.callers import caller
 from attention_service.runtime.models import model_catalogue
 from attention_service.runtime.models.resident_model import Host, Question, ResidentModel
@@ -142,7 +142,7 @@ class ModelService:
         Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
         """
         model = await self._named(name)
-        question = Question(operation, to_body(request, SAFETENSORS, "request"))
+        question = Question(operation, to_body(request, JSON, "request", "base64"))
         await self._ask(model, question)
         if question.reply is None:
             raise InternalError("the process of the model gave no answer")
@@ -154,7 +154,7 @@ class ModelService:
         """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does."""
         model = await self._named(name)
         events: asyncio.Queue[memoryview | None] = asyncio.Queue()
-        question = Question(operation, to_body(request, SAFETENSORS, "request"), events.put_nowait)
+        question = Question(operation, to_body(request, JSON, "request", "base64"), events.put_nowait)
         asking = asyncio.create_task(self._ask(model, question))
         asking.add_done_callback(lambda _: events.put_nowait(None))
         try:

@@ -24,6 +24,8 @@ _STOP_S: Final = 5.0
 """Seconds that a process has to stop work that nobody waits for, before it is ended."""
 _KEEP_S: Final = 5.0
 """Seconds for which the pages of a memory of replies are kept for the next one."""
+_READING: Final = 6
+"""Memory that reading a request takes, of its size: the message, its JSON twice, and images as text and as files."""
 _SHARE: Final = 0.75
 """Share of the memory that a divided model may have; the rest is for its requests."""
 ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
@@ -358,7 +360,10 @@ class ResidentModel:
             return
         used = None if running is None else running.memory
         worker.limit = own + sum(each.bytes for each in worker.memories if each is not used)
-        worker.limit += 0 if running is None else max(running.need, 0 if used is None else used.bytes)
+        if running is not None:
+            worker.limit += _READING * sum(map(len, running.body)) + max(
+                running.need, 0 if used is None else used.bytes
+            )
         kept = sum(memory.bytes for memory in self._free_memories())
         if kept != self.kept:
             self.kept = kept

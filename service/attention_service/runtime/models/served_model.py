@@ -15,7 +15,7 @@ from attention_contract.schemas.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in
-from attention_contract.wire import SAFETENSORS, from_body
+from attention_contract.wire import JSON, from_body
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
 from attention_service.runtime.models.images.image_decoding import decoding_bytes, sized_bytes
@@ -134,7 +134,7 @@ def lines_of(objects: Sequence[Any]) -> bytes:
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:
-    return from_body(kind, body, SAFETENSORS, "request")
+    return from_body(kind, body, JSON, "request")
 
 
 _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work]]] = {

@@ -204,6 +204,21 @@ def test_undo_takes_back_a_slider_and_redo_ends(visit):
     page.wait_for_function("[...document.querySelectorAll('button')].find((e) => e.textContent === 'Redo').disabled")
 
 
+def test_keys_choose_among_the_heads_that_are_there_and_each_change_is_one_step(visit):
+    page = visit.open("#/head?head=10&layer=4")
+    undo = page.get_by_role("button", name="Undo")
+    for key in ("]", "]", "]", "}", "}"):
+        page.keyboard.press(key)
+    page.wait_for_url("**head=11&layer=5**")
+    page.keyboard.press("Control+z")
+    page.wait_for_url("**head=11&layer=4**")
+    page.keyboard.press("Control+z")
+    page.wait_for_url("**head=10&layer=4**")
+    assert undo.is_disabled()
+    page.keyboard.press("Control+Shift+Z")
+    page.wait_for_url("**head=11&layer=4**")
+
+
 @pytest.mark.parametrize(
     ("asked", "shown"),
     [

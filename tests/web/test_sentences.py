@@ -23,8 +23,16 @@ TEXT = "Kate met Tamiro in the park. Then Tam"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The URL of a server with `tiny` resident, and a GPT-2 with random parameters to load."""
-    from transformers import GPT2LMHeadModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+    import torch
+    from transformers import (
+        BartForConditionalGeneration,
+        GPT2LMHeadModel,
+        ViTConfig,
+        ViTForImageClassification,
+        ViTImageProcessorPil,
+    )
 
+    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("models")
     gpt2 = GPT2LMHeadModel(tiny_models.CONFIGS["gpt2"]())
     gpt2.save_pretrained(folder / "small")
@@ -34,6 +42,8 @@ def site(tmp_path_factory):
     ViTForImageClassification(config).save_pretrained(folder / "seer")
     ViTImageProcessorPil(size={"height": 64, "width": 64}).save_pretrained(folder / "seer")
     small_prompts.save(folder / "reader", "llava")
+    BartForConditionalGeneration(tiny_models.CONFIGS["bart"]()).save_pretrained(folder / "pair")
+    tiny_models.tokenizer().save_pretrained(folder / "pair")
     for part in (small_encoders.eager("clip_vision_model"), small_encoders.processor("clip_vision_model")):
         part.save_pretrained(folder / "headless")
     with live_server(folder) as url:
@@ -149,7 +159,8 @@ def test_a_text_that_is_too_long_is_said_to_be_before_it_is_sent(visit):
 
 
 def test_a_text_with_too_many_weights_is_pooled_by_the_server(visit):
-    """Of 16 heads with 512 tokens the page reads the largest weights of squares and the statistics, in three passes."""
+    """Of 16 heads with 512 tokens the page reads the largest weights of squares and the statistics, in three passes,
+    and in a fourth the head that stands beside the others."""
     text = "the cat sat on the mat. " * 73
     page = visit.open()
     asked = []
@@ -157,7 +168,9 @@ def test_a_text_with_too_many_weights_is_pooled_by_the_server(visit):
     type_sentence(page, text)
     page.get_by_text("512 of at most 512 tokens").wait_for(timeout=30_000)
     page.locator(".empty", has_text="Reading the weights…").wait_for(state="detached")
-    assert len(asked) == 3, [sorted(each) for each in asked]
+    page.locator(".linked canvas").wait_for()
+    assert len(asked) == 4, [sorted(each) for each in asked]
+    assert asked[-1]["select"] == {"heads": [0]}
     options = {"statistics": ["entropy", "induction"], "return_weights": False}
     told = visit.http.post("/v1/models/tiny/weights", json={"text": text.strip()} | options).json()["layers"]
     rows = [row.locator("td").all_inner_texts() for row in page.locator("main table").first.locator("tbody tr").all()]
@@ -171,6 +184,14 @@ def test_a_text_with_too_many_weights_is_pooled_by_the_server(visit):
     page.locator(".readout b", has_text=re.compile(r"\d")).wait_for()
     exact = visit.http.post("/v1/models/tiny/weights", json={"text": text.strip(), "layers": [1]}).json()["layers"][0]
     assert float(page.locator(".readout b").inner_text()) == pytest.approx(exact["weights"][0][1][0], rel=1e-3)
+    page.keyboard.press("q")  # the bars are of the largest weights, and the table begins with some
+    bars = page.locator("svg.drawing", has_text=", the 64 largest of 512").locator("> text")
+    bars.first.wait_for()
+    assert bars.count() == 1 + 2 * 64
+    rows = page.locator("table", has_text="masked score").locator("tbody tr")
+    assert rows.count() == 128
+    page.get_by_role("button", name="Show all 512 rows").click()
+    assert rows.count() == 512
 
 
 def test_each_link_of_the_tour_shows_its_finding_at_once(visit):
@@ -260,6 +281,13 @@ def test_a_head_is_knocked_out_up_to_the_logits(visit):
     assert [float(each.replace("−", "-")) for each in shown[1:]] == pytest.approx(expected, rel=2e-3, abs=1e-5)
     visit.picture("logits", page.get_by_role("heading", name="Logits"))
     assert visit.violations() == []
+    refusal = {"title": "Refused", "status": 422}
+    page.route("**/v1/models/tiny/forward", lambda route: route.fulfill(status=422, json=refusal), times=1)
+    page.get_by_role("button", name="Ask the whole model").click()
+    page.get_by_role("alert").filter(has_text="Refused").wait_for()
+    page.get_by_role("button", name="Knock out L1H1").click()  # the problem was of other edits
+    page.get_by_role("alert").wait_for(state="detached")
+    visit.refused(1)
 
 
 def test_the_first_gradient_is_that_of_the_next_token_s_probability(visit):
@@ -376,6 +404,70 @@ def test_a_generation_can_be_stopped_and_a_text_that_is_too_long_is_refused(visi
     visit.refused(2)
 
 
+def test_what_an_encoder_read_and_what_its_decoder_writes_are_told_apart(visit):
+    visit.http.post("/v1/models", json={"checkpoint": "pair"}, timeout=180).raise_for_status()
+    page = visit.open("#/overview?source=model:pair&text=the+cat+sat&target=the+dog")
+    page.locator("dd", has_text="3, and 3 of the decoder").wait_for()
+    page.get_by_text("3 of at most 32 tokens").wait_for()
+    page = visit.open("#/decode?source=model:pair&text=the+cat+sat&length=3")
+    page.locator("label", has_text=re.compile("^Layer")).locator("select").select_option(label="cross.1")
+    page.get_by_role("button", name="Generate").click()
+    page.wait_for_url("**came=**")  # as many as come before an end
+    asked = {"model": "pair", "prompt": "the cat sat", "max_tokens": 3, "temperature": 0, "attention": {"top_k": 16}}
+    came = visit.http.post("/v1/completions", json=asked).json()["choices"][0]["attention"]
+    top = {each["layer"]: each["top_keys"] for each in came[-1]["layers"]}
+    read = page.locator("[aria-label='What the encoder read'] span")
+    assert read.all_inner_texts() == ["the", "cat", "sat"]
+    shown = [float(each.get_attribute("title")) for each in read.all()]
+    expected = dict(zip(top["cross.1"]["keys"][0], top["cross.1"]["weights"][0], strict=True))
+    np.testing.assert_allclose(shown, [expected[place] for place in range(3)], rtol=1e-2)
+    table = page.locator("table", has_text="The strongest key of each head").locator("tbody th")
+    assert table.all_inner_texts() == list(top)
+    assert page.get_by_text("what it depends on").count() == 0  # no request names the decoder's tokens
+    assert visit.violations() == []
+
+
+def test_what_is_refused_for_now_is_asked_again(visit):
+    page = visit.open()
+    page.wait_for_selector(".multiples li")
+    tries, ended = [], {"title": "The model's process ended", "status": 503, "code": "model_ended"}
+
+    def refuse(route):
+        tries.append(route)
+        route.fulfill(status=503, json=ended, headers={"Retry-After": "0.1"})
+
+    page.route("**/v1/models/tiny/weights", refuse)
+    type_sentence(page, "the cat sat")
+    page.get_by_role("alert").filter(has_text="The page tries again by itself.").wait_for()
+    page.get_by_role("button", name="Try again").wait_for()
+    assert len(tries) == 4
+    page.get_by_role("button", name="Look").click()  # the same sentence
+    page.get_by_role("button", name="Try again").wait_for(state="detached")
+    page.unroute("**/v1/models/tiny/weights")
+    page.locator(".linked svg > text", has_text="·sat").first.wait_for()
+    assert page.get_by_role("alert").count() == 0
+    assert all("status of 503" in line for line in visit.faults)
+    visit.faults.clear()
+
+
+def test_a_page_that_was_away_lists_its_models_again(visit):
+    page = visit.open()
+    page.wait_for_selector(".multiples li")
+    hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    listed = visit.http.get("/v1/models").json()
+    listed["data"].append(listed["data"][0] | {"id": "of another tab"})
+    page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+    page.evaluate(hide, True)
+    page.evaluate(hide, False)
+    page.locator("option", has_text="of another tab").first.wait_for(state="attached")
+    page.route("**/health/ready", lambda route: route.abort())
+    page.evaluate(hide, False)
+    page.locator(".health[data-state='no answer']").wait_for()
+    assert all("ERR_FAILED" in line for line in visit.faults)
+    visit.faults.clear()
+
+
 def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):
     pixels = np.zeros((60, 120, 3), np.uint8)
     pixels[15:30, 60:90] = 255
@@ -410,6 +502,13 @@ def test_patches_lie_over_the_pixels_that_they_show(visit, tmp_path):
     page.locator(".facts", has_text=f"−{abs(gradients.value):.3f}").wait_for()
     page.get_by_role("link", name="Rollout").click()
     page.locator(".patches canvas").wait_for()
+    (tmp_path / "notes.txt").write_text("no image")
+    page.set_input_files("input[type=file]", tmp_path / "notes.txt")
+    page.get_by_role("alert").filter(has_text="notes.txt: expected a PNG").wait_for()
+    assert page.locator("input[type=file]").evaluate("field => field.value") == ""  # the image stays
+    page.set_input_files("input[type=file]", tmp_path / "square.png")
+    page.get_by_role("alert").wait_for(state="detached")
+    assert "image=square.png&" in page.url  # the same image again is no other one
     page.reload()
     page.get_by_role("alert").filter(has_text="Choose square.png again").wait_for()
 
@@ -473,6 +572,9 @@ def test_what_a_word_depends_on_lies_over_the_pixels_of_the_image(visit, tmp_pat
     assert visit.violations() == []
     visit.picture("image-gradient", page.locator(".patches").first, compared=False)
     page.get_by_role("link", name="Rollout").click()
+    looking = page.get_by_label("Looking")
+    looking.wait_for()
+    assert looking.input_value() == page.locator("label", has_text=re.compile("^Query")).locator("select").input_value()
     page.get_by_label("Layers of").select_option("vision")
     page.locator("label", has_text=re.compile("^Query")).locator("select").select_option(label="3 [0,2]")
 

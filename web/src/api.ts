@@ -13,6 +13,12 @@ export interface ProblemDocument {
   code?: string | undefined;
   param?: string | undefined;
   request_id?: string | undefined;
+  /** Seconds after which the same request may succeed. */
+  retry_s?: number | undefined;
+  /** The page asks again by itself. */
+  retrying?: boolean;
+  /** Ask again. */
+  again?: () => void;
 }
 
 /** A problem document of the service (RFC 9457), or a problem of the page's own in the same form. */
@@ -22,19 +28,20 @@ export class Problem extends Error {
   }
 }
 
-/** The code of the page's own problem of a server that did not answer: what asked tries again. */
+/** The code of the page's own problem of a server that did not answer. */
 export const NO_ANSWER = "no_answer";
+const RETRY_S = 2; // after which a server that did not answer is asked again
 
-/** The problem of a server that did not answer; the page asks it again. */
-const noAnswer = () => new Problem({ title: "The server does not answer", detail: `Nothing answered at ${ROOT.host}. The page tries again by itself.`, code: NO_ANSWER });
+const noAnswer = (title: string, detail: string) => new Problem({ title, detail, code: NO_ANSWER, retry_s: RETRY_S });
 
 /** Load a script of the page. Throws Problem where it cannot be loaded now. */
 export async function loadScript<T>(load: () => Promise<T>): Promise<T> {
   try {
     return await load();
   } catch (fault) {
+    await call("GET", "v1"); // a server that refuses this browser says why
     const said = fault instanceof Error ? fault.message : String(fault);
-    throw new Problem({ title: "This view could not be loaded", detail: `${said}. The page tries again by itself.`, code: NO_ANSWER });
+    throw noAnswer("This view could not be loaded", `${said}.`);
   }
 }
 
@@ -63,8 +70,8 @@ async function send({ method, path, body }: Asked, accept: string, signal?: Abor
   try {
     response = await fetch(new URL(path, ROOT), request);
   } catch {
-    if (signal?.aborted) throw new Problem({ title: "Cancelled", detail: "Nothing is waited for any more." });
-    throw noAnswer();
+    if (signal?.aborted) throw new Problem({ title: "Cancelled", detail: "Nothing is waited for any more.", code: "cancelled" });
+    throw noAnswer("The server does not answer", `Nothing answered at ${ROOT.host}.`);
   }
   if (response.ok) return response;
   const text = await response.text();
@@ -75,7 +82,8 @@ async function send({ method, path, body }: Asked, accept: string, signal?: Abor
   } catch {
     // A proxy answers in its own words.
   }
-  throw new Problem(problem ?? { title: `Status ${response.status}`, detail: text.slice(0, 300), status: response.status });
+  const retry_s = Number(response.headers.get("Retry-After") ?? NaN);
+  throw new Problem({ ...(problem ?? { title: `Status ${response.status}`, detail: text.slice(0, 300), status: response.status }), ...(retry_s > 0 && { retry_s }) });
 }
 
 /** Send one request and parse the JSON reply. Throws Problem. */

@@ -2,14 +2,14 @@
 
 import type { FunctionComponent, TargetedKeyboardEvent } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { call, loadScript, problemOf } from "./api";
+import { NO_ANSWER, call, loadScript, problemOf } from "./api";
 import type { Theme } from "./colour";
-import { PageContext, useLoaded } from "./context";
+import { PageContext, isShortcut, useLoaded } from "./context";
 import type { Change, Page } from "./context";
 import { whole } from "./format";
 import { mostTokens } from "./limits";
 import { keep, keptOf } from "./kept";
-import { FIRST, changed, format, integer, parse } from "./state";
+import { FIRST, changed, format, parse } from "./state";
 import type { Patch, State } from "./state";
 import { DEFAULT_RECORDING } from "./subject";
 import { SharePointed } from "./pointed";
@@ -76,6 +76,9 @@ interface Steps {
   furthest: number;
 }
 const FURTHEST = "furthest step"; // kept by the browser for this tab: a reload keeps what can be redone
+
+/** What was listed, or the same as before where nothing of it changed. */
+const newer = <T,>(listed: T) => (old: T) => (JSON.stringify(old) === JSON.stringify(listed) ? old : listed);
 
 const depthOf = () => (history.state as { depth?: number } | null)?.depth;
 
@@ -155,52 +158,53 @@ export function App() {
   }, []);
 
   const refresh = useCallback(async () => {
-    const newer = <T,>(listed: T) => (old: T) => (JSON.stringify(old) === JSON.stringify(listed) ? old : listed);
     setModules(newer((await call<{ modules: ModuleInfo[] }>("GET", "v1/modules")).modules));
     setRecordings(newer((await call<{ recordings: RecordingSummary[] }>("GET", "v1/recordings")).recordings));
   }, []);
 
   const refreshModels = useCallback(async () => {
     const { data } = await call<{ data: ModelInfo[] }>("GET", "v1/models");
-    setModels(data);
+    setModels(newer<ModelInfo[] | null>(data));
     return data;
   }, []);
 
   useEffect(() => {
-    refreshModels().catch(() => setModels([]));
-  }, [refreshModels]);
-
-  useEffect(() => {
+    let away = true; // this page, or the server: models may have come and gone meanwhile
     const look = async () => {
-      if (document.hidden) return;
+      if (document.hidden) {
+        away = true;
+        return;
+      }
+      if (away) refreshModels().catch((fault: unknown) => problemOf(fault).status && setModels((old) => old ?? []));
+      away = false;
       try {
         setHealth((await call<{ status: string }>("GET", "health/ready")).status);
         await refresh();
       } catch (fault) {
-        const { code } = problemOf(fault);
-        setHealth(code ?? "no answer");
+        away = true;
+        setHealth((problemOf(fault).code ?? NO_ANSWER).replaceAll("_", " "));
       }
     };
-    void look();
-    const timer = setInterval(() => void look(), 5000);
-    return () => clearInterval(timer);
-  }, [refresh]);
+    const now = () => void look();
+    now();
+    const timer = setInterval(now, 5000);
+    document.addEventListener("visibilitychange", now);
+    return () => {
+      clearInterval(timer);
+      document.removeEventListener("visibilitychange", now);
+    };
+  }, [refresh, refreshModels]);
 
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
       const inField = event.target instanceof HTMLElement && event.target.matches("input, select, textarea");
-      if (inField) return;
-      if ((event.ctrlKey || event.metaKey) && event.key === "z") {
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z" && !inField) {
         event.preventDefault();
         if (event.shiftKey) history.forward();
         else if (depthOf()) history.back();
       }
-      if (event.ctrlKey || event.metaKey || event.altKey || newest.current.params.shortcuts === "off") return;
-      const view = VIEWS.find(({ key }) => key === event.key);
+      const view = isShortcut(event) && newest.current.params.shortcuts !== "off" && VIEWS.find(({ key }) => key === event.key);
       if (view) go({ view: view.id });
-      const { layer, head } = newest.current.params;
-      if (event.key === "[" || event.key === "]") go({ head: Math.max(0, integer(head, 0) + (event.key === "]" ? 1 : -1)) });
-      if (event.key === "{" || event.key === "}") go({ layer: Math.max(0, integer(layer, 0) + (event.key === "}" ? 1 : -1)) });
     };
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);

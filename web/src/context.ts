@@ -1,7 +1,7 @@
 /** The page's shared context: its state and changes of it, the theme, and announcements for screen readers. */
 
 import { createContext } from "preact";
-import { useContext, useEffect, useRef, useState } from "preact/hooks";
+import { useContext, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Theme } from "./colour";
 import { NO_ANSWER, problemOf } from "./api";
 import type { ProblemDocument } from "./api";
@@ -47,37 +47,67 @@ export interface Loaded<T> {
   busy: boolean;
 }
 
-const AGAIN = 2000; // milliseconds after which a server that did not answer is asked again
+const MOST_TRIALS = 3; // of a request that the server refused for now
+const SLOW_MS = 500; // after which a problem that is tried again is no longer shown
 
 /**
- * Run asynchronous work again whenever the key changes, and where the server did not answer until it does. The last
- * value stays until the next one is there. The signal aborts when nobody waits for the work any more.
+ * Run asynchronous work again whenever the key changes; where the server did not answer until it does, and a few times
+ * where it refused for now. The last value stays until the next one is there. The signal aborts when nobody waits for
+ * the work any more.
  */
 export function useLoaded<T>(key: string, work: (signal: AbortSignal) => Promise<T>): Loaded<T> {
   const [loaded, setLoaded] = useState<Loaded<T> & { key: string }>({ key, value: null, problem: null, busy: true });
-  const [trial, setTrial] = useState(0);
+  const [trial, setTrial] = useState({ of: key, times: 0 });
   const newest = useRef(work);
   newest.current = work;
   useEffect(() => {
     let current = true;
     const ending = new AbortController();
-    let again: ReturnType<typeof setTimeout> | undefined;
+    const times = trial.of === key ? trial.times : 0;
+    let timer = setTimeout(() => setLoaded((old) => (old.problem ? { ...old, problem: null } : old)), SLOW_MS);
     const failed = (fault: unknown) => {
       if (!current) return;
       const problem = problemOf(fault);
-      setLoaded({ key, value: null, problem, busy: false });
-      if (problem.code === NO_ANSWER) again = setTimeout(() => setTrial(trial + 1), AGAIN);
+      const retrying = problem.retry_s !== undefined && (problem.code === NO_ANSWER || times < MOST_TRIALS);
+      clearTimeout(timer);
+      setLoaded({ key, value: null, problem: { ...problem, retrying, again: () => setTrial({ of: key, times: 0 }) }, busy: false });
+      if (retrying) timer = setTimeout(() => setTrial({ of: key, times: times + 1 }), 1000 * (problem.retry_s ?? 0));
+    };
+    const came = (value: T) => {
+      clearTimeout(timer);
+      if (current) setLoaded({ key, value, problem: null, busy: false });
     };
     setLoaded((old) => ({ ...old, busy: true }));
-    newest.current(ending.signal).then((value) => current && setLoaded({ key, value, problem: null, busy: false }), failed);
+    newest.current(ending.signal).then(came, failed);
     return () => {
       current = false;
       ending.abort();
-      clearTimeout(again);
+      clearTimeout(timer);
     };
   }, [key, trial]);
   const { value, problem, busy } = loaded;
   return loaded.key === key ? { value, problem, busy } : { value, problem: null, busy: true };
+}
+
+/** Key presses that are meant for the page: those outside fields, and without Ctrl, Meta and Alt. */
+export function isShortcut({ target, ctrlKey, metaKey, altKey }: KeyboardEvent): boolean {
+  return !ctrlKey && !metaKey && !altKey && !(target instanceof HTMLElement && target.matches("input, select, textarea"));
+}
+
+/** `[` and `]` choose the head before and after this one, `{` and `}` the layer. `heads`: of each layer. */
+export function useHeadKeys(heads: number[], layer: number, head: number): void {
+  const { params, go } = usePage();
+  useLayoutEffect(() => {
+    const press = (event: KeyboardEvent) => {
+      if (!isShortcut(event) || params.shortcuts === "off") return;
+      const nextHead = head + Number(event.key === "]") - Number(event.key === "[");
+      const nextLayer = layer + Number(event.key === "}") - Number(event.key === "{");
+      if (nextHead !== head && nextHead >= 0 && nextHead < heads[layer]) go({ layer, head: nextHead });
+      if (nextLayer !== layer && nextLayer >= 0 && nextLayer < heads.length) go({ layer: nextLayer });
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, [heads.join(), layer, head, params.shortcuts, go]);
 }
 
 /** The width of an element in CSS pixels, as it changes. */

@@ -3,8 +3,8 @@
 import { scaleLinear, scaleLog } from "d3-scale";
 import { INKS, SCALES, onColour, step } from "./colour";
 import type { Theme } from "./colour";
-import { clip, precise } from "./format";
-import { largest, pooled, row } from "./matrix";
+import { clip, precise, whole } from "./format";
+import { largest, largestPlaces, pooled, row } from "./matrix";
 import type { Matrix } from "./matrix";
 import type { Scene, Shape } from "./scene";
 
@@ -246,20 +246,27 @@ export interface BarOptions {
   marked?: number | null;
 }
 
-/** Horizontal bars, one for each label, with its number; the first begins at `top`, and each is `high`. */
-export function barScene({ theme, title, labels, values, signed = false, told = precise, marked = null }: BarOptions): Scene & { top: number; high: number } {
+const MOST_BARS = 64;
+
+/**
+ * Horizontal bars, one for each label, with its number; of more than 64 the largest. `places`: the labels that are shown; the
+ * first begins at `top`, and each is `high`.
+ */
+export function barScene({ theme, title, labels, values, signed = false, told = precise, marked = null }: BarOptions): Scene & { top: number; high: number; places: number[] } {
   const inks = INKS[theme];
   const [left, wide, top, high] = [120, 250, 28, 20];
   const most = largest(values) || 1;
+  const places = largestPlaces(values, MOST_BARS);
+  const named = places.length < values.length ? `${title}, the ${MOST_BARS} largest of ${whole(values.length)}` : title;
   const x = scaleLinear(signed ? [-most, most] : [0, most], [left, left + wide]);
-  const shapes: Shape[] = [{ kind: "text", x: 4, y: 16, text: title, size: 13, bold: true, fill: inks.ink }];
-  values.forEach((value, i) => {
-    const y = top + i * high;
+  const shapes: Shape[] = [{ kind: "text", x: 4, y: 16, text: named, size: 13, bold: true, fill: inks.ink }];
+  places.forEach((i, bar) => {
+    const [y, value] = [top + bar * high, values[i]];
     if (i === marked) shapes.push({ kind: "rect", x: 1, y, w: left + wide + 88, h: high - 2, fill: "none", stroke: inks.second, width: 1.5 });
     const [from, to] = [Math.min(x(0), x(value)), Math.max(x(0), x(value))];
     shapes.push({ kind: "text", x: left - 8, y: y + 13, text: clip(labels[i] ?? String(i), 16), size: 12, anchor: "end", fill: inks.ink });
     shapes.push({ kind: "rect", x: from, y: y + 2, w: Math.max(0.5, to - from), h: high - 6, fill: value < 0 ? inks.second : inks.accent });
     shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: told(value), fill: inks.soft });
   });
-  return { width: left + wide + 90, height: top + 6 + values.length * high, title, shapes, top, high };
+  return { width: left + wide + 90, height: top + 6 + places.length * high, title: named, shapes, top, high, places };
 }

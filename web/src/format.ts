@@ -69,6 +69,14 @@ export const ABOUT_ROUNDING = "Less than a millionth of the output is rounding, 
 /** Return the first characters of a version. */
 export const short = (version: string | null | undefined) => (version ? version.slice(0, 10) : "—");
 
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+
+/** A token that turns no other around: of letters from right to left, between marks that isolate it (UAX 9). */
+export const isolated = (token: string) => (RIGHT_TO_LEFT.test(token) ? `\u2068${token}\u2069` : token);
+
+/** A token as it was before it was shown: without marks of directions, and of a space before it. */
+export const plainToken = (shown: string) => shown.replace(/[\u2068\u2069]/g, "").replace(/^·(?=.)/, "");
+
 /** Cut a text to a length. */
 export const clip = (text: string, most = 12) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 

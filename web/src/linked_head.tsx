@@ -26,7 +26,7 @@ export function LinkedHead({ of, queries, keys, title, range, shared = 0, most =
   const pointed = usePointed(usePointing());
   return (
     <div class="linked">
-      <p class="readout" aria-hidden="true">{told(of, queries, keys, pointed)}</p>
+      <p class="readout" aria-hidden="true">{told([{ of }], queries, keys, pointed)}</p>
       {Math.max(queries.length, keys.length) <= most && <TokenLines fit drawn={[{ of }]} queries={queries} keys={keys} title={title} least={LEAST} />}
       <HeatMap of={of} queries={queries} keys={keys} title={title} range={range} shared={shared} {...(pick ? { pick } : {})} />
     </div>

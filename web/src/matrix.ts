@@ -1,5 +1,7 @@
 /** Matrices of weights: pooling for pictures, marginals, and the statistics of a head. */
 
+import { plainToken } from "./format";
+
 export interface Matrix {
   rows: number;
   columns: number;
@@ -70,6 +72,10 @@ export function difference(one: Matrix, other: Matrix): Matrix {
   return made;
 }
 
+/** The places of the `many` numbers with the largest magnitudes, in their order. */
+export const largestPlaces = (of: ArrayLike<number>, many: number): number[] =>
+  Array.from(of, (_, i) => i).sort((a, b) => Math.abs(of[b]) - Math.abs(of[a])).slice(0, many).sort((a, b) => a - b);
+
 /** Means over the queries (what each key gets), and the largest weight of each query. */
 export function marginals(of: Matrix): { keys: Float32Array; queries: Float32Array } {
   const keys = new Float32Array(of.columns);
@@ -126,6 +132,7 @@ export const tokensOf = ({ queries, keys }: Labels) => (queries.length === keys.
 interface Labels {
   queries: string[];
   keys: string[];
+  ids?: number[];
 }
 
 /** A number for each token, equal for equal ones. */
@@ -138,8 +145,9 @@ export function tokenIds(tokens: string[]): number[] {
 export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] }, counting = COUNTING): Statistics {
   const tokens = tokensOf(labels);
   const told = statisticsOf(counting);
-  const classes = Object.entries(counting.classes).map(([name, members]): [string, boolean[]] => [CLASSES + name, labels.keys.map((key) => members.includes(key.replace(/^·(?=.)/, "")))]);
-  const ids = new Set(tokens).size < tokens.length ? tokenIds(tokens) : [];
+  const classes = Object.entries(counting.classes).map(([name, members]): [string, boolean[]] => [CLASSES + name, labels.keys.map((key) => members.includes(plainToken(key)))]);
+  const numbers = tokens.length ? (labels.ids ?? tokenIds(tokens)) : [];
+  const ids = new Set(numbers).size < numbers.length ? numbers : [];
   const sums: Statistics = Object.fromEntries(told.map(([name]) => [name, 0]));
   let queries = 0;
   for (let i = 0; i < of.rows; i += 1) {

@@ -2,7 +2,7 @@
 
 import { Problem, call, callTensors } from "./api";
 import type { Asked } from "./api";
-import { duration } from "./format";
+import { duration, isolated } from "./format";
 import { ofSequence } from "./live";
 import { matrix } from "./matrix";
 import type { Counting } from "./matrix";
@@ -47,7 +47,7 @@ export async function readPicture(file: File): Promise<Picture> {
 }
 
 /** A token as the page shows it: a space before it is a dot, an end of a line an arrow. */
-export const shownToken = (token: string) => token.replace(/^ /, "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+export const shownToken = (token: string) => isolated(token.replace(/^ /, "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅");
 
 /** A token without the marks of spaces. */
 const bare = (token: string) => token.trim() || token;
@@ -104,7 +104,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     const name = /^\d+$/.test(ref) ? `layers.${ref}` : ref;
     const heads = Array.from({ length: headsOf(at) }, (_, head) => (name === ref ? `${ref} H${head}` : `L${ref}H${head}`));
     const places = keys.rectangles ? { places: keys.rectangles } : {};
-    return { ref, name, heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ...places };
+    return { ref, name, heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places };
   });
   const all = layers.reduce((sum, { heads, queries, keys }) => sum + heads.length * queries.length * keys.length, 0);
   const whole = all <= MOST_CELLS;
@@ -119,6 +119,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   /** The largest weights of squares of all heads: one pass for all of them. */
   const pooled = remembered(async (pool: number) => (await ask({ pool, return_weights: false })).tensors);
   const labels = first(reply.labels);
+  const read = first(reply.encoder_labels ?? reply.labels); // of the sentence
   const counting = countingOf(params);
   /** The statistics of all layers, of a text whose weights are too many to count here. */
   const served = remembered(async ({ window, sinks, classes }: Counting) => {
@@ -135,8 +136,8 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   return {
     title: `${id}: ${text}`,
     counting,
-    whole: { model: id, id, text, tokens: labels.tokens.length, input },
-    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", String(labels.tokens.length)], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`]],
+    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input },
+    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`]],
     layers,
     sequences: reply.image_labels?.length ?? 1,
     ...(params.image && input.images ? { picture: params.image } : {}),

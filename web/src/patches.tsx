@@ -6,6 +6,7 @@ import { precise } from "./format";
 import { largest, marginals, row } from "./matrix";
 import type { Matrix } from "./matrix";
 import { pictures } from "./model_subject";
+import { integer } from "./state";
 import type { Layer, Place } from "./subject";
 import { Choice } from "./ui";
 
@@ -92,13 +93,14 @@ export function OverImage({ picture, places, values, told, label, sinks = [], pi
   );
 }
 
+/** The token whose looking is shown first: CLS, which looks at the whole image, or the last of a text, which has read all. */
+export const firstLooking = ({ places, queries }: Layer) => (places?.at(-1) === null ? queries.length - 1 : 0);
+
 /** The patches of `picture` that a layer's tokens show, and how much one token looks at each. */
 export function Patches({ of, layer, picture, title }: { of: Matrix; layer: Layer; picture: string; title: string }) {
   const { params, go } = usePage();
   const { places = [], queries, keys } = layer;
-  // CLS looks at the whole image; the last token of a text has read all.
-  const first = places.at(-1) === null ? queries.length - 1 : 0;
-  const query = Math.min(queries.length - 1, Number(params.query ?? first));
+  const query = integer(params.query, firstLooking(layer), 0, queries.length - 1);
   const weights = row(of, query);
   const sinks = useMemo(() => sinksOf(of, places), [of, places]);
   if (!pictures.has(picture)) return null;

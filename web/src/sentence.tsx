@@ -13,8 +13,16 @@ import { Button, Field, ProblemBox } from "./ui";
 /** The parameters that belong to one input alone. */
 const CHANGED = { query: "", key: "", zoom: "", sequence: "", edits: "" };
 
-/** The sentence and the image of a model, to be changed. `tokens`: those of the sentence, once they are known. */
-export function Sentence({ id, tokens }: { id: string; tokens: number | null }) {
+interface SentenceProps {
+  id: string;
+  /** Those of the sentence, once they are known. */
+  tokens: number | null;
+  /** Ask again for what failed. */
+  again: (() => void) | undefined;
+}
+
+/** The sentence and the image of a model, to be changed. */
+export function Sentence({ id, tokens, again }: SentenceProps) {
   const { view, params, go, models } = usePage();
   const model = models?.find((each) => each.id === id);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
@@ -23,14 +31,16 @@ export function Sentence({ id, tokens }: { id: string; tokens: number | null }) 
   const [target, setTarget] = useState(params.target ?? "");
   useEffect(() => setDraft(text), [text]);
   useEffect(() => setTarget(params.target ?? ""), [params.target]);
+  useEffect(() => setProblem(null), [id, text, params.image]);
   const takes = (what: string) => model?.takes.includes(what) ?? what === "text";
   const take = (file: File | undefined) => {
     setProblem(null);
     if (!file) return;
     readPicture(file).then(
       (picture) => {
-        // Of two files of one name the page keeps both.
-        const name = pictures.has(file.name) ? `${pictures.size}-${file.name}` : file.name;
+        // Of two images of one name the page keeps both.
+        const kept = pictures.get(file.name);
+        const name = kept && kept.base64 !== picture.base64 ? `${pictures.size}-${file.name}` : file.name;
         pictures.set(name, { ...picture, name });
         go({ ...CHANGED, image: name });
       },
@@ -45,15 +55,15 @@ export function Sentence({ id, tokens }: { id: string; tokens: number | null }) 
   const counted = `${draft === text && tokens !== null ? "" : "about "}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
   return (
     <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images")) take(event.dataTransfer?.files[0]); }}
-      onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), target: target.trim() }); }}>
+      onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), target: target.trim() }); again?.(); }}>
       {takes("text") && (
         <label class="wide"><span>Type a sentence <span class={limit && about > limit ? "hint over" : "hint"}>{counted}</span></span>
-          <input type="text" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} /></label>
+          <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} /></label>
       )}
       {takes("target") && <Field label="The decoder's text" hint="or nothing" value={target} live set={setTarget} />}
       {takes("images") && (
         <label><span>Image <span class="hint">{params.image ?? "or drop one here"}</span></span>
-          <input type="file" accept="image/png,image/jpeg,image/webp,image/gif" onChange={(event) => take(event.currentTarget.files?.[0])} /></label>
+          <input type="file" accept="image/png,image/jpeg,image/webp,image/gif" onChange={({ currentTarget }) => { take(currentTarget.files?.[0]); currentTarget.value = ""; }} /></label>
       )}
       {takes("text") && <button type="submit" class="primary" disabled={!draft.trim()}>Look</button>}
       <ProblemBox problem={problem} />
@@ -89,7 +99,7 @@ export function Opening({ id, cancel }: { id: string; cancel: () => void }) {
   const share = model.progress ?? 0;
   return (
     <div class="opening" role="status">
-      <p>{id} is loaded into memory: about {bytes(model.bytes)}. This is needed once; a sentence then takes less than a second.</p>
+      <p>{id} is loaded into memory: about {bytes(model.bytes)}. This is needed once.</p>
       <div class="fields"><progress {...(share ? { value: share } : {})} max={1} aria-label={`Loading ${id}`} /><span>{share ? `${Math.round(100 * share)} %` : "its process starts"}</span><Button onClick={stop}>Cancel</Button></div>
     </div>
   );

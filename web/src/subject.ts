@@ -25,6 +25,8 @@ export interface Layer {
   heads: string[];
   queries: string[];
   keys: string[];
+  /** The tokens of the queries, by which equal ones are known; else their labels. */
+  ids?: number[];
   /** The pixels that each token shows, of a layer that sees an image: left, top, right and bottom. */
   places?: Place[];
 }
@@ -34,6 +36,10 @@ export type Place = [number, number, number, number] | null;
 
 /** A head by its name: `tiny-bert.1 · head 3`, `layers.1 · L1H3`. */
 export const headTitle = ({ layers }: Subject, layer: number, head: number) => `${layers[layer].name} · ${layers[layer].heads[head]}`;
+
+/** Why an attention cannot be computed again, after its name. */
+export const notComputed = ({ whole }: Subject) =>
+  `cannot be computed again: ${whole?.id ? "" : "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or "}its weights are not softmax(q·k/√d) of one text.`;
 
 /** Statistics by name, a number for each head. */
 export type Statistics = Partial<Record<string, number[]>>;
@@ -60,6 +66,8 @@ export interface Whole {
   target?: string | null | undefined;
   /** The tokens that it predicts at: the decoder's, of a model with both. */
   tokens: number;
+  /** The tokens of its text: the encoder's, of a model with both. */
+  read?: number;
 }
 
 export interface Subject {

@@ -46,25 +46,17 @@ export function TokenLines({ drawn, queries, keys, title, least, only = null, pi
   );
 }
 
-/** What the tokens that are pointed at say, of one head. */
-export function told(of: Matrix, queries: string[], keys: string[], { query, key }: Pointed): string {
-  if ((query !== null && query >= of.rows) || (key !== null && key >= of.columns) || (query === null && key === null)) return "Point at a token or a cell.";
-  if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${precise(of.data[query * of.columns + key], 3)}`;
-  const list = strongest(weightsOf(of, query, key), TOLD).map(({ weight, i }) => `${(query !== null ? keys : queries)[i]} ${weight.toFixed(2)}`).join(" · ");
-  return query !== null ? `${queries[query]} looks at ${list}` : `${keys[key ?? 0]} is looked at by ${list}`;
-}
-
-/** What the tokens that are pointed at say, of several heads: the weight of a pair, or the strongest one of a token. */
-export function toldOfHeads(heads: { name: string; of: Matrix }[], queries: string[], keys: string[], pointed: Pointed): string {
-  const { query, key } = pointed;
-  if (heads.length === 1) return told(heads[0].of, queries, keys, pointed);
-  if (query === null && key === null) return "Point at a token.";
-  if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${heads.map(({ name, of }) => `${name} ${precise(of.data[query * of.columns + key], 3)}`).join(" · ")}`;
-  const most = heads.map(({ name, of }) => {
-    const best = strongest(weightsOf(of, query, key), 1).at(0);
-    return `${name} ${best ? `${(query !== null ? keys : queries)[best.i]} ${best.weight.toFixed(2)}` : "nothing"}`;
-  });
-  return `${query !== null ? `${queries[query]} looks most at` : `${keys[key ?? 0]} is looked at most by`} ${most.join(" · ")}`;
+/** What the tokens that are pointed at say, of one head or of several: the weight of a pair, or the strongest ones of a token. */
+export function told(heads: { name?: string; of: Matrix }[], queries: string[], keys: string[], { query, key }: Pointed): string {
+  const [{ of: { rows, columns } }] = heads;
+  const alone = heads.length === 1;
+  if ((query !== null && query >= rows) || (key !== null && key >= columns) || (query === null && key === null)) return `Point at a token${alone ? " or a cell" : ""}.`;
+  /** The words of each head, after its name where there are several. */
+  const each = (words: (of: Matrix) => string) => heads.map(({ name, of }) => (alone ? words(of) : `${name} ${words(of)}`)).join(" · ");
+  if (query !== null && key !== null) return `${queries[query]} looks at ${keys[key]}: ${each((of) => precise(of.data[query * columns + key], 3))}`;
+  const list = each((of) => strongest(weightsOf(of, query, key), alone ? TOLD : 1).map(({ weight, i }) => `${(query !== null ? keys : queries)[i]} ${weight.toFixed(2)}`).join(" · ") || "nothing");
+  const most = alone ? "" : " most";
+  return query !== null ? `${queries[query]} looks${most} at ${list}` : `${keys[key ?? 0]} is looked at${most} by ${list}`;
 }
 
 const TOLD = 4; // tokens that are named

@@ -52,7 +52,7 @@ export function Field({ label, hint, value, set, live, param, type = "text", wid
   const [draft, setDraft] = useDraft(String(value));
   const write = (event: TargetedEvent<HTMLInputElement>) => (live ? set : setDraft)(event.currentTarget.value);
   const done = (event: TargetedEvent<HTMLInputElement>) => set(event.currentTarget.value);
-  const given: object = { type, value: draft, autocomplete: "off", ...rest, onInput: write, onChange: done };
+  const given: object = { type, dir: "auto", value: draft, autocomplete: "off", ...rest, onInput: write, onChange: done };
   return (
     <label class={wide ? "wide" : undefined}>
       <span>{label} {hint !== undefined && <span class="hint">{hint}</span>}</span>
@@ -77,7 +77,7 @@ export function Area({ label, hint, value, set, param, rows = 4, placeholder }: 
   return (
     <label>
       <span>{label} {hint !== undefined && <span class="hint">{hint}</span>}</span>
-      <textarea rows={rows} value={draft} onInput={(event) => setDraft(event.currentTarget.value)} spellcheck={false} placeholder={placeholder} onChange={(event) => set(event.currentTarget.value)}
+      <textarea dir="auto" rows={rows} value={draft} onInput={(event) => setDraft(event.currentTarget.value)} spellcheck={false} placeholder={placeholder} onChange={(event) => set(event.currentTarget.value)}
         aria-invalid={param !== undefined && fault !== undefined && near(param, fault) ? "true" : undefined} />
     </label>
   );
@@ -113,6 +113,12 @@ export const Button = ({ children, ...rest }: ButtonHTMLAttributes) => (
   <button type="button" {...rest}>{children}</button>
 );
 
+const UNAUTHORIZED = 401; // the browser asks for a key when the page is loaded
+
+/** True if the same request may succeed later: the server refused it for now, failed, or did not answer. */
+const mayPass = ({ status, code, retry_s }: ProblemDocument) => (status === undefined ? code !== undefined : retry_s !== undefined || status >= 500);
+
+/** A problem, and what one can do about it. */
 export function ProblemBox({ problem }: { problem: ProblemDocument | null }) {
   if (!problem) return null;
   const facts = [
@@ -124,7 +130,9 @@ export function ProblemBox({ problem }: { problem: ProblemDocument | null }) {
   return (
     <div class="problem" role="alert">
       <strong>{problem.title ?? "The request failed"}</strong>
-      <p>{problem.detail ?? ""}</p>
+      <p>{problem.detail ?? ""}{problem.retrying ? " The page tries again by itself." : ""}</p>
+      {problem.status === UNAUTHORIZED && <Button onClick={() => location.reload()}>Enter another key</Button>}
+      {problem.again && !problem.retrying && mayPass(problem) && <Button onClick={problem.again}>Try again</Button>}
       <p class="small">{facts.filter(Boolean).join(" · ")}</p>
     </div>
   );
@@ -140,7 +148,12 @@ export interface Column<T> {
   cell: (of: T, at: number) => ComponentChildren;
 }
 
+const MOST_ROWS = 128;
+
+/** A table; of more than 128 rows the first, and all once they are asked for. */
 export function Table<T>({ caption, columns, rows, quiet }: { caption: string; columns: Column<T>[]; rows: T[]; quiet?: boolean }) {
+  const [all, showAll] = useState(false);
+  const shown = all ? rows : rows.slice(0, MOST_ROWS);
   return (
     <div class="scroll" role="region" aria-label={caption} tabIndex={0}>
       <table>
@@ -149,7 +162,7 @@ export function Table<T>({ caption, columns, rows, quiet }: { caption: string; c
           <tr>{columns.map((column, i) => <th key={i} scope="col" title={column.title} class={column.number ? "number" : undefined}>{column.head}</th>)}</tr>
         </thead>
         <tbody>
-          {rows.map((each, at) => (
+          {shown.map((each, at) => (
             <tr key={at}>
               {columns.map((column, i) => {
                 const kind = column.number ? "number" : undefined;
@@ -159,6 +172,7 @@ export function Table<T>({ caption, columns, rows, quiet }: { caption: string; c
           ))}
         </tbody>
       </table>
+      {shown.length < rows.length && <Button class="quiet" onClick={() => showAll(true)}>Show all {whole(rows.length)} rows</Button>}
     </div>
   );
 }

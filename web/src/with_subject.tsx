@@ -3,7 +3,7 @@
 import type { FunctionComponent } from "preact";
 import { useState } from "preact/hooks";
 import { loadScript } from "./api";
-import { PageContext, usePage, useCorrected, useLoaded } from "./context";
+import { PageContext, useCorrected, useHeadKeys, useLoaded, usePage } from "./context";
 import type { SubjectProps } from "./context";
 import { openModel } from "./model_subject";
 import { MoreModels } from "./more_models";
@@ -91,7 +91,7 @@ export function WithSubject({ load }: { load: () => Promise<OfSubject> }) {
     <>
       <div class="asked">
         <Header subject={value?.subject ?? null} />
-        {kind === "model" && <Sentence id={id} tokens={here ? (value.subject.whole?.tokens ?? null) : null} />}
+        {kind === "model" && <Sentence id={id} tokens={here ? (value.subject.whole?.read ?? null) : null} again={problem?.again} />}
       </div>
       <ProblemBox problem={problem} />
       {here && <><Corrected subject={value.subject} /><Chosen subject={value.subject} Component={value.Component} /></>}
@@ -110,7 +110,9 @@ function placeOf(params: Params, { layers }: Subject): { layer: number; head: nu
 /** The address names the layer, head and sequence that are shown. */
 function Corrected({ subject }: { subject: Subject }) {
   const { params } = usePage();
-  useCorrected({ ...placeOf(params, subject), sequence: integer(params.sequence, 0, 0, subject.sequences - 1) });
+  const { layer, head } = placeOf(params, subject);
+  useHeadKeys(subject.layers.map(({ heads }) => heads.length), layer, head);
+  useCorrected({ layer, head, sequence: integer(params.sequence, 0, 0, subject.sequences - 1) });
   return null;
 }
 

@@ -3,8 +3,8 @@ import { Tiles } from "../src/cells";
 import { INKS, rgb } from "../src/colour";
 import { wholeEdits } from "../src/edits";
 import type { Edit } from "../src/edits";
-import { bytes, count, describe as spec, duration, effect, precise, real, settled } from "../src/format";
-import { lineScene } from "../src/drawings";
+import { bytes, count, describe as spec, duration, effect, isolated, plainToken, precise, real, settled } from "../src/format";
+import { barScene, lineScene } from "../src/drawings";
 import { HEAD_COLOURS, headStroke } from "../src/head_colours";
 import { difference, divergence, matrix, pooled, pyramid, statistics } from "../src/matrix";
 import { layoutOf, placeAt, productScene, productsOf, scaleName } from "../src/products";
@@ -77,6 +77,27 @@ describe("induction", () => {
     expect(told.induction).toBeCloseTo(0.75 / 3, 6);
     expect(told.duplicate_token).toBeCloseTo(0, 6);
     expect(statistics(of([[1, 0], [1, 0]]), { queries: ["a", "b"], keys: ["a", "b"] }).induction).toBe(0);
+  });
+  it("knows equal tokens by their ids where there are some", () => {
+    const tokens = ["a", "b", "a"];
+    expect(statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), { queries: tokens, keys: tokens, ids: [5, 6, 7] }).induction).toBe(0);
+  });
+});
+
+describe("a token", () => {
+  it("of letters from right to left turns no other around, and is found by its letters", () => {
+    expect(isolated("·שלום")).toBe("\u2068·שלום\u2069");
+    expect(isolated("·the")).toBe("·the");
+    expect([isolated("·שלום"), "·the", "·"].map(plainToken)).toEqual(["שלום", "the", "·"]);
+  });
+});
+
+describe("bars", () => {
+  it("are the 64 largest of many, in their order", () => {
+    const values = Array.from({ length: 100 }, (_, i) => (i % 2 ? i : -i));
+    const { places, title } = barScene({ theme: "light", title: "changes", labels: [], values });
+    expect(places).toEqual(Array.from({ length: 64 }, (_, i) => i + 36));
+    expect(title).toBe("changes, the 64 largest of 100");
   });
 });
 

@@ -12,7 +12,7 @@ import { forwardOf, headOf } from "../live";
 import type { Rows } from "../live";
 import { difference } from "../matrix";
 import { integer } from "../state";
-import { headTitle, subjectKey } from "../subject";
+import { headTitle, notComputed, subjectKey } from "../subject";
 import { Button, Check, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 import { Logits, layerKey } from "./logits";
@@ -73,7 +73,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
       {edits.length > 0 && <ul class="small">{edits.map((each, i) => <li key={i}><code>{describeEdit(each, { heads, queries, keys })}</code> <Button class="quiet" aria-label={`Remove ${describeEdit(each, { heads, queries, keys })}`} onClick={() => toggle(each)}>Remove</Button></li>)}</ul>}
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the attention of ${name}`} />}
-      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? (subject.whole?.id ? "its weights are not softmax(q·k/√d) of one text." : "the recording holds no q, k and v (record with --taps weights --taps q --taps k --taps v), or its weights are not softmax(q·k/√d).") : `it has more than ${MOST_TOKENS.edit} tokens.`}</p>}
+      {!value && !problem && !busy && <p>This attention {fits ? notComputed(subject) : `has more than ${MOST_TOKENS.edit} tokens.`}</p>}
       {value && (
         <div aria-busy={busy}>
           <FactList facts={[["change of the whole output", effect(value.output.whole)], ["largest change of a token's output", effect(Math.max(...value.output.token))]]} />
@@ -82,7 +82,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
           <div class="side">
             <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(shown.head, query, key))} /></figure>
             <figure><figcaption>edited less unedited</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
-            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: queries.slice(0, 40), values: value.output.token.slice(0, 40), told: effect })} />
+            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: queries, values: value.output.token, told: effect })} />
           </div>
           <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={csv().slice(1)} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(Number(each)) }]} />
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />

@@ -11,7 +11,7 @@ import { HeatMap } from "../heatmap";
 import { effectsOf } from "../live";
 import { matrix } from "../matrix";
 import { integer } from "../state";
-import { subjectKey } from "../subject";
+import { notComputed, subjectKey } from "../subject";
 import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
@@ -80,7 +80,7 @@ export function Effects({ subject, layer }: SubjectProps) {
       <ProblemBox problem={problem} />
       {made && <p class="small">{ABOUT_ROUNDING}</p>}
       {!made && busy && <Waiting what={`Asking the server for the effects of ${label}`} />}
-      {!made && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v, or its weights are not softmax(q·k/√d)." : `it has more than ${MOST_TOKENS.effects} tokens.`}</p>}
+      {!made && !problem && !busy && <p>This attention {fits ? notComputed(subject) : `has more than ${MOST_TOKENS.effects} tokens.`}</p>}
       {made && (
         <div aria-busy={busy}>
           <FactList facts={[["matters most", nameOf(row, column)], ["its effect", effect(of.data[best])], ["edits", String(of.data.length)]]} />

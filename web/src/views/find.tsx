@@ -8,7 +8,7 @@ import { callTensors, problemOf } from "../api";
 import type { ProblemDocument } from "../api";
 import { INKS, colour } from "../colour";
 import type { Theme } from "../colour";
-import { useLoaded, usePage } from "../context";
+import { useHeadKeys, useLoaded, usePage } from "../context";
 import { precise, whole } from "../format";
 import { LinkedHead } from "../linked_head";
 import { matrix } from "../matrix";
@@ -27,7 +27,7 @@ const SHIPPED = textsOf(corpus);
 const PASSAGES = 5;
 const MOST_LINES = 256; // tokens of a passage that is drawn with lines
 /** The texts of one's own, and the last survey: kept while other views are shown. A link cannot carry them. */
-const kept: { own: string; last: { key: string; survey: Survey } | null } = { own: "", last: null };
+const kept: { own: string; last: { of: Survey; own: boolean } | null } = { own: "", last: null };
 
 const LABELS = SURVEYED.map(([name, label]): [string, string] => [name, label]);
 const labelOf = (name: string) => LABELS.find(([each]) => each === name)?.[1] ?? name;
@@ -55,19 +55,19 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
   const { params, go, announce, refreshModels } = usePage();
   const [written, write] = useState(kept.own);
   const texts = useMemo(() => (own ? textsOf(written) : SHIPPED), [own, written]);
-  const key = JSON.stringify([model.id, own ? written : ""]);
   const [done, setDone] = useState(0);
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const [running, setRunning] = useState<AbortController | null>(null);
   useEffect(() => () => running?.abort(), [running]);
-  const found = kept.last?.key === key ? kept.last.survey : null;
+  const found = kept.last?.of.model === model.id && kept.last.own === own ? kept.last.of : null;
+  const past = found && found.texts.join("\n") !== texts.join("\n"); // the texts were changed since
   const run = async () => {
     const stop = new AbortController();
     setRunning(stop);
     setProblem(null);
     setDone(0);
     try {
-      kept.last = { key, survey: await survey(model.id, texts, stop.signal, setDone) };
+      kept.last = { of: await survey(model.id, texts, stop.signal, setDone), own };
       announce(`${texts.length} texts went through ${model.id}.`);
       if (!model.layers.length) void refreshModels();
     } catch (fault) {
@@ -92,11 +92,12 @@ function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
       <div class="fields" role="status">
         {running
           ? <><progress value={done} max={texts.length} aria-label="Texts that went through the model" /><span>{done ? `${whole(done)} of ${whole(texts.length)} texts` : `asking ${model.id}`}</span><Button onClick={() => running.abort()}>Cancel</Button></>
-          : <Button class="primary" disabled={!texts.length} onClick={() => { go({ survey: "yes" }, "replace"); void run(); }}>{found ? "Go through them again" : `Go through ${whole(texts.length)} texts`}</Button>}
+          : <Button class="primary" disabled={!texts.length} onClick={() => { go({ survey: "yes" }, "replace"); void run(); }}>{found && !past ? "Go through them again" : `Go through ${whole(texts.length)} texts`}</Button>}
       </div>
       <ProblemBox problem={problem} />
       {running && !done && model.state !== "resident" && <Opening id={model.id} cancel={() => running.abort()} />}
       {!found && !running && !problem && <p class="small">Every text goes through {model.id} once. Each head then stands at its means of two statistics; click one for its distribution and the passages in which it is strongest.</p>}
+      {past && <p role="status">What follows is of the {whole(found.texts.length)} texts that went through before, not of those above.</p>}
       {found && <Found of={found} />}
     </>
   );
@@ -110,6 +111,9 @@ function Found({ of }: { of: Survey }) {
   const [layer, head] = [integer(params.layer, -1), integer(params.head, -1)];
   const chosen = of.heads.findIndex((each) => each.layer === layer && each.head === head);
   const at = chosen < 0 ? order[0] : chosen;
+  const heads: number[] = []; // of each layer
+  for (const each of of.heads) heads[each.layer] = (heads[each.layer] ?? 0) + 1;
+  useHeadKeys(heads, of.heads[at].layer, of.heads[at].head);
   const pick = (each: number) => go({ layer: of.heads[each].layer, head: of.heads[each].head, passage: "" });
   const table = () => [["layer", "head", ...LABELS.map(([name]) => name)], ...of.heads.map((each, i) => [String(each.ref), each.head, ...LABELS.map(([name]) => means(of, name)[i])])];
   const scene = () => scatterScene(of, x, y, across, up, at, theme);

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { callTensors, events, problemOf } from "../api";
 import type { Asked, ProblemDocument } from "../api";
 import { colour, onColour } from "../colour";
-import { useLoaded, usePage } from "../context";
+import { useHeadKeys, useLoaded, usePage } from "../context";
 import { DependsOn } from "../dependence";
 import { barScene, heatScene } from "../drawings";
 import { noHead } from "../edits";
@@ -12,7 +12,7 @@ import type { Edit } from "../edits";
 import { precise } from "../format";
 import { keep, keptOf } from "../kept";
 import { FIRST_TEXT, shownToken } from "../model_subject";
-import { matrix } from "../matrix";
+import { matrix, row } from "../matrix";
 import { Opening } from "../sentence";
 import { integer } from "../state";
 import type { CompletionChunk, GeneratedToken, ModelInfo, ModelLabels, Predictions } from "../types";
@@ -35,6 +35,8 @@ interface Run {
   key: string;
   came: Came[];
   prompt: ModelLabels;
+  /** What the encoder read, of a model with one: the decoder's own text is the prompt then. */
+  read?: ModelLabels | undefined;
   edits: Record<string, Edit[]>;
   asked: Asked;
 }
@@ -57,6 +59,15 @@ function editsOf(knocked: string[]): Record<string, Edit[]> {
 }
 
 const headName = (ref: string, head: number | string) => (/^\d+$/.test(ref) ? `L${ref}H${head}` : `${ref} H${head}`);
+
+/** The tokens of a prompt. */
+interface Prompted {
+  labels: ModelLabels;
+  encoder_labels?: ModelLabels;
+}
+
+/** The layers that see each token that comes: those of encoders read before. */
+const decoding = ({ layers }: ModelInfo) => layers.filter(({ layer }) => !/^(encoder|vision)\./.test(String(layer)));
 
 export function Generation({ model }: { model: ModelInfo }) {
   const { params, go, theme, announce, refreshModels } = usePage();
@@ -83,14 +94,16 @@ export function Generation({ model }: { model: ModelInfo }) {
   const next = useLoaded(key, async () => {
     opening.current = new AbortController();
     const body = { text, edits, top_k: LIKELIEST, return: ["logits"] };
-    const { reply, tensors } = await callTensors<Predictions & { labels: ModelLabels }>(path, body, opening.current.signal);
+    const { reply, tensors } = await callTensors<Predictions & Prompted>(path, body, opening.current.signal);
     if (!model.layers.length) void refreshModels();
     return { key, reply, logits: tensors.logits.data, asked: { method: "POST", path, body } satisfies Asked };
   });
   const here = next.value?.key === key ? next.value : null;
-  const layer = integer(params.layer, 0, 0, Math.max(0, model.layers.length - 1));
-  const heads = model.layers.length ? model.layers[layer].heads : 0;
+  const layers = decoding(model);
+  const layer = integer(params.layer, 0, 0, Math.max(0, layers.length - 1));
+  const heads = layers.length ? layers[layer].heads : 0;
   const head = integer(params.head, 0, 0, Math.max(0, heads - 1));
+  useHeadKeys(layers.map((each) => each.heads), layer, head);
   const toggle = (each: string) => go({ came: "", knocked: (knocked.includes(each) ? knocked.filter((one) => one !== each) : [...knocked, each]).join(",") });
   const generate = async (most: number) => {
     const ending = new AbortController();
@@ -101,8 +114,8 @@ export function Generation({ model }: { model: ModelInfo }) {
     setProblem(null);
     point(null);
     try {
-      const prompt = here && written === text ? here.reply.labels : (await callTensors<{ labels: ModelLabels }>(path, { text: written, top_k: 0 })).reply.labels;
-      let made: Run = { key: JSON.stringify([JSON.stringify([model.id, written, edits]), temperature, temperature ? seed : 0]), came: [], prompt, edits, asked };
+      const { labels: prompt, encoder_labels: read } = here && written === text ? here.reply : (await callTensors<Prompted>(path, { text: written, top_k: 0 })).reply;
+      let made: Run = { key: JSON.stringify([JSON.stringify([model.id, written, edits]), temperature, temperature ? seed : 0]), came: [], prompt, read, edits, asked };
       setRun((lastRun = made));
       try {
         for await (const { choices: [choice] } of events<CompletionChunk>("v1/completions", body, ending.signal)) {
@@ -140,8 +153,8 @@ export function Generation({ model }: { model: ModelInfo }) {
     <>
       <Faulty problem={problem ?? next.problem}>
         <form class="sentence" onSubmit={(event) => { event.preventDefault(); submit(); }}>
-          <label class="wide"><span>Text <span class="hint">{here ? `${here.reply.labels.tokens.length} tokens` : ""}{limit ? `; at most ${limit} with those that come` : ""}</span></span>
-            <input type="text" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} onChange={() => draft.trim() && draft !== text && go({ came: "", token: "", text: draft === FIRST_TEXT ? "" : draft })} /></label>
+          <label class="wide"><span>Text <span class="hint">{here ? `${(here.reply.encoder_labels ?? here.reply.labels).tokens.length} tokens` : ""}{limit ? `; at most ${limit} with those that come` : ""}</span></span>
+            <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} onChange={() => draft.trim() && draft !== text && go({ came: "", token: "", text: draft === FIRST_TEXT ? "" : draft })} /></label>
           {stop ? <Button class="primary" onClick={() => stop.abort()}>Stop</Button> : <button type="submit" class="primary" disabled={!draft.trim()}>Generate</button>}
         </form>
         <div class="fields">
@@ -150,14 +163,14 @@ export function Generation({ model }: { model: ModelInfo }) {
           {temperature > 0 && <Field label="Seed" type="number" min={0} value={seed} set={(each) => go({ came: "", seed: each })} />}
         </div>
       </Faulty>
-      {model.layers.length > 0 && (
+      {layers.length > 0 && (
         <>
           <div class="fields">
-            <Choice label="Layer" value={String(layer)} set={(each) => go({ layer: each, head: "" })} options={model.layers.map((each, i) => [String(i), String(each.layer)])} />
-            <Choice label="Head" value={String(head)} set={(each) => go({ head: each })} options={Array.from({ length: heads }, (_, i) => [String(i), headName(String(model.layers[layer].layer), i)])} />
+            <Choice label="Layer" value={String(layer)} set={(each) => go({ layer: each, head: "" })} options={layers.map((each, i) => [String(i), String(each.layer)])} />
+            <Choice label="Head" value={String(head)} set={(each) => go({ head: each })} options={Array.from({ length: heads }, (_, i) => [String(i), headName(String(layers[layer].layer), i)])} />
           </div>
           <fieldset class="chips"><legend>Knocked out in every pass</legend>
-            {[...new Set([...knocked, ...Array.from({ length: heads }, (_, i) => `${model.layers[layer].layer}.${i}`)])].map((each) => {
+            {[...new Set([...knocked, ...Array.from({ length: heads }, (_, i) => `${layers[layer].layer}.${i}`)])].map((each) => {
               const cut = each.lastIndexOf(".");
               const name = headName(each.slice(0, cut), each.slice(cut + 1));
               return <button key={each} type="button" aria-pressed={knocked.includes(each)} aria-label={`Knock out ${name}`} onClick={() => toggle(each)}>{name}</button>;
@@ -167,7 +180,7 @@ export function Generation({ model }: { model: ModelInfo }) {
       )}
       <ProblemBox problem={problem ?? next.problem} />
       {!here && !next.problem && <Opening id={model.id} cancel={() => opening.current?.abort()} />}
-      {run && <Came run={run} layerRef={String(model.layers[layer]?.layer ?? 0)} layer={layer} heads={heads} head={head} pointed={pointed} point={point} busy={Boolean(stop)} />}
+      {run && <Came run={run} refs={layers.map((each) => String(each.layer))} layer={layer} heads={heads} head={head} pointed={pointed} point={point} busy={Boolean(stop)} />}
       {here && predicted && (
         <>
           <h3>The next token after <code>{shownToken(here.reply.labels.tokens.at(-1) ?? "")}</code></h3>
@@ -195,7 +208,8 @@ let atHand = "";
 
 interface CameProps {
   run: Run;
-  layerRef: string;
+  /** The names of the layers. */
+  refs: string[];
   layer: number;
   heads: number;
   head: number;
@@ -205,40 +219,50 @@ interface CameProps {
 }
 
 /** The text with the tokens that came; those before the chosen one are as dark as the head looked at them. */
-function Came({ run, layerRef, layer, heads, head, pointed, point, busy }: CameProps) {
+function Came({ run, refs, layer, heads, head, pointed, point, busy }: CameProps) {
   const { params, go, theme } = usePage();
   const { came, edits, prompt: { tokens: prompt, ids } } = run;
   const all = [...prompt, ...came.map(({ of }) => of.token)].map(shownToken);
+  const read = (run.read?.tokens ?? []).map(shownToken);
+  const layerRef = refs[layer] ?? "0";
+  const keysOf = (ref: string) => (ref.startsWith("cross.") ? read : all);
   const clicked = integer(params.token, came.length - 1, 0, Math.max(0, came.length - 1)); // the last at first
-  const shown = SHOWN.some(([each]) => each === params.show) ? (params.show ?? "") : "";
+  // A request names no tokens of a decoder behind an encoder.
+  const shown = !run.read && SHOWN.some(([each]) => each === params.show) ? (params.show ?? "") : "";
   // What is asked of the server waits for a click; what came with a token follows the pointer.
   const own = pointed !== null && pointed < came.length && !shown ? pointed : clicked;
   const chosen = came.at(own);
   const { model } = run.asked.body as { model: string };
   const before = [...ids, ...came.slice(0, own).map(({ of }) => of.id)];
-  const looked = chosen?.of.layers[layer]?.top_keys;
+  const lookedOf = ({ of: { layers } }: Came) => layers.find((each) => String(each.layer) === layerRef)?.top_keys;
+  const looked = chosen && lookedOf(chosen);
   const weights = new Map((looked?.keys[head] ?? []).map((position, i) => [position, looked?.weights[head]?.[i] ?? 0]));
   const name = headName(layerRef, head);
+  const keys = keysOf(layerRef);
   const drawn = () => {
-    const of = matrix(came.length, all.length);
-    came.forEach(({ of: { layers } }, i) => layers[layer].top_keys.keys[head].forEach((position, j) => (of.data[i * all.length + position] = layers[layer].top_keys.weights[head][j])));
+    const of = matrix(came.length, keys.length);
+    came.map(lookedOf).forEach((top, i) => top?.keys[head].forEach((position, j) => (of.data[i * keys.length + position] = top.weights[head][j])));
     return of;
+  };
+  /** How a token is drawn that is a key of the chosen one. */
+  const shaded = (i: number, of: string[]) => {
+    const weight = of === keys ? (weights.get(i) ?? 0) : 0;
+    return { style: weight > 0.005 ? { background: colour(theme, weight), color: onColour(theme, weight) } : {}, title: weight ? precise(weight, 3) : undefined };
   };
   const queries = came.map(({ of }) => shownToken(of.token));
   return (
     <section aria-label="Generated text">
+      {read.length > 0 && <p class="generated" aria-label="What the encoder read">{read.map((token, i) => <span key={i} {...shaded(i, read)}>{token}</span>)}</p>}
       <p class="generated">
         {all.map((token, i) => {
-          const weight = weights.get(i) ?? 0;
           const at = i - prompt.length;
-          const style = weight > 0.005 ? { background: colour(theme, weight), color: onColour(theme, weight) } : {};
           return at < 0
-            ? <span key={i} style={style} title={weight ? precise(weight, 3) : undefined}>{token}</span>
-            : <button key={i} type="button" style={style} title={weight ? precise(weight, 3) : undefined} aria-pressed={came[at] === chosen} onClick={() => go({ token: at })} onPointerEnter={(event) => event.pointerType === "mouse" && point(at)} onPointerLeave={() => point(null)} onFocus={() => point(at)} onBlur={() => point(null)}>{token}</button>;
+            ? <span key={i} {...shaded(i, all)}>{token}</span>
+            : <button key={i} type="button" {...shaded(i, all)} aria-pressed={came[at] === chosen} onClick={() => go({ token: at })} onPointerEnter={(event) => event.pointerType === "mouse" && point(at)} onPointerLeave={() => point(null)} onFocus={() => point(at)} onBlur={() => point(null)}>{token}</button>;
         })}
         {busy && <span class="hint"> …</span>}
       </p>
-      {chosen && !busy && <div class="fields"><Choice wide label={`Of ${shownToken(chosen.of.token)} show`} value={shown} set={(each) => go({ show: each })} options={SHOWN} /></div>}
+      {chosen && !busy && !run.read && <div class="fields"><Choice wide label={`Of ${shownToken(chosen.of.token)} show`} value={shown} set={(each) => go({ show: each })} options={SHOWN} /></div>}
       {chosen && !busy && shown === "depends" && <DependsOn model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} named={(id) => (id === chosen.of.id ? shownToken(chosen.of.token) : undefined)} pick={(row, i) => go({ layer: row, head: i })} />}
       {chosen && !busy && shown === "heads" && <HeadEffects model={model} layerRef={layerRef} heads={Array.from({ length: heads }, (_, i) => headName(layerRef, i))} tokens={before} edits={edits} chosen={{ id: chosen.of.id, name: shownToken(chosen.of.token), logprob: chosen.logprob }} />}
       {chosen && (busy || !shown) && (
@@ -248,11 +272,11 @@ function Came({ run, layerRef, layer, heads, head, pointed, point, busy }: CameP
             { head: "layer", header: true, cell: (each) => String(each.layer) },
             ...chosen.of.layers.reduce<number[]>((longest, { top_keys: { keys } }) => (keys.length > longest.length ? keys.map((_, i) => i) : longest), []).map((i) => ({
               head: `H${i}`,
-              cell: ({ layer: each, top_keys: { keys, weights: shares } }: GeneratedToken["layers"][number], row: number) => i < keys.length && <Button class="quiet" aria-label={`${headName(String(each), i)}: ${all[keys[i][0]]} ${shares[i][0].toFixed(2)}`} aria-pressed={row === layer && i === head} onClick={() => go({ layer: row, head: i }, "replace")}>{all[keys[i][0]]} {shares[i][0].toFixed(2)}</Button>,
+              cell: ({ layer: each, top_keys: { keys, weights: shares } }: GeneratedToken["layers"][number]) => i < keys.length && <Button class="quiet" aria-label={`${headName(String(each), i)}: ${keysOf(String(each))[keys[i][0]]} ${shares[i][0].toFixed(2)}`} aria-pressed={String(each) === layerRef && i === head} onClick={() => go({ layer: refs.indexOf(String(each)), head: i }, "replace")}>{keysOf(String(each))[keys[i][0]]} {shares[i][0].toFixed(2)}</Button>,
             })),
           ]} />
           <Table caption={`The likeliest tokens in the place of ${shownToken(chosen.of.token)}, at temperature 1`} rows={chosen.likeliest} columns={[{ head: "token", header: true, cell: ([token]) => shownToken(token) }, { head: "probability", number: true, cell: ([, logprob]) => precise(Math.exp(logprob), 3) }]} />
-          {!busy && <Export of={{ name: "generation", scene: () => heatScene(drawn(), { theme, title: `${name}: what chose each token`, queries, keys: all }), rows: () => [["token", ...all], ...queries.map((each, i) => [each, ...Array.from(drawn().data.subarray(i * all.length, (i + 1) * all.length))])], json: () => ({ request: run.asked.body, prompt, tokens: came }) }} />}
+          {!busy && <Export of={{ name: "generation", scene: () => heatScene(drawn(), { theme, title: `${name}: what chose each token`, queries, keys }), rows: () => [["token", ...keys], ...queries.map((each, i) => [each, ...Array.from(row(drawn(), i))])], json: () => ({ request: run.asked.body, prompt, tokens: came }) }} />}
         </>
       )}
     </section>

@@ -13,7 +13,7 @@ import { attributionOf, forwardOf, gradientsOf, headOf } from "../live";
 import type { Matrix } from "../matrix";
 import { shownToken } from "../model_subject";
 import { integer } from "../state";
-import { headTitle, parsed, subjectKey } from "../subject";
+import { headTitle, notComputed, parsed, subjectKey } from "../subject";
 import type { Subject } from "../subject";
 import type { Body, Tensor } from "../tensors";
 import type { Predictions, Ran } from "../types";
@@ -240,7 +240,7 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
       )}
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the gradients of ${label}`} />}
-      {!value && !problem && !busy && <p>This attention cannot be computed again: {fits ? "the recording holds no q, k and v." : `it has more than ${MOST_TOKENS.gradient} tokens.`}</p>}
+      {!value && !problem && !busy && <p>This attention {fits ? notComputed(subject) : `has more than ${MOST_TOKENS.gradient} tokens.`}</p>}
       {value && attributed && (
         <div aria-busy={busy}>
           <FactList facts={[

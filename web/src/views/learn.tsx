@@ -8,7 +8,7 @@ import { barScene } from "../drawings";
 import { precise, real } from "../format";
 import { forwardOf } from "../live";
 import { integer } from "../state";
-import { subjectKey } from "../subject";
+import { notComputed, subjectKey } from "../subject";
 import type { Named, Spec, VariantInfo } from "../types";
 import { Choice, Commands, Drawing, Field, ProblemBox, Table } from "../ui";
 
@@ -78,7 +78,7 @@ export function Learn({ subject, layer, head }: SubjectProps) {
             ]} />
           </div>
         )}
-        {!made && <p>The recording holds no q, k and v, so its scores are not known.</p>}
+        {!made && <p>The scores are not known: this attention {notComputed(subject)}</p>}
       </div>
       <h3>The parts of this attention</h3>
       <Table caption="Formula and source of each part" rows={partsOf(spec)} columns={[

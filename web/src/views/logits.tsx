@@ -30,7 +30,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
   const { tokens } = of;
   const [busy, setBusy] = useState(false);
   const [made, setMade] = useState<{ key: string; value: Predictions; asked: Asked } | null>(null);
-  const [problem, setProblem] = useState<ProblemDocument | null>(null);
+  const [failed, setFailed] = useState<{ key: string; problem: ProblemDocument } | null>(null);
   const { value: model } = useLoaded(of.model, async () => ({ id: of.id ?? named(of.model, (await call<{ data: ModelInfo[] }>("GET", "v1/models")).data) }));
   if (!model) return null;
   if (!model.id || tokens > MOST_TOKENS.logits) {
@@ -41,18 +41,19 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
   const key = JSON.stringify(body);
   const ask = async () => {
     setBusy(true);
-    setProblem(null);
+    setFailed(null);
     try {
       const asked: Asked = { method: "POST", path: `v1/models/${encodeURIComponent(model.id ?? "")}/forward`, body };
       setMade({ key, value: await call<Predictions>(asked.method, asked.path, body), asked });
       announce("The predictions are there.");
     } catch (fault) {
-      setProblem(problemOf(fault));
+      setFailed({ key, problem: problemOf(fault) });
     } finally {
       setBusy(false);
     }
   };
   const shown = made?.key === key ? made.value : null;
+  const problem = failed?.key === key ? failed.problem : null;
   const at = integer(params.at, tokens - 1, 0, tokens - 1);
   return (
     <section aria-busy={busy}>
@@ -74,7 +75,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
               { head: "logit", number: true, cell: (each) => precise(each.unedited_logit) },
               { head: "its change", number: true, cell: (each) => precise(each.logit - each.unedited_logit) },
             ]} />
-            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: shown.labels.tokens.slice(0, 40).map(shownToken), values: shown.predictions.slice(0, 40).map((each) => settled(each.divergence)), told: effect })} />
+            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: shown.labels.tokens.map(shownToken), values: shown.predictions.map((each) => settled(each.divergence)), told: effect })} />
           </div>
           <Commands calls={[made.asked]} />
         </>

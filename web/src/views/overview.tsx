@@ -124,16 +124,29 @@ export function Overview({ subject }: SubjectProps) {
   );
 }
 
-/** A head beside the small ones: with its tokens, or where its cells are pooled without them. */
-function LargeHead({ subject, of: { layer, head, name, of }, range, shared }: { subject: Subject; of: Head; range: Range; shared: number }) {
-  const { go } = usePage();
-  const { queries, keys } = subject.layers[layer];
-  if (of.rows !== queries.length || of.columns !== keys.length) return <Thumbnail of={of} range={range} shared={shared} />;
+const MOST_LARGE = 2_000_000; // cells of a head that is read whole to stand beside the small ones
+const RESTS_MS = 150; // that the pointer rests on a small head before its weights are asked for
+
+/** A head beside the small ones: its weights are read where the small one has pooled cells, unless they are very many. */
+function LargeHead({ subject, of, range, shared }: { subject: Subject; of: Head; range: Range; shared: number }) {
+  const { params, go } = usePage();
+  const { queries: rows, keys: columns } = subject.layers[of.layer];
+  const coarse = of.of.rows !== rows.length || of.of.columns !== columns.length;
+  const { value } = useLoaded(`${subjectKey(params)}/${placeOf(of)}`, async (signal) => {
+    if (!coarse || rows.length * columns.length > MOST_LARGE) return of;
+    await new Promise((rested) => setTimeout(rested, RESTS_MS));
+    return signal.aborted ? of : { ...of, of: await subject.weights(of.layer, of.head) };
+  });
+  const shown = coarse && value ? value : of; // until the next head is there, the one before with its own tokens and name
+  const { layer, head, name } = shown;
+  const { queries, keys, places } = subject.layers[layer];
+  const title = plainName(name, head);
+  if (shown.of.rows !== queries.length || shown.of.columns !== keys.length) return <Thumbnail of={shown.of} range={range} shared={shared} />;
   return (
-    <>
-      {subject.picture && subject.layers[layer].places && <Patches of={of} layer={subject.layers[layer]} picture={subject.picture} title={plainName(name, head)} />}
-      <LinkedHead of={of} queries={queries} keys={keys} title={plainName(name, head)} range={range} shared={shared} pick={({ query, key }) => go({ view: "query", layer, head, query, key })} />
-    </>
+    <div aria-busy={placeOf(shown) !== placeOf(of)}>
+      {subject.picture && places && <Patches of={shown.of} layer={subject.layers[layer]} picture={subject.picture} title={title} />}
+      <LinkedHead of={shown.of} queries={queries} keys={keys} title={title} range={range} shared={shared} pick={({ query, key }) => go({ view: "query", layer, head, query, key })} />
+    </div>
   );
 }
 

@@ -9,7 +9,7 @@ import { forwardOf, headOf } from "../live";
 import type { Made } from "../live";
 import { productsOf } from "../products";
 import { integer } from "../state";
-import { row } from "../matrix";
+import { largestPlaces, row } from "../matrix";
 import type { Matrix } from "../matrix";
 import { NOWHERE, usePointed, usePointing } from "../pointed";
 import { headTitle, subjectKey } from "../subject";
@@ -38,7 +38,7 @@ function partsOf(steps: Tapped | null) {
   const tensors: Partial<Tapped["tensors"]> = steps?.tensors ?? {};
   const [q, k, scores, weights] = [tensors.q, tensors.k, tensors.scores, tensors.weights];
   if (!steps || !q || !k || !scores || !weights || q.data.length > MOST_DIMENSIONS) return null;
-  const places = Array.from(weights.data, (_, j) => j).sort((a, b) => weights.data[b] - weights.data[a]).slice(0, MOST_KEYS).sort((a, b) => a - b);
+  const places = largestPlaces(weights.data, MOST_KEYS);
   const vectors = tapRows(steps, "k", 0, 1);
   const products = productsOf(q.data, places.map((j) => vectors[j]), Float32Array.from(places, (j) => scores.data[j]), Float32Array.from(places, (j) => weights.data[j]));
   return products && { products, places };
@@ -120,8 +120,9 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
   const bars = (bar: number | null = null) => barScene({ theme, title, labels: keys, values: Array.from(shown), marked: bar });
   /** The bar at a point of the drawing. */
   const point = (_: number, y: number) => {
-    const key = Math.floor((y - bars().top) / bars().high);
-    pointing.set(key >= 0 && key < keys.length ? { query, key } : NOWHERE);
+    const { top, high, places } = bars();
+    const key = places.at(Math.max(0, Math.floor((y - top) / high)));
+    pointing.set(y >= top && key !== undefined ? { query, key } : NOWHERE);
   };
   const csv = () => [["key", "score", "masked score", "weight"], ...rows.map(({ key, j }) => [key, scores?.[j] ?? "", masked?.[j] ?? "", shown[j]])];
   return (

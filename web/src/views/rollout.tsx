@@ -5,13 +5,14 @@ import type { Asked } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { barScene, heatScene } from "../drawings";
+import { whole } from "../format";
 import { MOST_TOKENS } from "../limits";
 import { HeatMap } from "../heatmap";
 import { allWeights, attributionOf } from "../live";
 import { matrix, row } from "../matrix";
-import { Patches } from "../patches";
+import { Patches, firstLooking } from "../patches";
 import { integer } from "../state";
-import { MOST_CELLS, subjectKey } from "../subject";
+import { MOST_CELLS, notComputed, subjectKey } from "../subject";
 import type { Layer, Subject } from "../subject";
 import { stacked } from "../tensors";
 import type { Body, Tensor } from "../tensors";
@@ -34,12 +35,12 @@ const COMBINED: [string, string][] = [["mean", "mean"], ["max", "largest"], ["mi
 async function inputs(subject: Subject, layers: number[], method: string, sequence: number): Promise<Tensor> {
   if (method !== "relevance") {
     const cells = layers.reduce((sum, i) => sum + subject.layers[i].heads.length * subject.layers[i].queries.length ** 2, 0);
-    if (cells > MOST_CELLS) throw new Problem({ title: "These are too many weights to send", detail: `They are ${cells}; the page sends up to ${MOST_CELLS}. The server traces a stored recording by itself: attention record … --post.` });
+    if (cells > MOST_CELLS) throw new Problem({ title: "These are too many weights to send", detail: `They are ${whole(cells)}; the page sends up to ${whole(MOST_CELLS)}: of these layers those of ${Math.floor(subject.layers[layers[0]].queries.length * Math.sqrt(MOST_CELLS / cells))} tokens. Choose fewer layers or a shorter text. The server traces a stored recording by itself: attention record … --post.` });
     return stacked(await Promise.all(layers.map((i) => allWeights(subject, [i]))));
   }
   const made = await Promise.all(layers.map(async (i) => {
     const live = await subject.live(i);
-    if (!live) throw new Problem({ title: "There is no gradient", detail: `${subject.layers[i].name} cannot be computed again: the recording holds no q, k and v, or its weights are not softmax(q·k/√d).` });
+    if (!live) throw new Problem({ title: "There is no gradient", detail: `${subject.layers[i].name} ${notComputed(subject)}` });
     return (await attributionOf(live, { methods: ["relevance"] }, sequence)).tensors.relevance;
   }));
   return stacked(made);
@@ -55,7 +56,7 @@ export function Rollout({ subject }: SubjectProps) {
   const fits = first.queries.length <= MOST_TOKENS.rollout && usable.length > 0;
   const { queries } = first;
   const method = params.method && params.method in METHODS ? params.method : "rollout";
-  const query = integer(params.query, 0, 0, queries.length - 1);
+  const query = integer(params.query, firstLooking(first), 0, queries.length - 1);
   const asks = method === "flow" && queries.length > MOST_FLOWS ? { queries: [query] } : {};
   const shared: Body = { combine: params.combine ?? "mean", residual: Number(params.residual ?? 0.5), discard: Number(params.discard ?? 0) };
   const body: Body = { method, ...(method === "relevance" ? {} : shared), ...asks };
@@ -97,7 +98,7 @@ export function Rollout({ subject }: SubjectProps) {
           {subject.picture && first.places && of.rows > 1 && <Patches of={of} layer={first} picture={subject.picture} title={title} />}
           <div class="side">
             <HeatMap of={of} queries={rows} keys={queries} title={title} alone={of.rows === 1} pick={(cell) => of.rows > 1 && go({ query: cell.query })} />
-            <Drawing fit scene={barScene({ theme, title: `${queries[query]} comes from`, labels: queries.slice(0, 60), values: Array.from(row(of, of.rows > 1 ? query : 0)).slice(0, 60) })} />
+            <Drawing fit scene={barScene({ theme, title: `${queries[query]} comes from`, labels: queries, values: Array.from(row(of, of.rows > 1 ? query : 0)) })} />
           </div>
           <RanTable rans={{ [method]: value.ran }} />
           <Commands calls={[value.asked]} />

@@ -430,7 +430,7 @@ def test_what_an_encoder_read_and_what_its_decoder_writes_are_told_apart(visit):
 def test_what_is_refused_for_now_is_asked_again(visit):
     page = visit.open()
     page.wait_for_selector(".multiples li")
-    tries, ended = [], {"title": "The model's process ended", "status": 503, "code": "model_ended"}
+    tries, ended = [], {"title": "Ended", "detail": "it starts again", "status": 503, "code": "model_ended"}
 
     def refuse(route):
         tries.append(route)
@@ -438,7 +438,7 @@ def test_what_is_refused_for_now_is_asked_again(visit):
 
     page.route("**/v1/models/tiny/weights", refuse)
     type_sentence(page, "the cat sat")
-    page.get_by_role("alert").filter(has_text="The page tries again by itself.").wait_for()
+    page.get_by_role("alert").filter(has_text="it starts again. The page tries again by itself.").wait_for()
     page.get_by_role("button", name="Try again").wait_for()
     assert len(tries) == 4
     page.get_by_role("button", name="Look").click()  # the same sentence

@@ -130,7 +130,7 @@ export function ProblemBox({ problem }: { problem: ProblemDocument | null }) {
   return (
     <div class="problem" role="alert">
       <strong>{problem.title ?? "The request failed"}</strong>
-      <p>{problem.detail ?? ""}{problem.retrying ? " The page tries again by itself." : ""}</p>
+      <p>{problem.retrying ? `${(problem.detail ?? "").replace(/\.?$/, ".")} The page tries again by itself.` : (problem.detail ?? "")}</p>
       {problem.status === UNAUTHORIZED && <Button onClick={() => location.reload()}>Enter another key</Button>}
       {problem.again && !problem.retrying && mayPass(problem) && <Button onClick={problem.again}>Try again</Button>}
       <p class="small">{facts.filter(Boolean).join(" · ")}</p>

@@ -101,7 +101,8 @@ def test_edits_apply_in_the_order_of_taps_then_as_given(problem):
     ]
     taps = attend(problem, ("scores", "weights"), edits=chain).taps
     assert taps["scores"].count_nonzero() == 0
-    assert (taps["weights"] == 2).all()
+    assert (taps["weights"][0] == 2).all()
+    assert (taps["weights"][1, :, :, :4] == 2).all()  # key 4 is padding
 
 
 def test_knocked_out_weights_can_be_renormalized(problem):
@@ -149,3 +150,20 @@ def test_gradients_pass_by_what_was_edited(problem):
     assert scores[:, 0].count_nonzero() == 0
     assert scores[:, 1:].count_nonzero() > 0
     assert weights[:, 0].count_nonzero() > 0
+
+
+@pytest.mark.parametrize("kernel", ["blocked", "materialized"])
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("action", [{"set": 0.25}, {"value": torch.full((1, 1, 4, 5), 0.5)}], ids=["set", "value"])
+def test_padded_keys_get_no_weight(action, renormalize, kernel, problem):
+    """The results are those of the problem without the padded keys."""
+    edit = BoundEdit("weights", heads=(1,), **action, renormalize=renormalize)
+    found = attend(problem, ("weights",), edits=[edit], kernel=kernel)
+    short = Problem(problem.q[1:], problem.k[1:, :, :4], problem.v[1:, :, :4], problem.spec)
+    if edit.value is not None:
+        edit = BoundEdit("weights", heads=(1,), value=edit.value[..., :4], renormalize=renormalize)
+    expected = attend(short, ("weights",), edits=[edit], kernel=kernel)
+    torch.testing.assert_close(found.context[1:], expected.context, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.taps["weights"][1:, :, :, :4], expected.taps["weights"], rtol=0, atol=1e-12)
+    assert (found.taps["weights"][1, :, :, 4] == 0).all()
+    assert (found.taps["weights"][0, 1] > 0).all()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -42,9 +42,13 @@ class BoundEdit:
     """Divide the touched rows of ``weights`` by their sums; a row that sums to zero stays as it is."""
 
 
-def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor) -> Tensor:
-    """Apply the edits of this tap in their order, never in place."""
-    return reduce(_edit, (edit for edit in edits if edit.tap == tap), x) if edits else x
+def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor, within: Tensor | None = None) -> Tensor:
+    """Apply the edits of this tap in their order, never in place.
+
+    ``within``: bool, broadcastable to x, True where they may; default: everywhere.
+    """
+    edit_one = partial(_edit, within=within)
+    return reduce(edit_one, (edit for edit in edits if edit.tap == tap), x) if edits else x
 
 
 def narrowed(
@@ -98,11 +102,12 @@ def _with(edit: BoundEdit, axis: str, indices: tuple[int, ...] | None, places: S
     return replace(edit, **changed)
 
 
-def _edit(x: Tensor, edit: BoundEdit) -> Tensor:
+def _edit(x: Tensor, edit: BoundEdit, within: Tensor | None) -> Tensor:
     picked = {axis: (dim, getattr(edit, axis)) for axis, dim in AXES[edit.tap].items()}
     listed = {dim: index for dim, index in picked.values() if index is not None}
     # Chosen by `where`: an edited element then has gradient zero, and one listed twice is still edited once.
-    x = torch.where(_region(x, listed), _replacement(x, edit, listed), x)
+    region = _region(x, listed)
+    x = torch.where(region if within is None else region & within, _replacement(x, edit, listed), x)
     if edit.renormalize:
         total = x.sum(-1, keepdim=True)  # [B, H, Q, 1]
         rows = _region(x, {dim: index for dim, index in listed.items() if dim != x.ndim - 1})

@@ -129,7 +129,7 @@ def _stages(
         yield "lse", normalizer.lse(x, learned)  # [B, H, Q]
 
     x = normalizer.weights(x, _lengths(problem, selection, real), learned).to(q.dtype)
-    x = interventions.apply(edits, "weights", x)
+    x = interventions.apply(edits, "weights", x, None if real is None else real[:, None, None, :])
     yield "weights", x
 
     if problem.dropout is not None:

@@ -266,6 +266,25 @@ def test_edits_hold_for_the_whole_generation(family, edit):
         tokens.append(token.id)
 
 
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize(
+    ("family", "layer"),
+    [("llama", "0"), ("gemma2", "0"), ("gpt_oss", "1"), ("t5", "encoder.0"), ("t5", "cross.0"), ("bart", "encoder.1")],
+)
+def test_an_edit_of_all_weights_does_not_give_padding_any(family, layer, renormalize):
+    """A prompt in a batch has the numbers that it has alone, generated and in one pass."""
+    edits = {layer: [{"tap": "weights", "heads": [0], "set": 0.1, "renormalize": renormalize}]}
+    fields = {"temperature": 0, "logprobs": 0, "max_tokens": 3, "attention": {"edits": edits}}
+    together = completion(family, **fields).choices
+    request = {"tokens": PROMPTS, "edits": edits, "return": ["logits"], "positions": [-1]}
+    passed = forward_reply(loaded(family), validate(ModelForwardRequest, request)).logits
+    for index, prompt in enumerate(PROMPTS):
+        (alone,) = completion(family, **fields | {"prompt": prompt}).choices
+        assert together[index].logprobs.token_logprobs == pytest.approx(alone.logprobs.token_logprobs, abs=1e-4)
+        own = forward_reply(loaded(family), validate(ModelForwardRequest, request | {"tokens": prompt})).logits
+        np.testing.assert_allclose(passed[index], own, atol=1e-4)
+
+
 @pytest.mark.parametrize("layer", ["0", "1"])
 def test_rows_are_renormalized_also_when_the_cache_has_none_of_the_edited_keys(layer):
     """A sink has a share of each row. Key 1 is behind the window of layer 0, and key 6 is to come."""

@@ -18,7 +18,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.runtime.models.completion_objects import CompletionObjects, Json, Token
 from attention_service.runtime.models.generated_text import GeneratedText
-from attention_service.runtime.models.generation_attention import GenerationAttention, TokenAttention
+from attention_service.runtime.models.generation_attention import GenerationAttention, PromptPadding, TokenAttention
 from attention_service.runtime.models.generation_plan import GenerationPlan, GenerationRequest
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_inputs import Stack
@@ -54,7 +54,8 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     look = None
     if plan.look is not None:
         look = TokenAttention(plan.look, [place.key for place in plan.places], pads, [*map(len, prompts)])
-    attention = GenerationAttention(loaded, look, plan.edits)
+    padding = PromptPadding(pads, [*map(len, prompts)], model.device)
+    attention = GenerationAttention(loaded, look, plan.edits, padding)
     if began := objects.begin():
         emit(began)
     with attention.installed(), _logits(model, sampling.logprobs) as logits:

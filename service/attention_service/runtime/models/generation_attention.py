@@ -151,11 +151,33 @@ class TokenAttention:
         return StatisticInputs(options.window, options.sinks, tokens, query_tokens, classes)
 
 
+class PromptPadding:
+    """The padding of the prompts of a batch, by which an edit of all keys is one of each choice's own."""
+
+    def __init__(self, before: Sequence[int], lengths: Sequence[int], device: torch.device) -> None:
+        """``before``: the padding before each prompt; ``lengths``: their tokens, without it."""
+        self._before = torch.tensor(before, device=device)[:, None]
+        self._lengths = torch.tensor(lengths, device=device)[:, None]
+        self._none = len(set(lengths)) == 1
+
+    def real(self, layer: LayerKey, keys: range) -> Tensor | None:
+        """Return bool ``[B, K]``, True for the keys of a layer that are no padding; None if all are."""
+        if self._none:
+            return None
+        place = torch.arange(keys.start, keys.stop, device=self._before.device)
+        of_prompt = isinstance(layer, str) and layer.startswith(("cross.", "encoder."))
+        return place < self._lengths if of_prompt else place >= self._before
+
+
 class GenerationAttention:
     """The attention function of one generation: PyTorch's own, as ``generate`` has it, unless more is asked of it."""
 
     def __init__(
-        self, loaded: LoadedModel, look: TokenAttention | None, edits: Mapping[LayerKey, Sequence[Edit]]
+        self,
+        loaded: LoadedModel,
+        look: TokenAttention | None,
+        edits: Mapping[LayerKey, Sequence[Edit]],
+        padding: PromptPadding,
     ) -> None:
         self.look = look
         self.seen = 0
@@ -164,6 +186,7 @@ class GenerationAttention:
         """True once an attention ran."""
         self._model, self._core, self._places = loaded.model, loaded.attention, loaded.places
         device, dtype = loaded.model.device, loaded.model.dtype
+        self._padding = padding
         self._edits = {layer: bind_edits(stated, device, dtype) for layer, stated in edits.items()}
 
     def __call__(
@@ -172,19 +195,22 @@ class GenerationAttention:
     ) -> tuple[Tensor, None]:  # fmt: skip
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         self.begun = True
-        look, edits = self.look, list[BoundEdit]()
+        look, edits, real = self.look, list[BoundEdit](), None
         if look is not None or self._edits:
             checkpoint()
             layer = self._core.layer_of(module)
             edits = self._in_time(layer, query, key)
+            real = self._padding.real(layer, self._keys(layer, query, key)) if edits else None
             if look is not None and look.wants(layer):
                 last = last_query(module, query, key, value, attention_mask, options)
+                last = last if real is None else replace(last, key_mask=real)
                 shared = last if any(options.get(name) is not None for name in _BY_QUERY) else attention_mask
                 look.see(layer, last, narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1), shared)
         if edits or any(options.get(name) is not None for name in _UNKNOWN):
             raw = attention_call(module, query, key, value, attention_mask, **options).raw()
             kernel = self._core.kernel(raw, edits=bool(edits))[1]
-            return attend(problem_of(raw), (), edits=edits, kernel=kernel).context.transpose(1, 2).contiguous(), None
+            problem = problem_of(raw) if real is None else replace(problem_of(raw), key_mask=real)
+            return attend(problem, (), edits=edits, kernel=kernel).context.transpose(1, 2).contiguous(), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     @contextmanager
@@ -219,11 +245,14 @@ class GenerationAttention:
         edits = [edit for edit in self._edits.get(layer, ()) if edit.tap != "output"]
         if not edits:
             return []
-        _, heads, queries, _ = query.shape
-        _, kv_heads, keys, _ = key.shape
-        rows = range(self.seen, self.seen + queries)
-        first = 0 if is_cross(layer) else max(rows.stop - keys, 0)  # a sliding cache has only the last keys
-        return narrowed(edits, Selection(queries=rows), heads, kv_heads, keys=range(first, first + keys))
+        rows = Selection(queries=range(self.seen, self.seen + query.shape[2]))
+        return narrowed(edits, rows, query.shape[1], key.shape[1], keys=self._keys(layer, query, key))
+
+    def _keys(self, layer: LayerKey, query: Tensor, key: Tensor) -> range:
+        """The positions of the keys of a call: a sliding cache has only the last ones."""
+        keys = key.shape[2]
+        first = 0 if is_cross(layer) else max(self.seen + query.shape[2] - keys, 0)
+        return range(first, first + keys)
 
 
 def _repeated(mask: Tensor | None, query: Tensor, times: int) -> Tensor | None:

@@ -66,6 +66,8 @@ class LayerQuestion:
     before: Problem | None = None
     """The attention of the run without edits that the inspection compares with, if any layer has edits."""
     statistics: BoundStatistics = field(default_factory=BoundStatistics)
+    key_mask: Tensor | None = None
+    """Bool ``[B, Lk]``, True for a key that is no padding, which edits do not touch; None if none is."""
     query_mask: Tensor | None = None
     """``[B, Lq]``, True for a real query; None if all are."""
     traced: Sequence[str] = ()
@@ -333,6 +335,9 @@ class LayerAttention:
         raw = attention_call(module, query, key, value, attention_mask, **options).raw()
         layer, asked = self.layer_of(module), self._pass
         question = NOTHING if asked is None else asked.questions.get(layer, NOTHING)
+        real = question.key_mask
+        if real is not None and raw.key_mask is None and real.shape[1] == raw.key.shape[2]:  # an eager mask tells none
+            raw.key_mask = real
         if asked is not None:
             asked.saw(layer, raw, options.get("sliding_window"))
         context = self._context(layer, raw, question, asked)

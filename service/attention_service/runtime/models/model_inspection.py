@@ -145,7 +145,8 @@ def _questions(
         )
     for key, edits in asked.edits.items():
         place = loaded.places[key]
-        found[place.key] = replace(found.get(place.key, NOTHING), edits=edits)
+        real = asked.stack(place.keys).mask
+        found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
     return found
 
 

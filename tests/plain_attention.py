@@ -65,7 +65,7 @@ def attend(asked: IfRequested, dropped: np.ndarray | None = None) -> dict[str, T
             visible, _edited(asked, "masked_scores", torch.where(visible, biased, -torch.inf)), -torch.inf
         )
         weights, lse = _weights(asked, masked, visible, real)
-        weights = _edited(asked, "weights", weights, real[:, None, None])  # padding has no weight
+        weights = _edited(asked, "weights", weights)
         taps |= {"scores": scores, "capped_scores": capped, "masked_scores": masked, "weights": weights}
         taps |= {"lse": lse} if lse is not None else {}
         rate = (body.get("dropout") or {}).get("p", 0.0)
@@ -440,7 +440,7 @@ def _above_threshold(x: Tensor, power: int) -> Tensor:
 # ── edits ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _edited(asked: IfRequested, tap: str, x: Tensor, within: Tensor | None = None) -> Tensor:
+def _edited(asked: IfRequested, tap: str, x: Tensor) -> Tensor:
     axes = AXES.get(tap, ("heads", "queries", "keys"))
     first = x.ndim - 2 if tap == "output" else 1
     for edit in asked.body.get("edits") or ():
@@ -457,8 +457,7 @@ def _edited(asked: IfRequested, tap: str, x: Tensor, within: Tensor | None = Non
             new = torch.from_numpy(np.asarray(edit["value"], np.float64)).expand(part.shape)
         else:
             new = part * edit["scale"] if "scale" in edit else torch.full_like(part, edit["set"])
-        edited = x.index_put(index, new)
-        x = edited if within is None else torch.where(within, edited, x)
+        x = x.index_put(index, new)
         if edit.get("renormalize"):
             total = x.sum(-1, keepdim=True)
             rows = torch.zeros(x.shape[:3], dtype=torch.bool)

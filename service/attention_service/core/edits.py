@@ -40,12 +40,14 @@ class BoundEdit:
     scale: float | None = None
     renormalize: bool = False
     """Divide the touched rows of ``weights`` by their sums; a row that sums to zero stays as it is."""
+    real_keys: bool = False
+    """True if padded keys keep weight 0, so that the texts of a batch do not change each other."""
 
 
 def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor, within: Tensor | None = None) -> Tensor:
     """Apply the edits of this tap in their order, never in place.
 
-    ``within``: bool, broadcastable to x, True where they may; default: everywhere.
+    ``within``: bool, broadcastable to x, True where those of ``real_keys`` may; default: everywhere.
     """
     edit_one = partial(_edit, within=within)
     return reduce(edit_one, (edit for edit in edits if edit.tap == tap), x) if edits else x
@@ -107,7 +109,9 @@ def _edit(x: Tensor, edit: BoundEdit, within: Tensor | None) -> Tensor:
     listed = {dim: index for dim, index in picked.values() if index is not None}
     # Chosen by `where`: an edited element then has gradient zero, and one listed twice is still edited once.
     region = _region(x, listed)
-    x = torch.where(region if within is None else region & within, _replacement(x, edit, listed), x)
+    x = torch.where(
+        region & within if edit.real_keys and within is not None else region, _replacement(x, edit, listed), x
+    )
     if edit.renormalize:
         total = x.sum(-1, keepdim=True)  # [B, H, Q, 1]
         rows = _region(x, {dim: index for dim, index in listed.items() if dim != x.ndim - 1})

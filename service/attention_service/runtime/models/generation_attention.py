@@ -187,7 +187,7 @@ class GenerationAttention:
         self._model, self._core, self._places = loaded.model, loaded.attention, loaded.places
         device, dtype = loaded.model.device, loaded.model.dtype
         self._padding = padding
-        self._edits = {layer: bind_edits(stated, device, dtype) for layer, stated in edits.items()}
+        self._edits = {layer: bind_edits(stated, device, dtype, real_keys=True) for layer, stated in edits.items()}
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,

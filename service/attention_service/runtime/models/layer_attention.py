@@ -136,7 +136,7 @@ class AttentionPass:
             raise TypeError("a layer that is inspected was asked for its weights")
         many, statistics = len(alike), question.statistics
         bound = bound_to(raw, batched=True, layers=many)
-        edits = compute.bind_edits(question.edits, raw.query.device, raw.query.dtype)
+        edits = compute.bind_edits(question.edits, raw.query.device, raw.query.dtype, real_keys=True)
         operation = Inspection(
             bound, question.weights, question.selection, statistics.repeated(many), question.before, with_context
         )
@@ -383,7 +383,7 @@ class LayerAttention:
         """The edits on the device. ``output`` is edited behind the attention's projection (``layer_states``)."""
         inner = [edit for edit in question.edits if edit.tap != "output"]
         put = [BoundEdit(tap, value=value) for tap, value in question.put.items()]
-        return [*compute.bind_edits(inner, raw.query.device, raw.query.dtype), *put]
+        return [*compute.bind_edits(inner, raw.query.device, raw.query.dtype, real_keys=True), *put]
 
     def kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:
         """The kernel that computes the output: the fastest by a roofline that needs little enough memory."""

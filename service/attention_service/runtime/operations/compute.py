@@ -208,7 +208,9 @@ def output(bound: BoundRequest, parameters: Parameters, context: Tensor, edits: 
     return apply(edits, "output", whole) if edits else whole
 
 
-def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) -> list[BoundEdit]:
+def bind_edits(
+    edits: Sequence[Edit], device: torch.device, dtype: torch.dtype, *, real_keys: bool = False
+) -> list[BoundEdit]:
     """The edits with their tensors on the device. Raises InvalidTensor as ``converted`` does."""
     return [
         BoundEdit(
@@ -220,6 +222,7 @@ def bind_edits(edits: Sequence[Edit], device: torch.device, dtype: torch.dtype) 
             None if edit.value is None else converted(edit.value, f"edits.{index}.value", device, dtype),
             edit.scale,
             edit.renormalize,
+            real_keys,
         )
         for index, edit in enumerate(edits)
     ]

@@ -36,6 +36,7 @@ with ThreadPoolExecutor(8) as threads:
     before = resident()
     list(threads.map(use, range(16)))
     print(resident() - before)
+    print(freed_memory.freed_bytes() / 2**20)
     freed_memory.give_back_freed_memory()
     print(resident() - before)
 """
@@ -64,8 +65,9 @@ def told(script):
 
 
 def test_freed_memory_is_kept_once_for_all_threads_and_given_back_when_asked():
-    kept, given_back = told(THREADS)
+    kept, freed, given_back = told(THREADS)
     assert 12 < kept < 2 * 16
+    assert 16 <= freed < kept + 16
     assert given_back < 4
 
 

@@ -42,6 +42,8 @@ _JOINED_BYTES = 2**16
 """Up to this size a copy costs less than another message. Uvicorn holds as many bytes of a response that has ended."""
 _PART_BYTES = 2**18
 """Bytes of a message of a large reply."""
+BODY_VIEWS = "attention.body_views"
+"""The ASGI extension of a server that takes memoryviews for bodies; others ask for bytes, which are a copy."""
 MAX_HEADER_BYTES = 2**14
 """Bytes of one header, and of a query string."""
 
@@ -175,7 +177,7 @@ def tensor_bytes(value: Any) -> int:
 
 
 class Reply(Response):
-    """A response whose body is copied part by part from the memory of its tensors; a small one is one message.
+    """A response whose body is sent part by part from the memory of its tensors; a small one is one message.
 
     A part is sent when the caller has read most of the part before it, so that the response ends when it is read.
     """
@@ -197,13 +199,14 @@ class Reply(Response):
         if len(self.pieces) == 1 and len(self.pieces[0]) <= _JOINED_BYTES:
             await send({"type": "http.response.body", "body": self.pieces[0]})
             return
+        views = BODY_VIEWS in scope.get("extensions", ())
         for part in _parts(self.pieces):
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": part if views else bytes(part), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
-def _parts(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield the pieces in parts, each of bytes as ASGI asks. The last part is one that the server may hold."""
+def _parts(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yield the pieces in parts. The last part is one that the server may hold."""
     rest, tail = [memoryview(piece) for piece in pieces], b""
     while rest and len(tail) < _JOINED_BYTES:
         last = rest.pop()
@@ -212,7 +215,7 @@ def _parts(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes]:
         rest += [last[:cut]] if cut else []
     for piece in rest:
         for start in range(0, len(piece), _PART_BYTES):
-            yield bytes(piece[start : start + _PART_BYTES])
+            yield piece[start : start + _PART_BYTES]
     yield tail
 
 

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, Draining, HeadTooLarge, TooSlow, Unreadable
 from attention_contract.wire import to_json
-from attention_service.api.bodies.negotiation import check_head, too_large, wait
+from attention_service.api.bodies.negotiation import BODY_VIEWS, check_head, too_large, wait
 from attention_service.api.http_limits.connection_limits import CAME, CROWDED, LATE, LEAVING_S
 from attention_service.api.http_limits.guarded_connection import HEAD, LEAST_BYTES, GuardedConnection
 
@@ -131,6 +131,7 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Begin a request, if it has a body when the entrance lets it in."""
         self._answered = cycle
+        cycle.scope["extensions"] = {BODY_VIEWS: {}}  # uvicorn's connections take what their transport takes
         entrance = self.limits.entrance
         if cycle.scope["method"] not in _BODIES or entrance is None or entrance.enter():
             super()._start_asgi_task(cycle, app)

@@ -18,12 +18,12 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.core.tensors import results_in
-from attention_service.runtime.device.freed_memory import give_back_freed_memory, keep_freed_memory
+from attention_service.runtime.device.freed_memory import freed_bytes, give_back_freed_memory, keep_freed_memory
 from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
 MUCH: Final = 2**26
-"""Bytes of a request after which freed memory goes back to the system, or to the GPU."""
+"""Freed bytes of a request that go back to the system, or to the GPU; less is kept for the next one."""
 _OUT_OF_MEMORY: Final = "out of memory", "not enough memory"
 """Words of PyTorch's allocators."""
 
@@ -135,7 +135,7 @@ class Worker:
                 del answer
         except Exception as fault:
             self.tell("problem", problem_of(fault))
-        if need > MUCH:
+        if need > MUCH and freed_bytes() > MUCH:
             give_back_freed_memory()
         self.tell("done", {"held_bytes": model.held_bytes()})
 

@@ -105,6 +105,14 @@ def own_logging() -> Iterator[None]:
     structlog.configure(**events)
 
 
+@pytest.fixture
+def started_as_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of models start as the service starts them, in seconds, not as copies of another."""
+    from attention_service.runtime.models import worker_process
+
+    monkeypatch.setattr(worker_process, "create_subprocess_exec", asyncio.create_subprocess_exec)
+
+
 @contextmanager
 def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     """The base URL of a server that runs in this process, on a free port, until the block ends.

@@ -135,7 +135,7 @@ def test_texts_of_ones_own_are_read_and_a_line_that_cannot_be_is_named(visit, tm
     assert page.locator(".passages button").count() == 1
 
 
-def test_another_model_is_asked_only_when_that_is_wanted(visit):
+def test_another_model_is_asked_only_when_that_is_wanted(visit, started_as_served):
     page = open_found(visit)
     page.get_by_role("combobox", name="Heads of").select_option("small")
     page.get_by_role("button", name=f"Go through {len(shipped_texts())} texts").wait_for()

@@ -123,7 +123,7 @@ def test_the_token_or_cell_under_the_pointer_tells_its_weights(visit):
     told.filter(has_text=f"·met looks at Kate: {first[2, 1]:.3g}").wait_for()
 
 
-def test_a_chosen_model_is_loaded_with_its_progress_and_can_be_cancelled(visit):
+def test_a_chosen_model_is_loaded_with_its_progress_and_can_be_cancelled(visit, started_as_served):
     page = visit.open()
     page.get_by_label("Attention of").select_option("model:small")
     page.get_by_role("progressbar", name="Loading small").wait_for(timeout=20_000)

@@ -1,6 +1,5 @@
 """A server whose models are stand-ins, in processes of their own."""
 
-import asyncio
 import json
 import sys
 
@@ -20,12 +19,6 @@ def stand_ins():
         patch.setattr(worker_process, "COMMAND", (sys.executable, "-m", "tests.runtime.models.stand_in"))
         patch.setenv("ATTENTION_API_KEY", "secret")
         yield
-
-
-@pytest.fixture
-def started_as_served(monkeypatch):
-    """Start processes as the service does, not as copies of another."""
-    monkeypatch.setattr(worker_process, "create_subprocess_exec", asyncio.create_subprocess_exec)
 
 
 @pytest.fixture(scope="module")

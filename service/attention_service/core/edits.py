@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -49,8 +48,10 @@ def apply(edits: Iterable[BoundEdit], tap: str, x: Tensor, within: Tensor | None
 
     ``within``: bool, broadcastable to x, True where those of ``real_keys`` may; default: everywhere.
     """
-    edit_one = partial(_edit, within=within)
-    return reduce(edit_one, (edit for edit in edits if edit.tap == tap), x) if edits else x
+    for edit in edits:
+        if edit.tap == tap:
+            x = _edit(x, edit, within)
+    return x
 
 
 def narrowed(
@@ -107,11 +108,11 @@ def _with(edit: BoundEdit, axis: str, indices: tuple[int, ...] | None, places: S
 def _edit(x: Tensor, edit: BoundEdit, within: Tensor | None) -> Tensor:
     picked = {axis: (dim, getattr(edit, axis)) for axis, dim in AXES[edit.tap].items()}
     listed = {dim: index for dim, index in picked.values() if index is not None}
-    # Chosen by `where`: an edited element then has gradient zero, and one listed twice is still edited once.
     region = _region(x, listed)
-    x = torch.where(
-        region & within if edit.real_keys and within is not None else region, _replacement(x, edit, listed), x
-    )
+    if edit.real_keys and within is not None:
+        region = region & within
+    # Chosen by `where`: an edited element then has gradient zero, and one listed twice is still edited once.
+    x = torch.where(region, _replacement(x, edit, listed), x)
     if edit.renormalize:
         total = x.sum(-1, keepdim=True)  # [B, H, Q, 1]
         rows = _region(x, {dim: index for dim, index in listed.items() if dim != x.ndim - 1})

@@ -199,8 +199,9 @@ class GenerationAttention:
         if look is not None or self._edits:
             checkpoint()
             layer = self._core.layer_of(module)
-            edits = self._in_time(layer, query, key)
-            real = self._padding.real(layer, self._keys(layer, query, key)) if edits else None
+            keys = self._keys(layer, query, key)
+            edits = self._in_time(layer, query, key, keys)
+            real = self._padding.real(layer, keys) if edits else None
             if look is not None and look.wants(layer):
                 last = last_query(module, query, key, value, attention_mask, options)
                 last = last if real is None else replace(last, key_mask=real)
@@ -240,13 +241,13 @@ class GenerationAttention:
 
         return change
 
-    def _in_time(self, layer: LayerKey, query: Tensor, key: Tensor) -> list[BoundEdit]:
+    def _in_time(self, layer: LayerKey, query: Tensor, key: Tensor, keys: range) -> list[BoundEdit]:
         """The edits of a layer as they apply to one call, whose first query stands somewhere among all tokens."""
         edits = [edit for edit in self._edits.get(layer, ()) if edit.tap != "output"]
         if not edits:
             return []
         rows = Selection(queries=range(self.seen, self.seen + query.shape[2]))
-        return narrowed(edits, rows, query.shape[1], key.shape[1], keys=self._keys(layer, query, key))
+        return narrowed(edits, rows, query.shape[1], key.shape[1], keys=keys)
 
     def _keys(self, layer: LayerKey, query: Tensor, key: Tensor) -> range:
         """The positions of the keys of a call: a sliding cache has only the last ones."""

@@ -147,25 +147,16 @@ class Budget:
                 )
             )
         limit = self._limit()
+        if need <= limit:
+            return
         used = 0 if self.used_by_models is None else self.used_by_models() - own
-        if limit < need <= limit + used:
-            raise self._refusal(
-                Overloaded(
-                    f"{what.format(need=need)}; the budget of {self.total} leaves {max(limit, 0)} while whole models "
-                    f"that hold {used} answer requests; try again in a moment",
-                    needed_bytes=need,
-                    limit_bytes=max(limit, 0),
-                )
-            )
-        if need > limit:
-            raise self._refusal(
-                OverBudget(
-                    f"{what.format(need=need)}; the budget of {self.total} leaves "
-                    f"{max(limit, 0)} beside {self._words.beside}. {self._words.remedy}",
-                    needed_bytes=need,
-                    limit_bytes=max(limit, 0),
-                )
-            )
+        left = max(limit, 0)
+        told = f"{what.format(need=need)}; the budget of {self.total} leaves {left}"
+        if need <= limit + used:
+            told += f" while whole models that hold {used} answer requests; try again in a moment"
+            raise self._refusal(Overloaded(told, needed_bytes=need, limit_bytes=left))
+        told += f" beside {self._words.beside}. {self._words.remedy}"
+        raise self._refusal(OverBudget(told, needed_bytes=need, limit_bytes=left))
 
     def take(self, need: int) -> bool:
         """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait."""

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import torch
 from tests.conftest import eventually, live_server
@@ -193,6 +194,16 @@ def test_a_system_without_such_memory_uses_the_pipe(stand_ins, repository, monke
     with live_server(repository) as url, Client(url) as client:
         is_right(client.models.forward("one", LARGE))
         assert client.models.get("one").bytes < PROCESS_BYTES + MIB
+
+
+def test_a_large_request_leaves_little(client):
+    def held(images=()):
+        process = psutil.Process(int(client.models.forward("one", "a text", images=images or None).ran.architecture))
+        return process.memory_info().rss - process.memory_info().shared
+
+    before = held()
+    held([bytes(18 * MIB)])
+    assert held() < before + 65 * MIB
 
 
 def test_a_model_that_ends_gives_its_memory_up(client):

@@ -3,10 +3,10 @@
 import ctypes
 from contextlib import suppress
 
+import psutil
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Constants of ``malloc.h``."""
-_FREED = 8
-"""The place of ``fordblks`` in a ``struct mallinfo2``."""
 
 
 def keep_freed_memory() -> None:
@@ -24,17 +24,10 @@ def keep_freed_memory() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-class _MallocInfo(ctypes.Structure):
-    _fields_ = (("numbers", ctypes.c_size_t * 10),)
-
-
-def freed_bytes() -> int:
-    """Return the bytes of all that was freed and not given back at once, by glibc's ``mallinfo2``. Elsewhere, 0."""
-    with suppress(OSError, AttributeError):
-        told = ctypes.CDLL(None).mallinfo2
-        told.restype = _MallocInfo
-        return int(told().numbers[_FREED])
-    return 0
+def private_bytes() -> int:
+    """Return the memory that this process holds alone: its own pages, and no files'. What was freed and kept counts."""
+    taken = psutil.Process().memory_info()
+    return int(taken.rss - getattr(taken, "shared", 0))
 
 
 def give_back_freed_memory() -> None:

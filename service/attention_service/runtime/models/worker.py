@@ -18,7 +18,7 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.core.tensors import results_in
-from attention_service.runtime.device.freed_memory import freed_bytes, give_back_freed_memory, keep_freed_memory
+from attention_service.runtime.device.freed_memory import give_back_freed_memory, keep_freed_memory, private_bytes
 from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
@@ -79,6 +79,8 @@ class Worker:
         self._sink = sink
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._rooms: list[ReplyRoom] = []
+        self._private = 0
+        """Bytes that the process held alone when it last gave back what was freed."""
         self._cancellation = Cancellation()
         """The flag of the request that came last; the next comes when this one is done."""
 
@@ -93,10 +95,19 @@ class Worker:
         except Exception as fault:  # whatever a checkpoint does to the code of its model
             self.tell("problem", problem_of(fault))
             raise SystemExit(1) from None
+        self._give_back()
         while True:
             message = self._inbox.get()
             if message.kind == "ask":  # and no cancellation that came too late
                 self._answer(model, message)
+                del message  # its memory is given back too
+                if private_bytes() > self._private + MUCH:
+                    self._give_back()
+                self.tell("done", {"held_bytes": model.held_bytes()})
+
+    def _give_back(self) -> None:
+        give_back_freed_memory()
+        self._private = private_bytes()
 
     def _listen(self) -> None:
         """Take in messages, and end the process with its input, whatever it computes."""
@@ -106,6 +117,7 @@ class Worker:
             elif message.kind == "cancel":
                 self._cancellation.cancel()
             self._inbox.put(message)
+            del message
         os._exit(0)
 
     def _answer(self, model: Served, message: Message) -> None:
@@ -131,13 +143,8 @@ class Worker:
                 if answer.reply is not None:
                     places, inline = room.leave(to_body(answer.reply, SAFETENSORS, "reply"))
                     self.tell("reply", {"places": places}, inline)
-                    del inline  # before freed memory is given back
-                del answer
         except Exception as fault:
             self.tell("problem", problem_of(fault))
-        if need > MUCH and freed_bytes() > MUCH:
-            give_back_freed_memory()
-        self.tell("done", {"held_bytes": model.held_bytes()})
 
     def _emit(self, event: bytes) -> None:
         self.tell("event", body=[event])

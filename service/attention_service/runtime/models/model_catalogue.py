@@ -12,9 +12,10 @@ from attention_contract.errors import AttentionError, InvalidCheckpoint, Invalid
 from attention_contract.schemas.models import ModelInfo, default_model_name
 from attention_service.modules.checkpoints.catalogue import paths
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.runtime.device.freed_memory import MUCH
 
-PROCESS_BYTES: Final = 512 * 2**20
-"""Memory of a process that has imported torch and transformers: 445 MiB, and what it keeps of freed memory."""
+PROCESS_BYTES: Final = 448 * 2**20 + MUCH
+"""Memory of a process that has imported torch and transformers, and what it may keep of freed memory."""
 TINY: Final = "tiny"
 """The name of the model that ships with the server."""
 _PACKAGE: Final = Path(attention_service.__file__).parent

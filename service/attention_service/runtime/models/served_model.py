@@ -16,6 +16,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in
 from attention_contract.wire import JSON, from_body
+from attention_service.runtime.device.freed_memory import MUCH
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
 from attention_service.runtime.models.images.image_decoding import decoding_bytes, sized_bytes
@@ -24,7 +25,7 @@ from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.text_embeddings import embed, embedding_bytes
-from attention_service.runtime.models.worker import MUCH, Answer, Emit, Work, serve
+from attention_service.runtime.models.worker import Answer, Emit, Work, serve
 
 RequestT = TypeVar("RequestT", bound=WireModel)
 

@@ -18,12 +18,10 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.core.tensors import results_in
-from attention_service.runtime.device.freed_memory import give_back_freed_memory, keep_freed_memory, private_bytes
+from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_memory, keep_freed_memory, private_bytes
 from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
-MUCH: Final = 2**26
-"""Freed bytes of a request that go back to the system, or to the GPU; less is kept for the next one."""
 _OUT_OF_MEMORY: Final = "out of memory", "not enough memory"
 """Words of PyTorch's allocators."""
 
@@ -79,8 +77,6 @@ class Worker:
         self._sink = sink
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._rooms: list[ReplyRoom] = []
-        self._private = 0
-        """Bytes that the process held alone when it last gave back what was freed."""
         self._cancellation = Cancellation()
         """The flag of the request that came last; the next comes when this one is done."""
 
@@ -95,19 +91,15 @@ class Worker:
         except Exception as fault:  # whatever a checkpoint does to the code of its model
             self.tell("problem", problem_of(fault))
             raise SystemExit(1) from None
-        self._give_back()
+        least = _held_after_giving_back()
         while True:
             message = self._inbox.get()
             if message.kind == "ask":  # and no cancellation that came too late
                 self._answer(model, message)
                 del message  # its memory is given back too
-                if private_bytes() > self._private + MUCH:
-                    self._give_back()
+                if private_bytes() > least + MUCH:
+                    least = _held_after_giving_back()
                 self.tell("done", {"held_bytes": model.held_bytes()})
-
-    def _give_back(self) -> None:
-        give_back_freed_memory()
-        self._private = private_bytes()
 
     def _listen(self) -> None:
         """Take in messages, and end the process with its input, whatever it computes."""
@@ -155,6 +147,11 @@ class Worker:
             view = memoryview(piece)
             while view:
                 view = view[self._sink.write(view) :]
+
+
+def _held_after_giving_back() -> int:
+    give_back_freed_memory()
+    return private_bytes()
 
 
 def problem_of(fault: Exception) -> dict[str, Any]:

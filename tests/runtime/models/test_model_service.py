@@ -1,5 +1,6 @@
 """Whole models over real HTTP, with stand-ins for the models: loading, answering, waiting, ending."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -385,6 +386,25 @@ def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
         eventually(lambda: not psutil.pid_exists(int(first)))
         assert state(http) == "idle"
         assert ask(http, "a")["ran"]["architecture"] != first
+
+
+def test_a_model_unloaded_while_its_process_ends_leaves_no_bytes_in_the_budget(stand_ins, repository, monkeypatch):
+    ends, end = threading.Event(), worker_process.WorkerProcess.end
+
+    async def slow_end(worker):
+        if not ends.is_set():
+            ends.set()
+            await asyncio.sleep(0.2)
+        await end(worker)
+
+    monkeypatch.setattr(worker_process.WorkerProcess, "end", slow_end)
+    with live_server(repository, model_idle_seconds=0.1) as url, httpx.Client(base_url=url, timeout=60) as http:
+        ask(http, "a")
+        assert ends.wait(timeout=30)
+        assert state(http) == "idle"
+        assert http.delete(ONE).status_code == 204
+        assert "attention_model_bytes 0.0" in http.get("/metrics").text
+        assert ask(http, "a")["ran"]["load_ms"] > 0
 
 
 def test_models_are_loaded_before_anybody_asks_if_the_server_is_told(stand_ins, repository):

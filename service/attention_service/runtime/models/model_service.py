@@ -91,13 +91,13 @@ class ModelService:
         made = ResidentModel(name, folder, request.dtype, self.host, divided=request.device_map is not None)
         model = self._models.get(name, made)
         same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
-        if not same and model.state != "idle":
+        if not same and model.is_alive:
             raise ModelExists.at(
                 "name",
                 f"{name} is a model of {model.folder.checkpoint} in {model.dtype}; unload it first, or give "
                 "another name",
             )
-        model = self._models[name] = made if model.state == "idle" else model
+        model = self._models[name] = model if model.is_alive else made
         question = Question()
         await self._ask(model, question)
         return question.info or model.info()
@@ -111,7 +111,7 @@ class ModelService:
         model = self._models.pop(name, None)
         if model is None:
             raise ModelNotFound(f"no model {name[:128]!r} is loaded", param="model")
-        self._unloaded = {each for each in self._unloaded if each.state != "idle"} | {model}
+        self._unloaded = {each for each in self._unloaded if each.is_alive} | {model}
         model.leave()
         await model.left()
 

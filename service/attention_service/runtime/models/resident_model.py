@@ -123,7 +123,8 @@ class ResidentModel:
         """Bytes of the memory budget that it holds, besides what is in flight: an estimate, or what a GPU holds."""
         self.kept = 0
         """Bytes among these of memory that is kept for the next replies."""
-        self.progress = 0.0
+        self.progress: float | None = None
+        """Share of the weights that are loaded, while it is being loaded."""
         self.used = time.monotonic()
         """Time of the end of the last request."""
         self._divided = divided
@@ -143,8 +144,13 @@ class ResidentModel:
 
     @property
     def state(self) -> Literal["idle", "loading", "resident"]:
-        """The part of its life that it is in."""
-        return "idle" if self._life is None else "loading" if self._facts is None else "resident"
+        """What it is to a caller. A model whose process is ending is idle: the next request loads it."""
+        return "resident" if self._facts is not None else "idle" if self.progress is None else "loading"
+
+    @property
+    def is_alive(self) -> bool:
+        """True until its process has ended and its memory is free."""
+        return self._life is not None
 
     @property
     def is_unused(self) -> bool:
@@ -175,6 +181,7 @@ class ResidentModel:
         check_transformers()
         self._waiting.add(question)
         if self._life is None:
+            self.progress = 0.0
             self._life = asyncio.create_task(self._live(), context=Context())
         self._came.set()
         try:
@@ -191,7 +198,7 @@ class ResidentModel:
         self._stop_unwanted_load()
 
     def _stop_unwanted_load(self) -> None:
-        if self._leaves and self._life is not None and self._facts is None and not self._waiting.size:
+        if self._leaves and self._life is not None and self.progress is not None and not self._waiting.size:
             self._life.cancel()
 
     async def left(self) -> None:
@@ -215,7 +222,7 @@ class ResidentModel:
             self._fail_all(draining())
             raise
         finally:
-            self._life = None
+            self._life = self.progress = None
 
     async def _live_once(self) -> None:
         """Load the model, and answer until nobody asks any more or its process ends."""
@@ -276,6 +283,7 @@ class ResidentModel:
             self._hold(message.facts.pop("held_bytes"))
             self._facts = message.facts
         finally:
+            self.progress = None
             host.budget.release(need)
         host.counts["loads"] += 1
         now = time.monotonic()

@@ -144,7 +144,7 @@ class ResidentModel:
 
     @property
     def state(self) -> Literal["idle", "loading", "resident"]:
-        """What it is to a caller. A model whose process is ending is idle: the next request loads it."""
+        """Its state to a caller. A model whose process is ending is idle: the next request loads it."""
         return "resident" if self._facts is not None else "idle" if self.progress is None else "loading"
 
     @property

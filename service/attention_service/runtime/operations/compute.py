@@ -28,6 +28,11 @@ from attention_service.runtime.scheduling.operation import Uploaded
 Three = tuple[Tensor, Tensor, Tensor]
 _COMPUTED = ("query", "key", "value", "past_key", "past_value", "gate", "beta")
 _ACCUMULATED = ("initial_state", "initial_normalizer")
+_ALIGNMENT = 16
+"""Bytes. Products round their last bit by where their inputs lie on some processors, and where a tensor lies in a body
+hangs on the format: aligned, a request has the same numbers in every format."""
+_MOST_ALIGNED = 2**20
+"""Bytes of the largest tensor that is moved for that, since no plan counts the copy."""
 
 
 def load(bound: BoundRequest, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -67,6 +72,8 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     the lowest numbers hide their keys as −∞ does.
     """
     host = to_torch(array)
+    if host.data_ptr() % _ALIGNMENT and host.nbytes <= _MOST_ALIGNED:
+        host = host.clone()
     result = to_device(host, device, dtype)
     if host.dtype == dtype or result.is_meta:
         return result

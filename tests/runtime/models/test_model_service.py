@@ -173,25 +173,25 @@ def test_a_load_that_nobody_waits_for_ends_with_its_model(http):
 
 def test_an_unloaded_model_ends_however_many_requests_come(http):
     """Those that come meanwhile load it anew, in a process of its own."""
-    over = threading.Event()
+    over, answered = threading.Event(), ([], [], [])
 
-    def ask_on():
-        found = set()
+    def ask_on(by):
         while not over.is_set():
-            found.add(ask(http, "sleep 0.1", "org--two")["ran"]["architecture"])
-        return found
+            by.append(ask(http, "sleep 0.1", "org--two")["ran"]["architecture"])
 
     first = ask(http, "a", "org--two")["ran"]["architecture"]
     with ThreadPoolExecutor(4) as pool:
-        asking = [pool.submit(ask_on) for _ in range(3)]
-        assert eventually(lambda: in_flight(http) > 0)
+        asking = [pool.submit(ask_on, by) for by in answered]
+        assert eventually(lambda: all(answered))
         unloading = pool.submit(http.delete, "/v1/models/org--two")
         try:
             assert unloading.result(timeout=30).status_code == 204
             assert not psutil.pid_exists(int(first))
         finally:
             over.set()
-    assert all(first in each.result() for each in asking)
+        for each in asking:
+            each.result()
+    assert all(by[0] == first for by in answered)
 
 
 def test_who_waits_for_a_load_is_told_of_it_though_the_model_is_unloaded_meanwhile(http):

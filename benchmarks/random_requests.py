@@ -17,8 +17,7 @@ from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kernels import KERNELS, MATERIALIZED, Needs, unsuitable
-from attention_service.core.methods import approximation_of
-from attention_service.core.methods.limits import check_spec
+from attention_service.core.methods import approximation_of, check_spec
 from attention_service.core.multihead import Sizes
 from attention_service.core.positions import check_position
 from attention_service.core.problem import Widths

@@ -7,9 +7,8 @@ from typing import Unpack
 from attention_client.arguments import SurveyFields
 from attention_client.calls.base import CallOptions
 from attention_client.calls.method import Flow, Group, WayT, method
-from attention_client.survey.head_survey import HeadSurvey, Passage
+from attention_client.survey.head_survey import HeadSurvey, Passage, shipped_texts
 from attention_client.survey.headvis_files import exported
-from attention_client.survey.shipped_texts import shipped_texts
 from attention_client.survey.survey_flow import OnTexts, read_passages, surveyed
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import StatisticName

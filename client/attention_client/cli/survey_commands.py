@@ -17,8 +17,7 @@ from attention_client.cli.table_output import number, print_out, table
 from attention_client.client import Client
 from attention_client.many_requests import bar
 from attention_client.survey import HeadSurvey, SurveyedHead, shipped_texts
-from attention_client.survey.head_survey import SURVEYED
-from attention_client.survey.shipped_texts import texts_of
+from attention_client.survey.head_survey import SURVEYED, texts_of
 from attention_client.survey.survey_flow import OnTexts
 from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_contract.wire import to_json

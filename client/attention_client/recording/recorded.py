@@ -13,6 +13,7 @@ from attention_client.recording import recording_html
 from attention_client.recording.mapped_tensors import MappedTensors
 from attention_contract.errors import InvalidRequest
 from attention_contract.recording_tensors import place_of
+from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.recordings import (
     RecordedAttention,
     RecordingFacts,
@@ -168,7 +169,7 @@ class Recording:
 
         Raises InvalidRequest for a layer that is not there.
         """
-        from attention_client.recording import recording_figure  # noqa: PLC0415 - where the extra is installed
+        from attention_pictures import figure_style, heat_maps  # noqa: PLC0415 - where the extra is installed
 
         name = layer if isinstance(layer, str) and not layer.isdecimal() else f"layers.{layer}"
         attention = self.facts.attention(name)
@@ -176,8 +177,10 @@ class Recording:
             raise InvalidRequest.at("layer", f"the recording has no attention {name!r}")
         queries, keys = self.tokens(layer)
         titles = attention.heads if head is None else [attention.heads[head]]
-        weights = self.read(layer, heads=head)
-        return recording_figure.draw(weights, titles, f"{self.facts.model} · {name}", queries, keys)
+        weights = self.read(layer, heads=head).astype(np.float32)
+        heading, options = f"{self.facts.model} · {name}", PictureOptions()
+        with figure_style.styled(options.theme):
+            return heat_maps.heat_maps(weights, titles, heading, options, keys=keys, queries=queries)
 
 
 def file_of(facts: Mapping[str, Any], tensors: Mapping[str, Array]) -> RecordingFile:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
@@ -108,3 +109,16 @@ class HeadSurvey:
         values = self.of(by)[:, self.index(layer, head)]
         order = np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable")
         return [int(at) for at in order[:count] if not np.isnan(values[at])]
+
+
+def shipped_texts() -> list[str]:
+    """Return the texts that ship: stories and lists by the grammar of ``training/tiny_text.py``, under this licence.
+
+    The model that ships was not trained on them.
+    """
+    return texts_of(files("attention_client.survey").joinpath("texts.txt").read_text("utf-8"))
+
+
+def texts_of(content: str) -> list[str]:
+    """Return the texts of a file: one for each line that is not empty."""
+    return [line.strip() for line in content.splitlines() if line.strip()]

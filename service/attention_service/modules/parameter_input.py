@@ -9,7 +9,7 @@ from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FLOATS, Array, FloatName, TensorFault, Untyped, cast, dtype_name
-from attention_service.core.methods.limits import check_spec
+from attention_service.core.methods import check_spec
 from attention_service.core.tensors import to_torch
 from attention_service.modules.resident import biases_in, check_shapes, complete
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attention_service.runtime.operations import gradient_check
-from attention_service.runtime.operations.gradient_check import CHECK_PASSES, CHECKED_ELEMENTS
+from attention_service.runtime.operations.gradient_check import CHECKED_ELEMENTS
 
 
 def compare(f, x, gradient):
@@ -59,4 +59,4 @@ def test_no_gradient_of_a_function_that_is_no_number_passes():
 def test_a_smooth_function_takes_as_many_passes_as_are_planned_for():
     x = torch.linspace(-1, 1, CHECKED_ELEMENTS, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(smooth(y := x.clone().requires_grad_()).sum(), y)
-    assert compare(smooth, x, gradient)[1] <= CHECK_PASSES * CHECKED_ELEMENTS
+    assert compare(smooth, x, gradient)[1] <= 6 * CHECKED_ELEMENTS

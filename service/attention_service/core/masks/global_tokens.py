@@ -6,6 +6,7 @@ Source: Beltagy et al. 2020, section 3.1.
 from collections.abc import Iterator, Sequence
 
 from attention_contract.spec import AllOf, AnyOf, GlobalTokens, Mask
+from attention_service.core.masks.operation_count import leaves
 
 
 def with_global_tokens(masks: Sequence[Mask], positions: Sequence[int]) -> list[Mask]:
@@ -19,12 +20,8 @@ def with_global_tokens(masks: Sequence[Mask], positions: Sequence[int]) -> list[
 
 
 def listed(masks: Sequence[Mask]) -> Iterator[GlobalTokens]:
-    """Yield all ``global_tokens`` masks, including nested ones."""
-    for mask in masks:
-        if isinstance(mask, GlobalTokens):
-            yield mask
-        elif isinstance(mask, AnyOf | AllOf):
-            yield from listed(mask.of)
+    """Return all ``global_tokens`` masks, including nested ones."""
+    return (mask for mask in leaves(masks) if isinstance(mask, GlobalTokens))
 
 
 def _added(mask: Mask, positions: Sequence[int]) -> Mask:

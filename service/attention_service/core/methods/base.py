@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from attention_contract.errors import InvalidRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels.base import Kernel
@@ -56,3 +57,10 @@ class Method(Protocol):
 
 
 METHODS = Registry[Method]("method")
+
+
+def check_spec(spec: AttentionSpec, field: str = "spec") -> None:
+    """Raise InvalidRequest, naming the field below ``field``, for a spec whose method cannot honour the rest of it."""
+    for param, reason in METHODS.of(spec.method).refuses(spec):
+        named = field + param.removeprefix("spec")
+        raise InvalidRequest.at(named, f"method {spec.method.name}: {reason}")

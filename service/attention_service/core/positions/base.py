@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_contract import positions as options
+from attention_contract.errors import InvalidRequest
+from attention_contract.spec import AttentionSpec
 from attention_service.core.positions.token_positions import TokenPositions
 from attention_service.core.problem import Learned, Widths
 from attention_service.core.registry import Registry
@@ -117,6 +119,18 @@ class Inert:
 
 
 POSITIONS = Registry[Position]("position")
+
+
+def check_position(spec: AttentionSpec, widths: Widths, inputs: Sequence[int] = (), at: str = "spec") -> None:
+    """Raise InvalidRequest if an encoding does not fit these widths; the error names the option under ``at``.
+
+    inputs: how wide query, key and value of a module come; none for raw attention.
+    """
+    fault = POSITIONS.of(spec.position).fault(widths, inputs)
+    if fault is not None:
+        option, why = fault
+        param = f"{at}.position.{option}" if option else f"{at}.position"
+        raise InvalidRequest.at(param, why)
 
 
 @POSITIONS.register(

@@ -16,7 +16,7 @@ from torch import Tensor
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ShapeMismatch
 from attention_contract.schemas.modules import ImportModule, ModuleConfig, Source
 from attention_contract.spec import AttentionSpec
-from attention_service.core.methods.limits import check_spec
+from attention_service.core.methods import check_spec
 from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, check_quantization, choose

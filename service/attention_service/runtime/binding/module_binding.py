@@ -12,7 +12,7 @@ from attention_contract.schemas.attention import AttentionInputs, ForwardRequest
 from attention_contract.spec import MAX_POSITIONS, AttentionSpec, Mask
 from attention_contract.tensors import Array, Untyped, dtype_name
 from attention_service.core.masks.global_tokens import with_global_tokens
-from attention_service.core.methods.limits import check_spec
+from attention_service.core.methods import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.problem import Dropout, Widths, added_keys
 from attention_service.modules.resident import Module

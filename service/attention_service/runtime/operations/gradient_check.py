@@ -27,8 +27,6 @@ from attention_service.runtime.scheduling.operation import Uploaded
 
 CHECKED_ELEMENTS = 16
 """Elements of each name that the check compares: half of them those of the largest gradient, half drawn."""
-CHECK_PASSES = 6
-"""Forward passes for an element, at most, whose first three differences agree, as they do for a smooth output."""
 CHECK_FLOOR = 1e-3
 """Below this, errors are taken relative to it: central differences have about ten digits after the point, no more."""
 TOLERANCE = 1e-6

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attention_contract.schemas.complexity import Shape
-from attention_service.core.methods.limits import check_spec
+from attention_service.core.methods import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.problem import Widths
 from attention_service.modules.parameter_input import check_widths

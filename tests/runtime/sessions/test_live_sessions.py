@@ -65,7 +65,7 @@ async def engine(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
     yield engine
     for session in list(engine.sessions.registry.live):
         await engine.sessions.delete(session.id)
-    check_counts(engine)
+    await check_counts(engine)
     await engine.stop()
 
 

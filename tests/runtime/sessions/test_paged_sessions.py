@@ -43,7 +43,7 @@ async def engine(tmp_path, calls):
     yield engine
     for session in list(engine.sessions.registry.live):
         await engine.sessions.delete(session.id)
-    check_counts(engine)
+    await check_counts(engine)
     assert not engine.sessions.pool._slabs
     await engine.stop()
 

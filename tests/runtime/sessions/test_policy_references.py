@@ -212,7 +212,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
             await test(engine)
             for session in list(engine.sessions.registry.live):
                 await engine.sessions.delete(session.id)
-            check_counts(engine)
+            await check_counts(engine)
             await engine.stop()
 
         asyncio.run(whole())

@@ -70,9 +70,11 @@ def _add_spans(answered: Answered) -> None:
     since_1970 = time.time() - time.monotonic()
     ended = time.monotonic()
     timing = answered.timing
+    # What passed since the request was timed would move its beginning behind that of its phases.
+    started = min([ended - answered.seconds, *(began for _, began, _ in timing.marks)])
     whole = tracer.start_span(
         answered.operation,
-        start_time=_nanoseconds(ended - answered.seconds + since_1970),
+        start_time=_nanoseconds(started + since_1970),
         attributes={
             "attention.request_id": answered.request_id,
             "attention.caller": answered.caller,

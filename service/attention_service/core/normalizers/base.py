@@ -61,7 +61,14 @@ def has_lse(options: spec.Normalizer) -> bool:
 
 
 class Plain:
-    """Normalizer without learned tensors."""
+    """Normalizer without learned tensors, computed in at least the dtype of its options."""
+
+    options: spec.Normalizer
+
+    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the wider of the inputs' dtype and the option's dtype; a half type is used as given."""
+        asked: torch.dtype = getattr(torch, self.options.dtype)
+        return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Return no learned tensors."""
@@ -72,9 +79,3 @@ def tempered_scores(masked_scores: Tensor, temperature: float, dtype: torch.dtyp
     """Convert the scores to the dtype of the computation and divide them by the temperature."""
     x = masked_scores.to(dtype)
     return x if temperature == 1 else x / temperature
-
-
-def widened(dtype: torch.dtype, name: str) -> torch.dtype:
-    """Return the named dtype, or the wider dtype of the scores unless the name is a half type."""
-    asked: torch.dtype = getattr(torch, name)
-    return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)

@@ -16,7 +16,6 @@ from attention_service.core.normalizers.base import (
     PairCost,
     Plain,
     tempered_scores,
-    widened,
 )
 from attention_service.core.problem import Learned, Widths
 
@@ -29,7 +28,7 @@ from attention_service.core.problem import Learned, Widths
     source="Vaswani et al. 2017, eq. 1; temperature: Hinton et al. 2015, eq. 1; sinks: Agarwal et al. 2025, 2.2",
 )
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Plain):
     """Softmax of s / T over the keys."""
 
     options: spec.Softmax
@@ -37,10 +36,6 @@ class Softmax:
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Return the sinks, one score per head, if the spec uses them."""
         return {"sinks": Learned((widths.heads,), fill=0.0)} if self.options.sinks else {}
-
-    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the wider of the inputs' dtype and the option's dtype; a half type is used as given."""
-        return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
@@ -110,10 +105,6 @@ class Sigmoid(Plain):
     """Sigmoid of s / T + b per key. A masked key has score −∞, so its weight and gradient are exactly 0."""
 
     options: spec.Sigmoid
-
-    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the wider of the inputs' dtype and the option's dtype; a half type is used as given."""
-        return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING

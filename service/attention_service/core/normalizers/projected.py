@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from attention_contract import spec
-from attention_service.core.normalizers.base import NORMALIZERS, NOTHING, PairCost, Plain, widened
+from attention_service.core.normalizers.base import NORMALIZERS, NOTHING, PairCost, Plain
 from attention_service.core.normalizers.simplex import entmax15_roots, sparsemax
 
 
@@ -23,10 +22,6 @@ class Sparsemax(Plain):
     """Euclidean projection of s / T onto the simplex."""
 
     options: spec.Sparsemax
-
-    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the wider of the inputs' dtype and the option's dtype."""
-        return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING
@@ -55,10 +50,6 @@ class Entmax15(Plain):
     """1.5-entmax of s / T, between softmax (α = 1) and sparsemax (α = 2)."""
 
     options: spec.Entmax15
-
-    def runs_in(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the wider of the inputs' dtype and the option's dtype."""
-        return widened(dtype, self.options.dtype)
 
     def weights(
         self, masked_scores: Tensor, lengths: Tensor | None = None, learned: Mapping[str, Tensor] = NOTHING

@@ -54,15 +54,6 @@ def test_a_check_runs_in_float64_throughout(client, dtype):
     assert all(check.passed for check in reply.check.values())
 
 
-def test_a_query_that_sees_what_is_not_finite_has_no_finite_gradient(client):
-    key = Q.copy()
-    key[1, 0] = np.nan
-    for kernel in ("fused", "blocked", "materialized"):
-        reply = client.attention.gradients(Q, key, Q, wrt=["query"], kernel=kernel, spec={"masks": CAUSAL})
-        assert np.isfinite(reply.gradients["query"][0]).all()
-        assert np.isnan(reply.gradients["query"][1]).all()
-
-
 def test_no_keys_and_no_sequences(client):
     spec = {"method": {"name": "performer"}}
     empty = np.zeros((1, 2, 0, 4))
@@ -117,17 +108,6 @@ def test_an_offset_may_be_any_integer(client, operation, offset):
             np.testing.assert_array_equal(far.statistics.entropy, expected.statistics.entropy)
         case "gradients":
             np.testing.assert_array_equal(far.gradients["query"], expected.gradients["query"])
-
-
-@pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
-def test_a_mask_that_adds_infinity_leaves_its_query_without_weights(client, kernel):
-    mask = np.array([[0, 0], [np.inf, 0]])
-    reply = client.attention.forward(Q, mask=mask, return_=["output", "weights", "lse"], kernel=kernel)
-    for rows in (reply.output, reply.weights):
-        assert np.isfinite(rows[0]).all()
-        assert np.isnan(rows[1]).all()
-    assert np.isfinite(reply.lse[0])
-    assert reply.lse[1] == np.inf
 
 
 def test_a_mask_holds_no_number_too_large_for_the_module(client):

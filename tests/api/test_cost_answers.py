@@ -19,6 +19,34 @@ def cost(http, **fields):
     return found
 
 
+def test_what_runs_says_the_flops_that_were_counted(http, rng):
+    x = rng.normal(size=(16, 64)).tolist()
+    post(http, "/v1/modules", name="cost", config={"d_model": 64, "num_heads": 4}, seed=0)
+    ran = post(http, "/v1/modules/cost/forward", query=x)["ran"]
+    cost = post(http, "/v1/modules/cost/complexity", shape={"queries": 16}, memory_bytes=2**24)["costs"][0]
+    assert ran["flops"] == cost["forward"]["dense"]["total"]
+    assert ran["kernel"] == cost["kernel"]
+    assert ran["predicted_ms"] > 0
+    assert ran["compute_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"shape": {"queries": 0}}, "shape.queries"),
+        ({"shape": {"queries": 4}, "sweep": {"dimension": "length", "values": [4, 0]}}, "sweep.values.1"),
+        ({"shape": {"queries": 4}, "kernel": "fused", "spec": {"softcap": 2}}, "kernel"),
+        ({"shape": {"queries": 4}, "num_kv_heads": 3}, "num_kv_heads"),
+        (
+            {"shape": {"queries": 10**9}, "spec": {"masks": [{"name": "random_blocks", "size": 2**20, "count": 1}]}},
+            "shape.queries",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(http, body, param):
+    assert refuse(http, PATH, num_heads=4, head_dim=8, **body).get("param") == param
+
+
 # ── taps ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -38,15 +38,6 @@ def test_taps_do_not_change_the_output_and_selection_narrows_them(http, rng):
     assert "output" not in averaged
 
 
-def test_a_query_that_may_look_nowhere_gets_zeros(http):
-    reply = post(http, "/v1/attention/forward", query=Q, key=K, value=V, mask=[[False] * 3, [True] * 3],
-                 **{"return": ["output", "weights", "lse", "masked_scores"]})  # fmt: skip
-    assert reply["output"][0] == [0, 0]
-    assert reply["weights"][0] == [0, 0, 0]
-    assert reply["lse"][0] == "-Infinity"
-    assert reply["masked_scores"][0] == ["-Infinity"] * 3
-
-
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [

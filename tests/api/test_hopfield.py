@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from attention_client import Client, InvalidRequest, OverBudget
 from attention_contract.schemas.hopfield import EXAMPLE
@@ -13,11 +11,6 @@ from tests.conftest import live_server
 
 PATH = "/v1/hopfield/retrieve"
 PAIR = {"stored": [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], "states": [[0.9, 0.1], [0.2, 0.7]]}
-
-
-def sdpa(q, k, v, scale=1.0, mask=None):
-    q, k, v = (torch.from_numpy(x) for x in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, mask, scale=scale).numpy()
 
 
 def test_the_example_completes_its_pattern(http):
@@ -31,16 +24,6 @@ def test_the_example_completes_its_pattern(http):
     assert reply["energy"][0] == sorted(reply["energy"][0], reverse=True)
     assert reply["ran"]["kernel"] == "materialized"
     assert min(reply["ran"][name] for name in ("flops", "predicted_ms", "peak_bytes", "compute_ms")) > 0
-
-
-def test_without_a_word_it_is_one_scaled_attention(client, rng):
-    stored, states = rng.normal(size=(2, 3, 9, 8)), rng.normal(size=(2, 3, 4, 8))
-    reply = client.hopfield.retrieve(stored, states)
-    np.testing.assert_allclose(reply.states, sdpa(states, stored, stored, 8**-0.5), rtol=0, atol=1e-10)
-    assert (reply.steps == 1).all()
-    assert reply.converged is None
-    assert reply.association is None
-    assert reply.ran.dtype == "float64"
 
 
 @pytest.mark.parametrize(

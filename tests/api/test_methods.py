@@ -104,17 +104,6 @@ def test_a_modules_sequence_in_parts_is_the_whole(http, rng, name):
     assert set(state) | set(gates) <= set(checks)
 
 
-def test_gates_of_raw_attention_have_gradients(http, raw, rng):
-    gate, beta = (rng.uniform(0.2, 0.9, (2, 3, 20)).tolist() for _ in range(2))
-    fields = raw("linear", spec=rule("gated_delta"), gate=gate, beta=beta, wrt=["gate", "beta", "key"], check=True)
-    reply = post(http, "/v1/attention/gradients", fields)
-    assert all(check["passed"] for check in reply["check"].values())
-    assert np.shape(reply["gradients"]["gate"]) == (2, 3, 20)
-    fine = rng.uniform(0.2, 0.9, (2, 3, 20, 4)).tolist()
-    fields = raw("linear", spec=rule("gated"), gate=fine, wrt=["gate"], check=True)
-    assert post(http, "/v1/attention/gradients", fields)["check"]["gate"]["passed"]
-
-
 def test_states_of_half_types_come_in_float32(http, raw):
     fields = raw("linear", return_state=True, encoding="base64")
     half = {each: {"dtype": "float16", "shape": [2, 3, 20, 4], "data": np.ravel(fields[each]).tolist()}

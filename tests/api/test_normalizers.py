@@ -14,14 +14,6 @@ def normalizer(request):
     return {"name": request.param}
 
 
-def test_a_normalizer_without_a_name_is_a_softmax(http):
-    cold, plain = (
-        post(http, "/v1/attention/forward", query=X, spec={"normalizer": normalizer}, **{"return": ["weights"]})
-        for normalizer in ({"temperature": 0.5}, {"name": "softmax", "temperature": 0.5})
-    )
-    assert cold["weights"] == plain["weights"]
-
-
 @pytest.mark.parametrize("question", ["forward", "gradients"])
 def test_the_log_sum_exp_is_refused(http, normalizer, question):
     asked = {"return": ["output", "lse"]}

@@ -29,13 +29,6 @@ def test_a_problem_is_raised_as_the_error_that_it_was(kind):
     assert fault.facts == {"needed_bytes": 5, "budget_bytes": 4}
 
 
-def test_an_unknown_code_gives_the_class_of_its_status(kind):
-    problem = {"status": 404, "code": "from_the_future", "detail": "gone"}
-    played = Played(httpx.Response(404, json=problem, headers={"content-type": PROBLEM_MEDIA_TYPE}))
-    with pytest.raises(NotFound, match="gone"):
-        ask(kind, played, "get_module", "demo")
-
-
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [

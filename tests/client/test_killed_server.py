@@ -1,17 +1,14 @@
 """A server that is killed in the middle of many sessions' steps: each goes on, and all numbers are the same."""
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
-import time
+from contextlib import ExitStack
 
-import httpx
 import numpy as np
 import pytest
+from benchmarks.processes import free_port
 
 from attention_client import AsyncClient, Client
+from tests.proof.servers import serving
 
 MODULE, WIDTH = "killed", 32
 CONFIG = {"d_model": WIDTH, "num_heads": 4, "num_kv_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
@@ -20,47 +17,20 @@ SESSIONS, STEPS = 32, 200
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 
 
-class Killable:
-    """A server process that starts again at the same address with the same modules."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process = None
-
-    def start(self):
-        own = {"ATTENTION_MODELS_DIR": str(self.folder), "ATTENTION_CALIBRATE": "false", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "attention_service", "--port", str(self.port), "--log-format", "json"]
-        self.process = subprocess.Popen(command, env=os.environ | own, stderr=subprocess.DEVNULL, cwd=self.folder)
-
-    def wait(self):
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                if httpx.get(f"{self.url}/health/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.1)
-        raise RuntimeError("the server did not become ready")
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
-def server(tmp_path):
-    server = Killable(tmp_path)
-    server.start()
-    server.wait()
-    yield server
-    server.kill()
+def running():
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.mark.slow
-def test_sessions_outlive_a_killed_server(server):
+def test_sessions_outlive_a_killed_server(tmp_path, running):
+    port = free_port()
+
+    def start():
+        return running.enter_context(serving(tmp_path, port))
+
+    server = start()
     x = np.random.default_rng(0).standard_normal((SESSIONS, STEPS, WIDTH)).astype(np.float32)
     with Client(server.url) as client:
         client.modules.create(MODULE, CONFIG, seed=0)
@@ -79,12 +49,14 @@ def test_sessions_outlive_a_killed_server(server):
             return np.concatenate(found), session.replays
 
     async def kill():
+        nonlocal server
         for share in (0.3, 0.7):
             while taken < share * SESSIONS * STEPS:
                 await asyncio.sleep(0.01)
-            server.kill()
+            server.process.kill()
+            running.close()
             await asyncio.sleep(0.5)
-            server.start()
+            server = await asyncio.to_thread(start)
 
     async def play():
         async with AsyncClient(server.url, timeout=None) as client:

@@ -5,7 +5,7 @@ import gzip
 import json
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,10 +20,12 @@ from tests.fuzz.targets import MODELS
 
 ODD: Final[list[Any]] = [
     None, True, False, -1, 0, 1, 2, 2**31, 2**63, 2**64, -(2**63), 10**30, 1e308, -1e-320, 0.5, "", "NaN", "Infinity",
-    "x" * 300, "\u0000", "é\U0001f600", [], [[]], [[], [1]], [1, [2]], [True], ["NaN"], [None], {},
-    {"name": "any", "of": []}, {"dtype": "float16", "shape": [1], "data": [1e6]},
+    "-Infinity", "x" * 300, "\u0000", "\ud800", "é\U0001f600", "[" * 300, '{"masks": [{"name": "causal"}]}',
+    "materialized", "parameters", [], [[]], [[], [1]], [1, [2]], [0, 5], [True], ["NaN"], [None], ["query"], {},
+    {"name": "any", "of": []}, {"name": "nothing"}, {"shape": [1]}, {"dtype": "float16", "shape": [1], "data": [1e6]},
     {"dtype": "bfloat16", "shape": [2, 2], "base64": "AACAPwAAgD8="}, {"dtype": "int64", "shape": [], "data": [5]},
-    {"dtype": "float32", "shape": [2**62], "data": []}, {"dtype": "float64", "shape": [-1], "base64": ""},
+    {"dtype": "float32", "shape": [2**62], "data": []}, {"dtype": "float32", "shape": [0, 2**62], "data": []},
+    {"dtype": "float64", "shape": [-1], "base64": ""}, {"dtype": "bool", "shape": [2], "data": [True, False]},
     {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, [[1.0, 0.0], [0.0, 1.0]], [[True, False], [False, True]],
 ]  # fmt: skip
 """Values that replace a part of a sound input."""
@@ -42,7 +44,7 @@ SPECS: Final[list[dict[str, Any]]] = [
         ]
     },
 ]
-_NAMES: Final = ["query", "spec", "name", "mask", "edits.0.value", "__metadata__", "x", "x\0"]
+_NAMES: Final = ["query", "spec", "name", "mask", "positions", "past_key", "edits.0.value", "__metadata__", "x", "x\0"]
 _X: Final = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
 
 
@@ -103,10 +105,10 @@ _SEEDS: Final = {
 }
 
 
-def bend(data: bytes, rng: random.Random) -> bytes | None:
+def bend(data: bytes, rng: random.Random, names: Sequence[str] = _NAMES) -> bytes | None:
     """Replace, remove or repeat some parts of the JSON in an input; None if there is none.
 
-    A byte before the JSON is kept. So is all that follows its last brace or bracket.
+    A byte before the JSON is kept. So is all that follows its last brace or bracket. ``names``: of what is added.
     """
     start = next((at for at in (0, 1) if data[at : at + 1] in {b"{", b"["}), None)
     if start is None:
@@ -117,7 +119,7 @@ def bend(data: bytes, rng: random.Random) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     for _ in range(rng.randint(1, 3)):
-        value = _bent(value, rng)
+        value = _bent(value, rng, names)
     return data[:start] + json.dumps(value).encode() + data[end:]
 
 
@@ -125,7 +127,7 @@ def _odd(rng: random.Random) -> Any:
     return copy.deepcopy(rng.choice(ODD))
 
 
-def _bent(value: Any, rng: random.Random) -> Any:
+def _bent(value: Any, rng: random.Random, names: Sequence[str]) -> Any:
     holder, key = [value], 0
     inner: Any = value
     while isinstance(inner, (dict, list)) and inner and rng.random() < 0.8:
@@ -139,7 +141,7 @@ def _bent(value: Any, rng: random.Random) -> Any:
     elif action < 0.3 and isinstance(holder, list):
         holder.append(copy.deepcopy(inner))
     elif action < 0.4 and isinstance(holder, dict):
-        holder[rng.choice(_NAMES)] = _odd(rng)
+        holder[rng.choice(names)] = _odd(rng)
     elif action < 0.6 and isinstance(inner, (int, float)) and not isinstance(inner, bool):
         holder[key] = rng.choice([-inner, inner * 2, inner + 1, str(inner), float(inner)])
     else:

@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 import torch
 from tests.cost.peaks import peaks
+from tests.runtime.peak_walk import DEVICE, as_on_a_device
 
 from attention_contract.schemas.attribution import AttributionRequest
 from attention_contract.schemas.effects import EffectsRequest, RawEffectsRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
-from attention_service.cost import Rates, Roofline
 from attention_service.modules.resident import Module
-from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.operations import attribution, compute, effects
+from attention_service.runtime.operations import attribution, effects
 
-DEVICE = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
 SLACK = 2**17
 METHODS = ["gradient_attention", "integrated", "relevance", "norm", "head_importance"]
 EDITS = [{"tap": "weights", "heads": [1], "set": 0.0}, {"tap": "context", "heads": [1], "scale": 2.0}]
@@ -22,15 +20,19 @@ READOUT = {"weight": np.ones((300, 32), np.float32), "targets": np.zeros((2, 200
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_device(monkeypatch):
-    """Tensors are brought there, not shared with the request."""
-    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(device, dtype or x.dtype, copy=True))
+def on_a_device():
+    with as_on_a_device():
+        yield
 
 
-def test_the_plan_is_no_less_than_the_memory_held(rng):
+@pytest.fixture
+def module():
     config = ModuleConfig.model_validate({"d_model": 32, "num_heads": 4, "num_kv_heads": 2})
     sizes = Sizes.of(config)
-    module = Module("m", config, sizes, dict(initial_parameters(sizes, 0, torch.float32)), "v")
+    return Module("m", config, sizes, dict(initial_parameters(sizes, 0, torch.float32)), "v")
+
+
+def test_the_plan_is_no_less_than_the_memory_held(module, rng):
     query = rng.normal(size=(2, 200, 32)).astype(np.float32)
     asked = [
         *({"methods": [method]} for method in METHODS), {"methods": METHODS},
@@ -53,10 +55,7 @@ SWEEPS = [
 
 
 @pytest.mark.parametrize("more", [{}, {"return_differences": True}, {"queries": [0, 7]}])
-def test_the_plan_of_a_sweep_is_no_less_than_the_memory_held(rng, more):
-    config = ModuleConfig.model_validate({"d_model": 32, "num_heads": 4, "num_kv_heads": 2})
-    sizes = Sizes.of(config)
-    module = Module("m", config, sizes, dict(initial_parameters(sizes, 0, torch.float32)), "v")
+def test_the_plan_of_a_sweep_is_no_less_than_the_memory_held(module, rng, more):
     query = rng.normal(size=(2, 200, 32)).astype(np.float32)
     asked = [{"query": query, "sweep": sweep, **more} for sweep in (SWEEPS[:2] if more else SWEEPS)]
     jobs = [effects.prepare(module, EffectsRequest.model_validate(each), DEVICE.exact(), 2**40) for each in asked]

@@ -1,4 +1,4 @@
-"""Checked and second gradients against their plans' peak memory, measured by PyTorch's profiler on the CPU."""
+"""Checked and second gradients, losses of taps and brought parameters: their plans' peak memory, on the CPU."""
 
 from contextlib import suppress
 from functools import partial
@@ -8,27 +8,38 @@ import pytest
 import torch
 from benchmarks.random_requests import Drawn, Kind, draw, kinds
 from tests.cost.peaks import peaks
-from tests.runtime.peak_walk import needs_between
+from tests.runtime.peak_walk import DEVICE, as_on_a_device, needs_between
 
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.gradients import GradientsRequest
+from attention_contract.schemas.modules import CreateModule
 from attention_service.core.tensors import to_numpy
-from attention_service.cost import Rates, Roofline
-from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.operations import compute, gradients
+from attention_service.modules.library import Library
 from attention_service.runtime.operations import gradient_check as checking
+from attention_service.runtime.operations import gradients
 from attention_service.runtime.scheduling.jobs import Job
 
 SLACK = 2**16
-DEVICE = Device(torch.device("cpu"), "test", 2**34, Roofline(Rates(1e11, 1e10, 1e-5)))
 KINDS = [kind for kind in kinds() if kind.purpose == "gradients"]
+ONES = np.ones((2, 4, 160, 160), np.float32)
+ASKED = {
+    "a loss of weights": {"tap_upstream": {"weights": ONES}},
+    "its second gradients": {
+        "tap_upstream": {"weights": ONES},
+        "wrt": ["query", "upstream", "tap_upstream.weights"],
+        "directions": ["query", "upstream", "tap_upstream.weights"],
+    },
+    "second gradients of the output": {"wrt": ["query", "parameters", "upstream"], "directions": ["query"]},
+    "brought parameters": {"wrt": ["query", "parameters"], "parameters": True},
+}
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_device(monkeypatch):
+def few_on_a_device(monkeypatch):
     """Tensors are brought there, not shared with the request; and of each name few numbers are checked."""
-    monkeypatch.setattr(compute, "to_device", lambda x, device, dtype=None: x.to(device, dtype or x.dtype, copy=True))
     monkeypatch.setattr(checking, "CHECKED_ELEMENTS", 2)
+    with as_on_a_device():
+        yield
 
 
 def drawn_job(kind: Kind, asked: str) -> Job:
@@ -59,3 +70,22 @@ def test_the_plan_tells_what_is_held(kind, asked):
     (actual,) = peaks([job.run])
     least = 0.98 if job.prepared.dtype in {"float32", "float64"} else 0.95  # oneDNN's products of half types hold more
     assert least * actual - SLACK <= job.plan.peak_bytes <= 1.3 * actual + SLACK
+
+
+@pytest.fixture
+def module(tmp_path):
+    config = {"d_model": 64, "num_heads": 4, "spec": {"masks": [{"name": "causal"}]}}
+    return Library(tmp_path, torch.device("cpu")).create(CreateModule(name="m", config=config, durable=False))[0]
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_the_plan_of_a_loss_of_taps_tells_what_is_held(module, asked, rng):
+    query = rng.standard_normal((2, 160, 64), np.float32)
+    fields = asked | {"query": query}
+    if "directions" in asked:
+        fields["directions"] = {name: ONES if "weights" in name else query for name in asked["directions"]}
+    if "parameters" in asked:
+        fields["parameters"] = {name: to_numpy(x) for name, x in module.parameters.items()}
+    job = gradients.prepare(module, GradientsRequest(**fields), DEVICE.exact(), 2**40)
+    (actual,) = peaks([job.run])
+    assert 0.98 * actual - SLACK <= job.plan.peak_bytes <= 1.3 * actual + SLACK

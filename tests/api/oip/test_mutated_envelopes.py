@@ -1,6 +1,5 @@
 """Envelopes of which something is wrong: no answer of the server is a fault of its own."""
 
-import copy
 import json
 import random
 from collections import Counter
@@ -10,13 +9,9 @@ import numpy as np
 import pytest
 
 from tests.api.oip.envelopes import LENGTH, tensor
+from tests.fuzz.seeds import bend
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
-VALUES = (
-    None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 2**64, 2**200, 0.5, -0.0, 1e308, "", "5", "query", "FP32",
-    "BF16", "NaN", "\ud800", "\0", "x" * 3000, [], [[]], [1], [1, [2]], {}, {"a": 1}, [None], ["query"], "[]", "{",
-    '{"masks": [{"name": "causal"}]}', '["output"]', "[" * 300,
-)  # fmt: skip
 NAMES = (
     "id", "model_name", "model_version", "parameters", "inputs", "outputs", "name", "shape", "datatype", "data",
     "binary_data_size", "binary_data", "binary_data_output", "timeout", "priority", "sequence_id", "headers",
@@ -41,40 +36,9 @@ WHOLE = (
 )  # fmt: skip
 
 
-def places(value, path=()):
-    """Every place in a value: the path to it."""
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from places(item, (*path, key))
-
-
-def mutated(draw, envelope):
-    """An envelope with one to three changes: a value replaced, removed, repeated or added."""
-    envelope = copy.deepcopy(envelope)
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        found = [path for path in places(envelope) if path]
-        if not found:
-            break
-        *path, last = draw.choice(found)
-        node = envelope
-        for key in path:
-            node = node[key]
-        change = draw.random()
-        if change < 0.5:
-            node[last] = copy.deepcopy(draw.choice(VALUES))
-        elif change < 0.65:
-            del node[last]
-        elif isinstance(node, list):
-            node.insert(0, copy.deepcopy(draw.choice([*node, *VALUES])))
-        else:
-            node[draw.choice(NAMES)] = copy.deepcopy(draw.choice([*VALUES, *node.values()]))
-    return envelope
-
-
 def body_of(draw, envelope, behind):
-    """The bytes of an envelope and what follows it, and its headers, any of which may be wrong."""
-    head = json.dumps(envelope).encode()
+    """The bytes of an envelope with some changes and what follows it, and its headers, any of which may be wrong."""
+    head = bend(json.dumps(envelope).encode(), draw, NAMES)
     if draw.random() < 0.2:
         behind = draw.choice([b"", X.tobytes(), X.tobytes()[:-1], b"\xff" * 96])
     if draw.random() < 0.1:
@@ -95,7 +59,7 @@ def walk(http, count, seed):
     draw, statuses = random.Random(seed), Counter()
     for number in range(count):
         whole = draw.choice(WHOLE)
-        body, headers = body_of(draw, mutated(draw, whole), X.tobytes() if whole is BINARY else b"")
+        body, headers = body_of(draw, whole, X.tobytes() if whole is BINARY else b"")
         model = draw.choice(MODELS)
         answer = http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
         statuses[answer.status_code] += 1

@@ -3,7 +3,6 @@
 from tests.modules.checkpoints.tiny_models import LLAMA, SIZES, decoder
 
 OLD = SIZES | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-NO_KV = {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"}
 YARN = {
     "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 8,

@@ -188,6 +188,7 @@ def test_a_prefill_that_was_taken_back_whole_comes_again():
         ({"position": {"name": "relative_bias", "num_buckets": 8, "max_distance": 16}}, "position relative_bias"),
         ({"masks": [{"name": "causal"}, {"name": "sliding_window", "left": 3}]}, "mask sliding_window"),
         ({"masks": [{"name": "causal"}], "method": {"name": "linear"}}, "method linear"),
+        ({"add_zero_attn": True}, "keys that it adds"),
     ],
 )
 def test_specs_that_count_places_between_tokens_are_refused(name, spec, part):

@@ -74,12 +74,6 @@ def test_any_json_object_is_a_body_of_any_operation_or_a_refusal(model, value):
 
 
 @thorough
-@given(st.binary(max_size=200), st.sampled_from(wire.MEDIA_TYPES))
-def test_any_bytes_are_refused(body, media_type):
-    only_our_errors(wire.from_body, RawForwardRequest, body, media_type, "request")
-
-
-@thorough
 @given(headers, st.none() | objects.map(json.dumps) | values, st.binary(max_size=16))
 def test_any_safetensors_header_is_read_or_refused(header, metadata, data):
     only_our_errors_in_a_file({"__metadata__": {"request": metadata}} | header, data)
@@ -90,14 +84,3 @@ def test_any_safetensors_header_is_read_or_refused(header, metadata, data):
 def test_a_sound_tensor_in_any_place_is_taken_or_refused(name, request):
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     only_our_errors_in_a_file({"__metadata__": {"request": json.dumps(request)}, name: entry}, b"\0" * 4)
-
-
-REQUEST = {"query": {"dtype": "float32", "shape": [1, 2], "data": [1, 2]}, "spec": {"masks": [{"name": "causal"}]}}
-FILE = b"".join(wire.to_safetensors(validate(RawForwardRequest, REQUEST), "request"))
-
-
-@thorough
-@given(st.integers(0, len(FILE) - 1), st.integers(0, 255), st.integers(0, len(FILE)) | st.just(len(FILE)))
-def test_a_sound_file_changed_or_cut_short_is_read_or_refused(place, byte, length):
-    body = (FILE[:place] + bytes([byte]) + FILE[place + 1 :])[:length]
-    only_our_errors(wire.from_body, RawForwardRequest, body, wire.SAFETENSORS, "request")

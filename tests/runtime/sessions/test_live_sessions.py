@@ -536,24 +536,6 @@ async def test_new_weights_share_no_pages_with_old_ones(engine):
     close((await step(engine, second, x[:, :1])).output, expected)
 
 
-async def test_a_window_with_sinks_sees_what_it_kept(engine):
-    sinks, window, x = 2, 3, tokens(12)[0]
-    places = np.arange(12)
-    seen = (places[None] < sinks) | (places[None] >= places[:, None] - window)  # what was held before, and itself
-    seen &= places[None] <= places[:, None]
-    whole = validate(ForwardRequest, {"query": x})
-    want = (await engine.forward("m", validate(ForwardRequest, {"query": x, "mask": seen}))).output
-    exact = (await engine.forward("m", whole)).output
-    policy = {"name": "window_sinks", "window": window, "sinks": sinks, "report_error": True}
-    ident = await opened(engine, policy=policy, capacity=20)
-    for at in range(12):
-        reply = await step(engine, ident, x[at : at + 1], at=at)
-        np.testing.assert_allclose(reply.output, want[at : at + 1], atol=1e-12)
-        assert reply.error.max == pytest.approx(np.abs(want[at] - exact[at]).max(), abs=1e-12)
-    info = engine.sessions.registry.get(ident).info()
-    assert (info.length, info.held) == (12, sinks + window)
-
-
 @pytest.mark.parametrize(
     "policy", [{"name": "heavy_hitters", "heavy": 2, "window": 2}, {"name": "snap_kv", "keep": 3, "window": 2}]
 )

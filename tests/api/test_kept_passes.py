@@ -73,7 +73,7 @@ def test_the_default_loss_is_the_sum_of_the_output(client, rng):
 def test_a_backward_pass_uses_the_pass_up_but_a_wrong_one_does_not(client, rng):
     x = rng.normal(size=(3, 8))
     kept = client.passes.create("passes", x)
-    with pytest.raises(ShapeMismatch, match=r"upstream: expected the output's shape \[3, 8\], got \[3, 7\]"):
+    with pytest.raises(ShapeMismatch, match=r"upstream: expected the output's shape \[3, 8\]; got shape \[3, 7\]"):
         client.passes.backward(kept.id, upstream=np.ones((3, 7)))
     client.passes.backward(kept.id, upstream=x)
     for name in (kept.id, "0" * 32):

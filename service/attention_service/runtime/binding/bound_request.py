@@ -75,10 +75,11 @@ class BoundRequest(Attention):
         return (self.batch, self.heads, self.queries, self.value_dim)
 
 
-def wrong_shape(name: str, expected: str, array: Array | None) -> ShapeMismatch:
-    """Return the error for a tensor whose shape does not fit its role."""
+def wrong_shape(name: str, words: str, array: Array | None, expected: object = None) -> ShapeMismatch:
+    """Return the error for a tensor whose shape does not fit its role, in words and as a fact: the words by default."""
     actual = list(array.shape) if array is not None else None
-    return ShapeMismatch.at(name, f"expected {expected}; got shape {actual}", expected=expected, actual=actual)
+    expected = words if expected is None else expected
+    return ShapeMismatch.at(name, f"expected {words}; got shape {actual}", expected=expected, actual=actual)
 
 
 def check_empty(arrays: Mapping[str, Array]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.weights import StatisticName, StatisticOptions
 from attention_contract.tensors import Array
 from attention_service.core.inspection.statistics import (
@@ -16,6 +16,7 @@ from attention_service.core.inspection.statistics import (
     TOKEN_STATISTICS,
     StatisticInputs,
 )
+from attention_service.runtime.binding.bound_request import wrong_shape
 
 _AT = "statistic_options"
 
@@ -102,10 +103,5 @@ def bind_statistics(
 def _fitted(name: str, array: Array, batch: int, length: int) -> Array:
     """``[B, L]`` from ``[B, L]`` or ``[L]``."""
     if array.shape not in {(batch, length), (length,)}:
-        raise ShapeMismatch.at(
-            f"{_AT}.{name}",
-            f"expected shape {[batch, length]} or {[length]}, got {list(array.shape)}",
-            expected=[batch, length],
-            actual=list(array.shape),
-        )
+        raise wrong_shape(f"{_AT}.{name}", f"{[batch, length]} or {[length]}", array, [batch, length])
     return np.broadcast_to(array, (batch, length))

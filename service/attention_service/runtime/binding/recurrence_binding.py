@@ -5,7 +5,7 @@ Checks allocate nothing.
 
 from collections.abc import Sequence
 
-from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import AttentionInputs
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec, Linear, Linformer
@@ -13,6 +13,7 @@ from attention_contract.tensors import Array
 from attention_service.core.masks.global_projections import has_separate
 from attention_service.core.methods import METHODS, approximation_of
 from attention_service.core.methods.linear import Linear as LinearMethod
+from attention_service.runtime.binding.bound_request import wrong_shape
 
 NAMES = ("gate", "beta", "initial_state", "initial_normalizer")
 """The request's tensors of a running state."""
@@ -105,9 +106,7 @@ def bind_tensors(
         leading = (batch, kv_heads)[2 - lead :]
         if array.shape not in {(*leading, *shape) for shape in fits}:
             expected = " or ".join(str([*leading, *shape]) for shape in fits)
-            raise ShapeMismatch.at(
-                name, f"expected {expected}; got shape {list(array.shape)}", expected=expected, actual=list(array.shape)
-            )
+            raise wrong_shape(name, expected, array)
         bound[name] = array.reshape(batch, kv_heads, *array.shape[lead:])
     gate = bound.get("gate")
     if gate is not None and gate.size and not (gate.min() > 0 and gate.max() <= 1):

@@ -7,9 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attribution import AttributionRequest, Readout
-from attention_contract.tensors import Array
 from attention_service import cost
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.inspection.attribution import (
@@ -27,7 +26,7 @@ from attention_service.core.slices import phase
 from attention_service.core.stages import values_read
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.bound_request import BoundRequest, wrong_shape
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
 from attention_service.runtime.device.torch_device import Device
@@ -132,7 +131,8 @@ def _check_readout(readout: Readout, bound: BoundRequest) -> int:
         ("bias", readout.bias, (classes,)),
         ("targets", readout.targets, of_queries),
     ):
-        _check_shape(f"{READOUT}{name}", array, expected)
+        if array is not None and tuple(array.shape) != expected:
+            raise wrong_shape(f"{READOUT}{name}", f"shape {list(expected)}", array, list(expected))
     targets = readout.targets
     if targets.size and not -1 <= int(targets.min()) <= int(targets.max()) < classes:
         wrong = int(targets.max()) if int(targets.max()) >= classes else int(targets.min())
@@ -142,16 +142,6 @@ def _check_readout(readout: Readout, bound: BoundRequest) -> int:
             limit=classes,
         )
     return int(classes)
-
-
-def _check_shape(param: str, array: Array | None, expected: Sequence[int]) -> None:
-    if array is not None and tuple(array.shape) != tuple(expected):
-        raise ShapeMismatch.at(
-            param,
-            f"expected shape {list(expected)}, got {list(array.shape)}",
-            expected=list(expected),
-            actual=list(array.shape),
-        )
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.effects import MAX_EFFECTS, EffectsRequest, SweptEdit
 from attention_service import cost
@@ -22,7 +22,7 @@ from attention_service.core.problem import Problem
 from attention_service.core.slices import phase
 from attention_service.core.tensors import TORCH_DTYPES, constant, pick
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound_request import BoundRequest, strip
+from attention_service.runtime.binding.bound_request import BoundRequest, strip, wrong_shape
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import broadcasts, check_edit, check_edits, check_indices
 from attention_service.runtime.device.torch_device import Device
@@ -106,15 +106,11 @@ def _swept(sweep: SweptEdit, bound: BoundRequest) -> dict[str, list[int]]:
 def _check_direction(request: EffectsRequest, bound: BoundRequest) -> None:
     if request.direction is None:
         return
-    shape, given = _compared_shape(bound, request), request.direction.shape
-    if not broadcasts(given, shape):
+    shape = _compared_shape(bound, request)
+    if not broadcasts(request.direction.shape, shape):
         expected = list(strip(torch.empty(shape, device="meta"), bound.layout, heads_axis=_by_head(bound)).shape)
-        raise ShapeMismatch.at(
-            "direction",
-            f"expected a shape that broadcasts to that of the compared outputs, {expected}; got {list(given)}",
-            expected=expected,
-            actual=list(given),
-        )
+        words = f"a shape that broadcasts to that of the compared outputs, {expected}"
+        raise wrong_shape("direction", words, request.direction, expected)
 
 
 def _by_head(bound: BoundRequest) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.tensors import Array
 from attention_service import cost
@@ -17,7 +17,7 @@ from attention_service.core.problem import Selection
 from attention_service.core.slices import phase
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound_request import BoundRequest, strip
+from attention_service.runtime.binding.bound_request import BoundRequest, strip, wrong_shape
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, broadcasts, check_edits, check_tap, check_taps
 from attention_service.runtime.device.torch_device import Device
@@ -156,12 +156,7 @@ def check_upstream(upstream: Array | None, bound: BoundRequest) -> None:
         return
     expected = _output_shape(bound)
     if upstream.shape != expected:
-        raise ShapeMismatch.at(
-            "upstream",
-            f"expected the output's shape {list(expected)}, got {list(upstream.shape)}",
-            expected=list(expected),
-            actual=list(upstream.shape),
-        )
+        raise wrong_shape("upstream", f"the output's shape {list(expected)}", upstream, list(expected))
 
 
 def _output_shape(bound: BoundRequest) -> tuple[int, ...]:
@@ -178,12 +173,8 @@ def _check_tap_upstream(request: GradientsRequest, bound: BoundRequest) -> None:
         check_tap(tap, bound.spec, param)
         expected = subject_shape(tap, bound)
         if not broadcasts(upstream.shape, expected):
-            raise ShapeMismatch.at(
-                param,
-                f"expected a shape that broadcasts to that of the tap, {list(expected)}; got {list(upstream.shape)}",
-                expected=list(expected),
-                actual=list(upstream.shape),
-            )
+            words = f"a shape that broadcasts to that of the tap, {list(expected)}"
+            raise wrong_shape(param, words, upstream, list(expected))
     if request.check and request.tap_upstream:
         raise InvalidRequest.at("check", "it supports only L = Σ output · upstream; leave check or tap_upstream out")
 
@@ -198,12 +189,7 @@ def _check_directions(request: GradientsRequest, targets: Targets, bound: BoundR
             )
         expected = tuple(getattr(request, name).shape) if name in INPUTS else subject_shape(name, bound)
         if direction.shape != expected:
-            raise ShapeMismatch.at(
-                param,
-                f"expected the shape of {name}, {list(expected)}, got {list(direction.shape)}",
-                expected=list(expected),
-                actual=list(direction.shape),
-            )
+            raise wrong_shape(param, f"the shape of {name}, {list(expected)}", direction, list(expected))
 
 
 def subject_shape(name: str, bound: BoundRequest) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_contract.errors import ShapeMismatch
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.blocks import tiles
 from attention_service.core.inspection.weights import (
@@ -27,7 +26,7 @@ from attention_service.core.nonfinite_keys import find_nonfinite_keys
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import phase
 from attention_service.modules.resident import Module
-from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.bound_request import BoundRequest, wrong_shape
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
@@ -59,12 +58,7 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room:
     if query_mask is not None:
         expected = (bound.batch, bound.queries) if bound.layout.batched else (bound.queries,)
         if query_mask.shape != expected:
-            raise ShapeMismatch.at(
-                "query_mask",
-                f"expected shape {list(expected)}, got {list(query_mask.shape)}",
-                expected=list(expected),
-                actual=list(query_mask.shape),
-            )
+            raise wrong_shape("query_mask", f"shape {list(expected)}", query_mask, list(expected))
     check_labels(request, bound)
     check_edits(request.edits, bound)
     statistics = bind_statistics(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.base import valid
-from attention_contract.errors import InvalidRequest, LengthMismatch, ShapeMismatch
+from attention_contract.errors import InvalidRequest, LengthMismatch
 from attention_contract.schemas.attention import ApproximationError, AttentionInputs, Ran, Select
 from attention_contract.schemas.sessions import StepReply, StepRequest
 from attention_contract.tensors import Array
@@ -19,6 +19,7 @@ from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.frequencies import outgrown_length
 from attention_service.core.tensors import TORCH_DTYPES, to_device, to_numpy, to_torch
 from attention_service.modules.resident import Module
+from attention_service.runtime.binding.bound_request import wrong_shape
 from attention_service.runtime.scheduling.jobs import Job, JobEnd
 from attention_service.runtime.scheduling.operation import Fields
 from attention_service.runtime.scheduling.request_runner import RequestRunner
@@ -51,22 +52,12 @@ def new_tokens(session: DecodeSession, request: AttentionInputs) -> int:
     batch = query.shape[0] if query.ndim == 3 else 1
     if query.ndim not in {2, 3} or batch != sequences:
         one = " or [Lq, d_model]" if sequences == 1 else ""
-        raise ShapeMismatch.at(
-            "query",
-            f"expected [{sequences}, Lq, d_model]{one} for the session's {sequences} sequences; got shape "
-            f"{list(query.shape)}",
-            expected=sequences,
-            actual=list(query.shape),
-        )
+        words = f"[{sequences}, Lq, d_model]{one} for the session's {sequences} sequences"
+        raise wrong_shape("query", words, query, sequences)
     key = query if request.key is None else request.key
     if key.ndim != query.ndim or key.shape[:-2] != query.shape[:-2]:
         expected = [*query.shape[:-2], "tokens", "width"]
-        raise ShapeMismatch.at(
-            "key",
-            f"expected {expected}, as query has; got shape {list(key.shape)}",
-            expected=expected,
-            actual=list(key.shape),
-        )
+        raise wrong_shape("key", f"{expected}, as query has", key, expected)
     return int(key.shape[-2])
 
 
@@ -284,18 +275,10 @@ def bind_past(module: Module, sequences: int | None, key: Array, value: Array) -
         expected = f"[{sequences or 'B'}, {sizes.kv_heads}, P, {width}]"
         fits = full.ndim == 4 and full.shape[1] == sizes.kv_heads and full.shape[3] == width and full.shape[0] > 0
         if not fits or sequences not in {None, full.shape[0]}:
-            raise ShapeMismatch.at(
-                name,
-                f"expected {expected} ([B, Hkv, P, width]); got shape {list(array.shape)}",
-                expected=expected,
-                actual=list(array.shape),
-            )
+            raise wrong_shape(name, f"{expected} ([B, Hkv, P, width])", array, expected)
         if found and found[0].shape[:3] != full.shape[:3]:
-            raise ShapeMismatch(
-                f"past_value: expected as many sequences and tokens as past_key has, {list(found[0].shape[:3])}; got "
-                f"shape {list(array.shape)}",
-                param=name, expected=list(found[0].shape[:3]), actual=list(array.shape),
-            )  # fmt: skip
+            alike = list(found[0].shape[:3])
+            raise wrong_shape(name, f"as many sequences and tokens as past_key has, {alike}", array, alike)
         found.append(full)
     keys, values = map(to_torch, found)
     return keys, values

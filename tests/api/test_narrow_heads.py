@@ -1,6 +1,6 @@
 """Heads of width 2 whose queries and keys are turned: over HTTP every number is that of the formula, and one's own.
 
-Halves that are one wide are put together in a layout that the CPU's flash kernel does not read; core proves it for each.
+Halves that are one wide lie as the flash kernel of the CPU does not read them, which core proves for each kernel.
 """
 
 import numpy as np

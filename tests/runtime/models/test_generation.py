@@ -10,7 +10,9 @@ from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import DECODERS as FAMILIES
 from tests.client.transformers.families import tiny
 from tests.runtime.models.small_models import DECODERS, PAIRS, device, eager, loaded
-from transformers import ByT5Tokenizer
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
@@ -140,6 +142,30 @@ def test_settings_of_the_checkpoint_that_are_no_choice_of_one_token_from_one_pas
     for ours, theirs in zip(completion(family, **options).choices, plain.choices, strict=True):
         assert (ids(ours), ours.finish_reason) == (ids(theirs), theirs.finish_reason)
         np.testing.assert_array_equal(ours.attention[-1].layers[0].weights, theirs.attention[-1].layers[0].weights)
+
+
+PLACED = [{"tap": "weights", "keys": [1], "set": 0, "renormalize": True}, {"tap": "output", "queries": [3], "set": 0.1}]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_cache": False},
+        {"prefill_chunk_size": 2},
+        {"return_dict_in_generate": True, "output_attentions": True, "output_scores": True},
+    ],
+)
+def test_settings_of_the_checkpoint_move_no_edit_and_keep_the_recording(settings, monkeypatch):
+    fields = {"prompt": PROMPTS[1], "temperature": 0, "attention": {"weights": True, "keep": True}}
+    fields["attention"]["edits"] = {"0": PLACED}
+    (plain,), kept = completion("llama", **fields).choices, loaded("llama").take_recording()
+    for name, value in settings.items():
+        monkeypatch.setattr(loaded("llama").model.generation_config, name, value)
+    (found,), recording = completion("llama", **fields).choices, loaded("llama").take_recording()
+    assert ids(found) == ids(plain)
+    for ours, theirs in zip(found.attention, plain.attention, strict=True):
+        np.testing.assert_allclose(ours.layers[0].weights, theirs.layers[0].weights, atol=1e-5)
+    np.testing.assert_allclose(recording.layers["1.weights"], kept.layers["1.weights"], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
@@ -356,6 +382,22 @@ def test_text_of_a_tokenizer_written_in_python_comes_in_whole_characters():
     assert [len(piece) for piece in pieces].count(0) == len(tokens) - len(written)
     cut = GeneratedText(ByT5Tokenizer(), [], ["na"])
     assert "".join(cut.add(token) for token in tokens if not cut.stopped) == "a "
+
+
+def test_bytes_that_make_no_character_are_told_whatever_the_tokenizer_makes_of_those_before():
+    """In a run of bytes that is no UTF-8, sentencepiece's byte fallback makes no byte a character."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = Tokenizer(BPE({word: at for at, word in enumerate(["▁cat", *bytes_])}, []))
+    words.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+    ])  # fmt: skip
+    spoken = PreTrainedTokenizerFast(tokenizer_object=words)
+    text = GeneratedText(spoken, [0], [])
+    whole = [1 + byte for byte in b"K \xe2"] + [0]
+    assert "".join(map(text.add, whole)) + text.rest() == "K � cat"
+    begun = GeneratedText(spoken, [0, *(1 + byte for byte in "🐈".encode()[:2])], [])
+    assert "".join(begun.add(1 + byte) for byte in "🐈".encode()[2:]) == "🐈"
+    assert LoadedModel("bytes", tiny("bert"), spoken, device()).reader.readable([0, 76]) == [" cat", "K"]
 
 
 def test_a_model_with_such_a_tokenizer_generates():

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""The text of bytes that are only a part of a character."""
 _CONTEXT = 8
 """Tokens of the prompt that are decoded with the answer, so that a first space is kept where one belongs."""
 
@@ -17,9 +17,7 @@ class GeneratedText:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         before = list(prompt[-_CONTEXT:])
         self._tokenizer = tokenizer if backend is None else backend
-        self._stream: DecodeStream | _PythonDecodeStream = (
-            _PythonDecodeStream(before) if backend is None else DecodeStream(ids=before, skip_special_tokens=True)
-        )
+        self._stream = _DecodeStream(before)
         self._held: list[int] = []
         """The last tokens, as long as they do not end a character."""
         self._stops = stops
@@ -75,8 +73,11 @@ class GeneratedText:
         return max(ends, default=0)
 
 
-class _PythonDecodeStream:
-    """The same as ``DecodeStream`` for tokenizers of transformers that are written in Python, as that of ByT5."""
+class _DecodeStream:
+    """Text of tokens as they come. Unlike that of tokenizers, it takes texts that later tokens change.
+
+    In a run of bytes that is no UTF-8, a tokenizer with byte fallback turns the good ones before into U+FFFD too.
+    """
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
@@ -89,7 +90,8 @@ class _PythonDecodeStream:
         known, text = (
             tokenizer.decode(ids, skip_special_tokens=True) for ids in (self._ids[: self._before], self._ids)
         )
-        if len(text) <= len(known) or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        known = known.rstrip(_INCOMPLETE)  # a character that the prompt begins belongs to the text
+        if len(text) <= len(known) or text.endswith(_INCOMPLETE):
             return None
         self._ids, self._before = self._ids[self._before :], len(self._ids) - self._before
         return str(text[len(known) :])

@@ -36,6 +36,9 @@ _DRAWING: Final = "temperature", "top_p", "top_k"
 _OF_CHECKPOINT: Final[dict[str, Any]] = {
     "stop_strings": None, "max_time": None, "token_healing": False,  # ``stops`` end the text
     "cache_implementation": None,  # a static cache has empty places
+    "use_cache": True, "prefill_chunk_size": None,  # the first pass reads the prompt, each later one a token
+    "return_dict_in_generate": False, "output_attentions": False, "output_hidden_states": False,
+    "output_scores": False, "output_logits": False,  # the tokens alone
     "constraints": None, "force_words_ids": None, "penalty_alpha": None, "dola_layers": None,  # other searches
     "prompt_lookup_num_tokens": None, "assistant_early_exit": None, "use_mtp": False,  # several tokens a pass
     "guidance_scale": None,  # two passes a token

@@ -92,11 +92,18 @@ def _keys(paths: list[str], model: nn.Module) -> dict[str, LayerKey]:
     """Return a key for each path; the paths themselves if they do not lead to numbered layers of named stacks."""
     split = {path: _split(path) for path in paths}
     stacks = {prefix for prefix, _, _ in split.values()}
+    shared = set.intersection(*map(set, stacks))
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        shared -= {"encoder", "decoder"}  # one may have no other attention, or lie in a part of the other's name
     keys: dict[str, LayerKey] = {}
     for path, (prefix, number, role) in split.items():
         if number is None:
             continue
-        stack = "cross" if _is_cross(model.get_submodule(path), role) else _stack_name(prefix, stacks)
+        stack = (
+            "cross"
+            if _is_cross(model.get_submodule(path), role)
+            else next((part for part in prefix if part not in shared), "")
+        )
         keys[path] = f"{stack}.{number}" if stack else number
     unique = len(set(keys.values())) == len(paths)
     return keys if unique else {path: path for path in paths}
@@ -113,12 +120,6 @@ def layer_path(path: str) -> str | None:
     """Return the path of the layer that the module at this path is part of; None for one outside numbered layers."""
     prefix, number, _ = _split(path)
     return None if number is None else ".".join((*prefix, str(number)))
-
-
-def _stack_name(prefix: tuple[str, ...], stacks: set[tuple[str, ...]]) -> str:
-    """Return the first part of a stack's path that not all stacks have."""
-    shared = set.intersection(*map(set, stacks))
-    return next((part for part in prefix if part not in shared), "")
 
 
 def _is_cross(module: nn.Module, role: tuple[str, ...]) -> bool:

@@ -13,7 +13,20 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertGenerationConfig,
+    BertGenerationDecoder,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    LongT5Config,
+    LongT5ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_complexity import ModelComplexityRequest
@@ -26,8 +39,10 @@ from attention_service.runtime.models import layer_attention
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import plan_generation
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_catalogue import find_folder
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
+from attention_service.runtime.models.model_inputs import InputReader
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.served_model import ServedModel
 
@@ -327,11 +342,90 @@ def test_costs_count_the_latents_that_are_cached_and_what_is_made_of_them_at_eac
     assert told[1].per_token.flops - told[0].per_token.flops == steps[1] - steps[0]
 
 
+def test_of_several_chat_templates_the_default_is_taken():
+    said = [Message(role="user", content="the cat")]
+    several = {"tool_use": "no", "default": "{{ messages[0].content }}!"}
+    for templates, written in ((several, "the cat!"), ({"tool_use": "no"}, None)):
+        words = tokenizer()
+        words.chat_template = templates
+        reader = InputReader(eager("llama"), words)
+        assert ("messages" in reader.takes) == (written is not None)
+        if written is not None:
+            assert reader.conversation(said) == written
+            continue
+        with pytest.raises(InvalidRequest, match="no default chat template"):
+            reader.conversation(said)
+
+
 def test_a_chat_template_that_computes_too_much_refuses_the_messages(monkeypatch):
     reader = loaded("llama").reader
     monkeypatch.setattr(reader, "template", "{% for each in range(10**9) %}a{% endfor %}")
     with pytest.raises(InvalidRequest, match="Range too big"):
         reader.conversation([Message(role="user", content="the cat")])
+
+
+_SMALL = {"vocab_size": 12, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
+_BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+_DECODER = BertConfig(**_BERT, **_SMALL, is_decoder=True, add_cross_attention=True)
+PREDICTING = {
+    "marian": MarianMTModel(
+        MarianConfig(
+            d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+            encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=32, decoder_start_token_id=0, **_SMALL,
+        )
+    ),
+    "encoder-decoder": EncoderDecoderModel(
+        EncoderDecoderConfig.from_encoder_decoder_configs(
+            BertConfig(**_BERT, **_SMALL), _DECODER, decoder_start_token_id=2, pad_token_id=0
+        )
+    ),
+    "bert-generation": BertGenerationDecoder(BertGenerationConfig(**_BERT, **_SMALL, is_decoder=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PREDICTING)
+def test_models_that_predict_are_loaded_with_their_heads(kind, tmp_path):
+    """Their classes have names of no common end."""
+    own = PREDICTING[kind].eval()
+    own.save_pretrained(tmp_path / "net")
+    folder = find_folder(tmp_path, "net")
+    assert folder.info("net", None).generates
+    model = LoadedModel.load(tmp_path / "net", dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    assert model.info()["generates"]
+    reply = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["logits", "weights"]))
+    given = {"decoder_input_ids": torch.tensor([reply.labels.ids])} if model.reader.pairs else {}
+    with torch.no_grad():
+        near(reply.logits, own(input_ids=torch.tensor([IDS]), **given).logits[0, -1:].numpy())
+    stacks = {str(layer.layer).partition(".")[0] for layer in reply.layers}
+    assert stacks == ({"encoder", "decoder", "cross"} if model.reader.pairs else {"0"})
+    model.close()
+
+
+def test_a_decoder_beside_an_encoder_of_its_own_attention_is_named_so():
+    """Else the keys of its layers would be labelled as the encoder's tokens."""
+    config = LongT5Config(
+        d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, encoder_attention_type="transient-global",
+        decoder_start_token_id=0, **_SMALL,
+    )  # fmt: skip
+    model = LoadedModel("longt5", LongT5ForConditionalGeneration(config).eval(), tokenizer(), device())
+    reply = forward_reply(model, ModelForwardRequest(text="the cat", target="die Katze", return_=["weights"]))
+    assert [layer.layer for layer in reply.layers] == ["decoder.0", "cross.0"]
+    for layer in reply.layers:
+        queries, keys = reply.tokens_of(layer.layer)
+        assert layer.weights.shape == (2, len(queries.tokens), len(keys.tokens))
+
+
+def test_texts_of_a_batch_have_the_positions_that_they_have_alone():
+    """RoBERTa counts positions from behind that of its padding."""
+    config = RobertaConfig(
+        **_BERT, vocab_size=12, pad_token_id=1, bos_token_id=0, eos_token_id=2, max_position_embeddings=32,
+        is_decoder=True, initializer_range=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LoadedModel("roberta", RobertaForCausalLM(config).eval(), None, device())
+    together = forward_reply(model, ModelForwardRequest(tokens=[IDS, IDS[:4]], return_=["logits"])).logits
+    for text, logits in zip([IDS, IDS[:4]], together, strict=True):
+        near(logits, forward_reply(model, ModelForwardRequest(tokens=text, return_=["logits"])).logits)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +444,13 @@ def test_a_config_that_is_not_the_checkpoints_is_refused(change, says, tmp_path)
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(InvalidCheckpoint, match=says):
         LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+
+
+def test_a_config_without_an_entry_is_not_a_missing_one(tmp_path):
+    eager("llama").save_pretrained(tmp_path / "net")
+    (tmp_path / "net" / "config.json").write_text("{}")
+    with pytest.raises(InvalidCheckpoint, match="an empty config"):
+        find_folder(tmp_path, "net")
 
 
 def test_a_padding_token_without_an_embedding_is_not_taken(tmp_path):

@@ -111,3 +111,21 @@ def test_what_cannot_be_embedded_is_refused_by_its_field(made, fields, param):
 def test_a_pooling_that_is_not_known_is_refused(made):
     with pytest.raises(InvalidCheckpoint, match="pooling"):
         vectors(made("bert", {"pooling_mode": "weightedmean"}))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("modules.json", {"a": 1}, "no JSON list"),
+        ("modules.json", [1], "list of objects"),
+        ("modules.json", [{"type": "Pooling"}], "no JSON object"),
+        ("modules.json", [{"type": "Pooling", "path": "../.."}], "no JSON object inside the checkpoint"),
+        ("1_Pooling/config.json", [], "no JSON object"),
+    ],
+)
+def test_a_pooling_in_another_form_is_refused(made, tmp_path, file, content, says):
+    loaded = made("bert", POOLINGS["mean"][1])
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(InvalidCheckpoint, match=says) as fault:
+        vectors(loaded)
+    assert fault.value.param == "model"

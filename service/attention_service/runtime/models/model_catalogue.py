@@ -39,7 +39,10 @@ _TEMPLATES: Final = "chat_template.jinja", "chat_template.json", "additional_cha
 """Files and a folder of which a tokenizer with a chat template of its own has one."""
 _LARGEST: Final = 2**22
 """Bytes of a tokenizer's config that is looked into."""
-_GENERATING: Final = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
+_GENERATING: Final = (
+    "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
+    "BertGenerationDecoder",
+)  # fmt: skip
 """Ends of the class names of models that predict the next token."""
 _PAIR: Final = frozenset({"text_config", "vision_config"})
 _IMAGE_TOKENS: Final = frozenset({"image_token_id", "image_token_index"})
@@ -135,7 +138,8 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     opened = open_checkpoint(root, place)
     folder = (root / place).resolve()
     if not opened.config or not folder.is_dir():
-        raise InvalidCheckpoint.at("checkpoint", f"{checkpoint} has no config.json, which is needed to build the model")
+        has = "an empty config.json" if (folder / "config.json").is_file() else "no config.json"
+        raise InvalidCheckpoint.at("checkpoint", f"{checkpoint} has {has}, which is needed to build the model")
     files = [file.stat() for file in {*opened.names.values()}]
     told = opened.config.get("dtype") or opened.config.get("torch_dtype")
     return ModelFolder(

@@ -45,8 +45,10 @@ class ModelCosts:
 
     def __init__(self, loaded: LoadedModel) -> None:
         model = loaded.model
-        config = model.config.get_text_config()
-        self._loaded = loaded
+        vision = getattr(model.config, "vision_config", None)
+        self._loaded, self._images = loaded, ImageCosts(loaded)
+        encodes, every = self._images.encodes, [*loaded.places.values()]
+        config = vision if encodes and vision is not None else model.config.get_text_config()
         self._width = int(config.hidden_size)
         self._vocabulary = int(getattr(config, "vocab_size", 0) or loaded.reader.vocabulary)
         self._itemsize = model.dtype.itemsize
@@ -54,11 +56,8 @@ class ModelCosts:
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._head = 0 if head is None else head.weight.numel()
         self._inner = max((max(each.shape) for each in _weights(model, [head])), default=self._width)
-        self._images = ImageCosts(loaded)
-        encodes, every = self._images.encodes, [*loaded.places.values()]
         self._of_images = [] if encodes else self._images.places
         self._places = [each for each in every if each not in self._of_images]
-        vision = getattr(model.config, "vision_config", None)
         self._image_width = self._width if encodes else int(getattr(vision, "hidden_size", 0))
         self._matrices = 0 if encodes else _matrices(model, [head, *self._images.modules], config)
         self._rows_alone = "logits_to_keep" in loaded.reader.names

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,8 @@ TEXT, TARGET = 5, 3
 _LETTERS: Final[Any] = bytes_to_unicode  # has no annotations
 _BYTES: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
 """The byte that each character of a byte-level token stands for."""
+_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A byte of sentencepiece."""
 _OF_TEMPLATES: Final = TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 """The errors of chat templates, which compute, for messages that they do not take."""
 Span = tuple[int, int] | None
@@ -127,7 +130,7 @@ class InputReader:
         self.pairs = bool(config.is_encoder_decoder)
         """True for a model with an encoder and a decoder."""
         self.tokenizer = tokenizer
-        self.template: Any = None if tokenizer is None else tokenizer.chat_template
+        self.template: Any = default_template(getattr(tokenizer, "chat_template", None))
         """The chat template."""
         self.names = frozenset(inspect.signature(model.forward).parameters)
         """The names of the model's arguments."""
@@ -136,6 +139,8 @@ class InputReader:
         """The number of token ids that the model knows."""
         self._device = model.device
         self._pads_left = bool(model.can_generate()) and not self.pairs
+        self._counts_positions = "position_ids" in self.names and _positions_behind_padding(model) is None
+        """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
         pad: Any = getattr(config.get_text_config(), "pad_token_id", None)
         self._pad = int(pad) if self.knows(pad) else 0
         self._start = _first_token(model, self._pad)
@@ -198,7 +203,7 @@ class InputReader:
         found = {"input_ids": stack.ids}
         if stack.mask is not None:
             found["attention_mask"] = stack.mask.long()
-            if self._pads_left and "position_ids" in self.names:
+            if self._pads_left and self._counts_positions:
                 found["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
         return found
 
@@ -234,7 +239,9 @@ class InputReader:
         if self.tokenizer is None:
             raise InvalidRequest.at("messages", f"{self.no_tokenizer}; send tokens")
         if not self.template:
-            raise InvalidRequest.at("messages", "the checkpoint has no chat template; send the conversation as text")
+            raise InvalidRequest.at(
+                "messages", "the checkpoint has no default chat template; send the conversation as text"
+            )
         try:
             written = self.tokenizer.apply_chat_template(
                 [{"role": message.role, "content": self.content(message)} for message in messages],
@@ -310,6 +317,11 @@ class InputReader:
             )
 
 
+def default_template(named: Any) -> Any:
+    """The chat template to use, of one or of several by name; None without one."""
+    return named.get("default") if isinstance(named, dict) else named
+
+
 class _Cleaner:
     r"""Writes tokens for reading: without the marks of the tokenizer, and bytes as the text that they are.
 
@@ -338,8 +350,8 @@ class _Cleaner:
             return _as_text(bytes(_BYTES[each] for each in token)) if _BYTES.keys() >= {*token} else token
         if self._word_pieces:
             return token.removeprefix("##")
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a byte of sentencepiece
-            return _as_text(bytes([int(token[3:5], 16)]))
+        if byte := _BYTE.fullmatch(token):
+            return _as_text(bytes.fromhex(byte[1]))
         return token.replace("▁", " ")
 
 
@@ -369,11 +381,17 @@ def _first_token(model: PreTrainedModel, default: int) -> int:
 
 def _max_length(model: PreTrainedModel) -> int | None:
     """The most tokens that the model has positions for; None if there is no limit."""
+    if (behind := _positions_behind_padding(model)) is not None:
+        return behind
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for path, module in model.named_modules():
-        table = getattr(module, "weight", None)
-        if path.rpartition(".")[2] in {"position_embeddings", "embed_positions"} and isinstance(table, Tensor):
-            padding = getattr(module, "padding_idx", None)
-            if padding is not None:  # positions are counted from behind the padding's
-                return int(table.shape[0]) - int(padding) - 1
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _positions_behind_padding(model: PreTrainedModel) -> int | None:
+    """The positions of a table in which they are counted from behind the padding's, as in RoBERTa; None without one."""
+    for path, module in model.named_modules():
+        table, padding = getattr(module, "weight", None), getattr(module, "padding_idx", None)
+        named = path.rpartition(".")[2] in {"position_embeddings", "embed_positions"}
+        if named and isinstance(table, Tensor) and padding is not None:
+            return int(table.shape[0]) - int(padding) - 1
+    return None

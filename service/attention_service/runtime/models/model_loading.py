@@ -29,7 +29,10 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.runtime.models.model_catalogue import has_tokenizer
 
-_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForImageClassification")
+_HEADS: Final = (
+    "ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
+    "BertGenerationDecoder", "ForImageClassification", "ForImageClassificationWithTeacher",
+)  # fmt: skip
 """Ends of the class names of models that predict tokens or classes."""
 _VISION: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
@@ -100,7 +103,7 @@ def load_checkpoint(
     lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
     if lacking:
         raise InvalidCheckpoint.at(
-            "checkpoint", f"{folder.name} lacks {len(lacking)} tensors of {kind.__name__}, such as {lacking[0]}"
+            "checkpoint", f"{folder.name} lacks {len(lacking)} tensors of {type(model).__name__}, such as {lacking[0]}"
         )
     if model.device.type == "meta":
         raise InvalidCheckpoint.at(
@@ -132,7 +135,8 @@ def _class_of(config: Any) -> Any:
     """The class that the config names, if it predicts; else the one without a head, or its half that reads images."""
     name = next(iter(config.architectures or []), "")
     names = [name] if name.endswith(_HEADS) else []
-    if hasattr(config, "vision_config") and hasattr(config, "text_config") and not image_tokens(config):
+    pair = hasattr(config, "vision_config") and hasattr(config, "text_config") and not image_tokens(config)
+    if pair and not name.endswith("ForImageClassification"):
         names = [name.removesuffix("Model") + end for end in _VISION]
     named = next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel

@@ -25,6 +25,7 @@ _MODES: Final = {
     "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }  # fmt: skip
+_KINDS: Final[dict[type, str]] = {list: "JSON list", dict: "JSON object"}
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,22 @@ class Pooling:
         if not (folder / "modules.json").is_file():
             decodes = loaded.predicts == "next" and not loaded.reader.pairs
             return cls("last" if decodes else "mean", normalizes=True)
-        modules = _read(folder / "modules.json")
+        modules = _read(folder, "modules.json", list)
+        if not all(isinstance(each, dict) for each in modules):
+            raise InvalidCheckpoint.at("model", "modules.json of its pooling is not a list of objects")
         kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
         if unknown := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
-            raise InvalidCheckpoint(f"model: its embeddings pass {', '.join(sorted(unknown))}, which is not supported")
+            raise InvalidCheckpoint.at(
+                "model", f"its embeddings pass {', '.join(sorted(unknown))}, which is not supported"
+            )
         modes = []
         for kind, each in zip(kinds, modules, strict=True):
             if kind == "Pooling":
-                config = _read(folder / str(each["path"]) / "config.json")
+                config = _read(folder, f"{each.get('path', '')}/config.json", dict)
                 modes += [config["pooling_mode"]] if "pooling_mode" in config else []
                 modes += [mode for name, mode in _MODES.items() if config.get(name)]
         if len(modes) != 1 or modes[0] not in _MODES.values():
-            raise InvalidCheckpoint(f"model: expected a pooling of {', '.join(_MODES.values())}; got {modes}")
+            raise InvalidCheckpoint.at("model", f"expected a pooling of {', '.join(_MODES.values())}; got {modes}")
         return cls(modes[0], normalizes="Normalize" in kinds)
 
     def pooled(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -113,8 +118,13 @@ def _rows(loaded: LoadedModel, request: EmbeddingRequest) -> list[list[int]]:
     return prompt_tokens(loaded, request.input, "input")
 
 
-def _read(file: Path) -> Any:
+def _read(folder: Path, name: str, kind: type) -> Any:
+    """The content of a file inside a checkpoint, which is JSON of this type. Raises InvalidCheckpoint."""
+    file = Path(name)
     try:
-        return json.loads(file.read_bytes())
+        found = None if file.is_absolute() or ".." in file.parts else json.loads((folder / file).read_bytes())
     except (OSError, ValueError) as fault:
-        raise InvalidCheckpoint(f"model: {file.name} of its pooling cannot be read: {type(fault).__name__}") from None
+        raise InvalidCheckpoint.at("model", f"{name} of its pooling cannot be read: {type(fault).__name__}") from None
+    if not isinstance(found, kind):
+        raise InvalidCheckpoint.at("model", f"{name} of its pooling is no {_KINDS[kind]} inside the checkpoint")
+    return found

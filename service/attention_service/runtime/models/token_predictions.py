@@ -16,7 +16,7 @@ from attention_service.runtime.models.model_inputs import InputReader, Stack
 def predicts(model: PreTrainedModel) -> str | None:
     """``next``, ``own``, ``class``, or None for a model without a head that predicts."""
     whole: Any = model
-    if type(model).__name__.endswith("ForImageClassification"):
+    if "ForImageClassification" in type(model).__name__:
         return "class"
     if model.main_input_name == "pixel_values":
         return None

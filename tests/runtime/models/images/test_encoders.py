@@ -3,12 +3,25 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
-from tests.runtime.models.images.small_encoders import ENCODERS, HEADS, eager, loaded, marked, noise, processor, sent
+from tests.runtime.models.images.small_encoders import (
+    ENCODERS,
+    HEADS,
+    eager,
+    loaded,
+    marked,
+    noise,
+    processor,
+    sent,
+    sharp,
+)
 from tests.runtime.models.small_models import near
+from transformers import CONFIG_MAPPING, ViTImageProcessorPil
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
@@ -143,3 +156,30 @@ def test_what_an_encoder_does_not_take_is_named(request_, param):
     with pytest.raises(InvalidRequest) as fault:
         forward_reply(loaded("vit"), ModelForwardRequest(**request_))
     assert fault.value.param == param
+
+
+_PICTURE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+_PICTURE |= {"image_size": 16, "patch_size": 8}
+_PAIR = {"vision_config": _PICTURE, "text_config": {"hidden_size": 16, "num_hidden_layers": 1}}
+CLASSIFIERS = {
+    "DeiTForImageClassificationWithTeacher": ("deit", _PICTURE),
+    "SiglipForImageClassification": ("siglip", _PAIR),
+    "CLIPForImageClassification": ("clip", _PAIR),
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers_are_loaded_with_their_classes(name, tmp_path):
+    kind, options = CLASSIFIERS[name]
+    own = sharp(getattr(transformers, name), CONFIG_MAPPING[kind](**options, num_labels=5))
+    own.save_pretrained(tmp_path)
+    resizes = ViTImageProcessorPil(size={"height": 16, "width": 16})
+    resizes.save_pretrained(tmp_path)
+    model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
+    request = ModelForwardRequest(images=[sent(noise())], return_=["logits", "weights"])
+    reply = forward_reply(model, request)
+    expected = own(**resizes(images=[noise()], return_tensors="pt"), output_attentions=True)
+    np.testing.assert_allclose(reply.logits[0], expected.logits[0], atol=1e-5)
+    np.testing.assert_allclose(reply.layers[0].weights, expected.attentions[0][0], atol=1e-5)
+    assert ModelCosts(model).needed_bytes(model.asked(request), request) > 0
+    model.close()

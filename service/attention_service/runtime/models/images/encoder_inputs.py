@@ -35,9 +35,10 @@ class EncoderInputs(InputReader):
         self.names = frozenset(inspect.signature(model.forward).parameters)
         self._classes = {int(each): name for each, name in (model.config.id2label or {}).items()}
         self.vocabulary = len(self._classes)
-        self._registers = int(getattr(model.config, "num_register_tokens", None) or 0)
+        sees: Any = getattr(model.config, "vision_config", model.config)  # of CLIP that classifies, one of two
+        self._registers = int(getattr(sees, "num_register_tokens", None) or 0)
         self._device, self._processor = model.device, processor
-        self._patch, self.edge = patch_size(model.config), shortest_edge(processor)
+        self._patch, self.edge = patch_size(sees), shortest_edge(processor)
         self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
         self._length = self._first = 0
         """The tokens of the short run, and the one that is its first patch; negative if none is."""

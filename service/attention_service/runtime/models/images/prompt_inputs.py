@@ -25,7 +25,15 @@ from attention_service.runtime.models.images.encoder_inputs import (
 )
 from attention_service.runtime.models.images.image_decoding import decoded, shortest_edge
 from attention_service.runtime.models.images.patch_grids import Crop, Patch, crops_of
-from attention_service.runtime.models.model_inputs import InputReader, Inputs, SizedImage, Span, Stack, Tokens
+from attention_service.runtime.models.model_inputs import (
+    InputReader,
+    Inputs,
+    SizedImage,
+    Span,
+    Stack,
+    Tokens,
+    default_template,
+)
 from attention_service.runtime.models.model_loading import image_tokens
 
 _MERGES: Final = range(1, 17)
@@ -42,7 +50,7 @@ class PromptInputs(InputReader):
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's. Raises InvalidCheckpoint for a model without square patches."""
         super().__init__(model, processor.tokenizer)
-        self.template = getattr(processor, "chat_template", None) or self.template
+        self.template = default_template(getattr(processor, "chat_template", None)) or self.template
         self._processor, self._mark = processor, str(processor.image_token)
         self._image_token = image_tokens(model.config)
         self._places = {self._image_token, processor.tokenizer.convert_tokens_to_ids(self._mark)}

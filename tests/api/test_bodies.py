@@ -115,7 +115,7 @@ def test_memory_is_taken_at_most_a_step_ahead():
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="needs Linux's account of memory")
-def test_what_has_not_come_is_not_resident():
+async def test_what_has_not_come_is_not_resident():
     def resident():
         lines = STATUS.read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
@@ -130,11 +130,8 @@ def test_what_has_not_come_is_not_resident():
             {"type": "http.disconnect"} if piece is None else {"type": "http.request", "body": piece, "more_body": True}
         )
 
-    async def play():
-        with body_of(Budget(2**31, 2**31, lambda: 0, 1)) as memory, pytest.raises(Unreadable):
-            await read_body({b"content-length": str(2**30).encode()}, receive, 2**30, memory)
-
-    asyncio.run(play())
+    with body_of(Budget(2**31, 2**31, lambda: 0, 1)) as memory, pytest.raises(Unreadable):
+        await read_body({b"content-length": str(2**30).encode()}, receive, 2**30, memory)
     assert max(seen) - seen[0] < 2**23
 
 

@@ -1,6 +1,5 @@
 """Checkpoints that a server fetches from a hub: progress, sharing, cancelling, and all that goes wrong on the way."""
 
-import asyncio
 import json
 import pickle
 import shutil
@@ -172,7 +171,7 @@ def test_a_cancelled_fetch_leaves_nothing_and_can_be_begun_again(net):
         client.checkpoints.cancel_fetch("org/net")
 
 
-def test_the_awaited_client_sees_progress_too(net, server):
+async def test_the_awaited_client_sees_progress_too(net, server):
     served, _, _ = net
     served.go_on.clear()
     seen = []
@@ -181,11 +180,8 @@ def test_the_awaited_client_sees_progress_too(net, server):
         seen.append(progress)
         served.go_on.set()
 
-    async def fetch():
-        async with AsyncClient(server[1]) as asked:
-            return await asked.checkpoints.fetch("org/net", on_progress=note)
-
-    assert asyncio.run(fetch()).layers == 1
+    async with AsyncClient(server[1]) as asked:
+        assert (await asked.checkpoints.fetch("org/net", on_progress=note)).layers == 1
     assert seen[0].total_files == 3
 
 

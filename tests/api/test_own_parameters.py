@@ -90,15 +90,13 @@ def test_a_pin_is_that_of_the_module(client, rng, tokens):
 
 
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])
-def test_requests_alike_that_come_together_keep_their_own_parameters(client, server, rng, tokens, media_type):
+async def test_requests_alike_that_come_together_keep_their_own_parameters(client, server, rng, tokens, media_type):
     sent = [None, *(parameters(client, rng) for _ in range(3))]
     alone = [client.forward("own", tokens, parameters=each).output for each in sent]
 
-    async def together():
-        async with AsyncClient(server, media_type=media_type) as clients:
-            return await asyncio.gather(*(clients.forward("own", tokens, parameters=each) for each in sent * 8))
-
-    for index, reply in enumerate(asyncio.run(together())):
+    async with AsyncClient(server, media_type=media_type) as clients:
+        replies = await asyncio.gather(*(clients.forward("own", tokens, parameters=each) for each in sent * 8))
+    for index, reply in enumerate(replies):
         np.testing.assert_allclose(reply.output, alone[index % len(sent)], atol=1e-12)
 
 

@@ -15,7 +15,7 @@ def _is_here():
     return threading.current_thread() is threading.main_thread()
 
 
-def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
+async def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
     held, given = [1000, 1500, 1600, 1601, 1200, 1600], []
     monkeypatch.setattr(residency, "_LOOK_S", 0)
     monkeypatch.setattr(residency, "_LITTLE", 0)
@@ -23,18 +23,14 @@ def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
     monkeypatch.setattr(residency, "give_back_freed_memory", lambda: given.append(len(held)))
     budget = Budget(700, 2**40, lambda: 100, 4)
     engine = SimpleNamespace(library=SimpleNamespace(resident_bytes=100), budget=budget, host=budget)
-
-    async def play():
-        watching = asyncio.create_task(keep_within_budget(engine))
-        while held:
-            await asyncio.sleep(0.001)
-        watching.cancel()
-
-    asyncio.run(play())
+    watching = asyncio.create_task(keep_within_budget(engine))
+    while held:
+        await asyncio.sleep(0.001)
+    watching.cancel()
     assert given == [2]  # after 1601, which is more than 900 of its own and 700 of the budget
 
 
-def test_far_beyond_the_budget_no_work_begins_until_the_memory_is_back(monkeypatch):
+async def test_far_beyond_the_budget_no_work_begins_until_the_memory_is_back(monkeypatch):
     held, cleared, seen = [1000], [], []
     monkeypatch.setattr(residency, "_LOOK_S", 0)
     monkeypatch.setattr(residency, "_TOLERATED_BYTES", 100)
@@ -48,18 +44,14 @@ def test_far_beyond_the_budget_no_work_begins_until_the_memory_is_back(monkeypat
         host=budget,
         passes=SimpleNamespace(clear=lambda: cleared.append(1)),
     )
-
-    async def play():
-        watching = asyncio.create_task(keep_within_budget(engine))
-        await asyncio.sleep(0.01)
-        for bytes_held in (1900, 2001, 1901, 1899):  # of its own 1000, of the budget 800, tolerated 200
-            held.append(bytes_held)
-            for _ in range(50):
-                await asyncio.sleep(0.001)
-            seen.append((budget.exceeded, budget.is_full, budget.take(1)))
-        watching.cancel()
-
-    asyncio.run(play())
+    watching = asyncio.create_task(keep_within_budget(engine))
+    await asyncio.sleep(0.01)
+    for bytes_held in (1900, 2001, 1901, 1899):  # of its own 1000, of the budget 800, tolerated 200
+        held.append(bytes_held)
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        seen.append((budget.exceeded, budget.is_full, budget.take(1)))
+    watching.cancel()
     assert seen == [(0, False, True), (201, True, False), (101, True, False), (0, False, True)]
     assert cleared
     budget.exceeded = 7

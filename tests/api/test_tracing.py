@@ -104,7 +104,7 @@ def test_one_trace_from_the_client_to_the_phases(traced, spans, kind):
     assert_phases(found, operation)
 
 
-def test_requests_of_one_pass_tell_its_size(traced, spans, monkeypatch):
+async def test_requests_of_one_pass_tell_its_size(traced, spans, monkeypatch):
     """The first pass waits on its thread until every request has come, so the others share the next one."""
     came, enter, run = [], Executor.run, Pass.run
 
@@ -120,15 +120,12 @@ def test_requests_of_one_pass_tell_its_size(traced, spans, monkeypatch):
     monkeypatch.setattr(Executor, "_stays", lambda *_: False)
     monkeypatch.setattr(Pass, "run", waits)
 
-    async def ask():
-        async with AsyncClient(traced) as client:
-            given = [{"query": QUERY, "key": QUERY, "value": QUERY, "num_heads": 2}] * 8
-            return await client.map(client.attention.forward, given, concurrency=8)
-
     def sizes():
         return sorted(span.attributes["attention.batch"] for span in spans() if span.name == "compute")
 
-    replies = asyncio.run(ask())
+    async with AsyncClient(traced) as client:
+        given = [{"query": QUERY, "key": QUERY, "value": QUERY, "num_heads": 2}] * 8
+        replies = await client.map(client.attention.forward, given, concurrency=8)
     eventually(lambda: len(sizes()) == len(replies))
     assert sizes() == sorted(reply.ran.batch for reply in replies)
     assert max(sizes()) > 1

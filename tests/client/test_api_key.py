@@ -1,6 +1,5 @@
 """The API key: sent with every request and every handshake, and never shown."""
 
-import asyncio
 import copy
 import logging
 import pickle
@@ -74,16 +73,12 @@ def test_nothing_shows_it(caplog):
     assert not [text for text in shown if KEY in text]
 
 
-def test_a_stream_sends_it_and_does_not_log_it(caplog, server):
+async def test_a_stream_sends_it_and_does_not_log_it(caplog, server):
     caplog.set_level(logging.DEBUG)
-
-    async def opened():
-        async with AsyncClient(server, api_key=KEY) as client, client.sessions.stream():
-            pass
-
     with Client(server, api_key=KEY) as client, client.sessions.stream():
         pass
-    asyncio.run(opened())
+    async with AsyncClient(server, api_key=KEY) as client, client.sessions.stream():
+        pass
     assert KEY not in caplog.text
 
 

@@ -56,7 +56,7 @@ def test_failures_are_counted_by_their_code(bench):
     assert sum(level["errors"].values()) == 6
 
 
-def test_so_many_requests_are_in_flight_and_no_more():
+async def test_so_many_requests_are_in_flight_and_no_more():
     flying, most, sent = 0, 0, 0
 
     async def send():
@@ -69,7 +69,7 @@ def test_so_many_requests_are_in_flight_and_no_more():
         raise Overloaded("full")
 
     done = []
-    measured = asyncio.run(measure(send, 3, 10, lambda: done.append(1)))
+    measured = await measure(send, 3, 10, lambda: done.append(1))
     assert (most, sent, len(done)) == (3, 10, 10)
     assert measured.errors == {Overloaded.code: 10}
 

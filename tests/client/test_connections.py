@@ -117,7 +117,7 @@ def test_a_client_serves_one_event_loop_after_another():
 # ── time and cancellation ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_cancelled_call_gives_its_connection_up():
+async def test_a_cancelled_call_gives_its_connection_up():
     hung_up = threading.Semaphore(0)
 
     def silent(connection, over):
@@ -125,14 +125,11 @@ def test_a_cancelled_call_gives_its_connection_up():
         if not connection.recv(1):
             hung_up.release()
 
-    async def ask(url):
+    with stubborn(silent) as url:
         async with AsyncClient(url) as client:
             for _ in range(3):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(client.forward("demo", X), 0.3)
-
-    with stubborn(silent) as url:
-        asyncio.run(ask(url))
         assert all(hung_up.acquire(timeout=20) for _ in range(3))
 
 

@@ -24,7 +24,7 @@ def running():
 
 
 @pytest.mark.slow
-def test_sessions_outlive_a_killed_server(tmp_path, running):
+async def test_sessions_outlive_a_killed_server(tmp_path, running):
     port = free_port()
 
     def start():
@@ -58,12 +58,8 @@ def test_sessions_outlive_a_killed_server(tmp_path, running):
             await asyncio.sleep(0.5)
             server = await asyncio.to_thread(start)
 
-    async def play():
-        async with AsyncClient(server.url, timeout=None) as client:
-            *ended, _ = await asyncio.gather(*(decode(client, each) for each in x), kill())
-            assert (await client.sessions.list()).sessions == []
-            return ended
-
-    ended = asyncio.run(play())
+    async with AsyncClient(server.url, timeout=None) as client:
+        *ended, _ = await asyncio.gather(*(decode(client, each) for each in x), kill())
+        assert (await client.sessions.list()).sessions == []
     assert all(replays == 2 for _, replays in ended)
     np.testing.assert_allclose(np.stack([found for found, _ in ended]), expected, **CLOSE)

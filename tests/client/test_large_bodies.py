@@ -1,6 +1,5 @@
 """Large bodies come from the socket, and everything around them is as with httpx's own reading."""
 
-import asyncio
 import gzip
 import socket
 import ssl
@@ -133,31 +132,25 @@ def test_after_a_break_the_next_call_has_a_connection_of_its_own():
         assert body_of(http, url) == BODY
 
 
-def body_of_awaited(url: str, transport: httpx.AsyncBaseTransport | None = None) -> bytes:
-    async def read() -> bytes:
-        async with AsyncClient(url, transport=transport) as client, client._http.stream("GET", url) as response:
-            content = await received_in_chunks(response, lambda: None)
-            assert isinstance(content, memoryview) == (int(response.headers.get("content-length", 0)) >= LARGE)
-            return bytes(content)
-
-    return asyncio.run(read())
+async def body_of_awaited(url: str, transport: httpx.AsyncBaseTransport | None = None) -> bytes:
+    async with AsyncClient(url, transport=transport) as client, client._http.stream("GET", url) as response:
+        content = await received_in_chunks(response, lambda: None)
+        assert isinstance(content, memoryview) == (int(response.headers.get("content-length", 0)) >= LARGE)
+        return bytes(content)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["aiohttp", "httpx"])
 @pytest.mark.parametrize("talk", [answers, in_chunks])
-def test_the_awaited_client_receives_into_memory_of_the_stated_size(talk, own):
+async def test_the_awaited_client_receives_into_memory_of_the_stated_size(talk, own):
     with stubborn(talk) as url:
-        assert body_of_awaited(url, httpx.AsyncHTTPTransport() if own else None) == BODY
+        assert await body_of_awaited(url, httpx.AsyncHTTPTransport() if own else None) == BODY
 
 
-def test_an_awaited_body_of_another_length_is_a_broken_connection():
+async def test_an_awaited_body_of_another_length_is_a_broken_connection():
     longer = httpx.Response(200, headers={"content-length": str(LARGE)}, content=BODY)
     with pytest.raises(httpx.RemoteProtocolError, match="more than"):
-        body_of_awaited("http://mock", httpx.MockTransport(lambda _: longer))
-
-    async def ask(url: str) -> None:
-        async with AsyncClient(url, retries=0) as client:
-            await client.forward("demo", X[:, :1])
+        await body_of_awaited("http://mock", httpx.MockTransport(lambda _: longer))
 
     with stubborn(cut_off) as url, pytest.raises(ConnectionFailed):
-        asyncio.run(ask(url))
+        async with AsyncClient(url, retries=0) as client:
+            await client.forward("demo", X[:, :1])

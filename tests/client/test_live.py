@@ -41,20 +41,16 @@ def test_a_module_lives_its_life(server, rng, media_type):
             client.modules.get(name)
 
 
-def test_calls_run_side_by_side(server, rng):
+async def test_calls_run_side_by_side(server, rng):
     q, k, v = rng.standard_normal((3, 2, 4, 6, 8)).astype(np.float32)
-
-    async def ask():
-        async with AsyncClient(server) as client:
-            spec = {"masks": [{"name": "causal"}]}
-            return await asyncio.gather(
-                client.attention.forward(q, k, v, spec=spec),
-                client.attention.weights(q, k),
-                client.server.ready(),
-                client.server.info(),
-            )
-
-    attended, weights, ready, info = asyncio.run(ask())
+    async with AsyncClient(server) as client:
+        spec = {"masks": [{"name": "causal"}]}
+        attended, weights, ready, info = await asyncio.gather(
+            client.attention.forward(q, k, v, spec=spec),
+            client.attention.weights(q, k),
+            client.server.ready(),
+            client.server.info(),
+        )
     assert attended.output.shape == (2, 4, 6, 8)
     assert weights.statistics.entropy.shape == (2, 4)
     assert (ready.status, info.name) == ("ready", "attention-service")

@@ -104,22 +104,17 @@ def test_a_recording_lives_its_life(tokenizer, server, tmp_path, media_type):
             client.recordings.get(made.id)
 
 
-def test_the_awaited_client_has_the_same_calls(tokenizer, server):
+async def test_the_awaited_client_has_the_same_calls(tokenizer, server):
     recording = record(tiny_models.model("gpt2"), tokenizer, TEXT)
-
-    async def ask():
-        async with AsyncClient(server) as client:
-            made = await client.recordings.create(recording)
-            listed, described, part, whole = await asyncio.gather(
-                client.recordings.list(),
-                client.recordings.get(made.id),
-                client.recordings.read(made.id, 0),
-                client.recordings.download(made.id),
-            )
-            await client.recordings.delete(made.id)
-            return made, listed, described, part, whole
-
-    made, listed, described, part, whole = asyncio.run(ask())
+    async with AsyncClient(server) as client:
+        made = await client.recordings.create(recording)
+        listed, described, part, whole = await asyncio.gather(
+            client.recordings.list(),
+            client.recordings.get(made.id),
+            client.recordings.read(made.id, 0),
+            client.recordings.download(made.id),
+        )
+        await client.recordings.delete(made.id)
     assert made.id in [each.id for each in listed.recordings]
     assert described == made
     np.testing.assert_array_equal(part.value, recording.weights(0))

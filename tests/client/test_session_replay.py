@@ -163,21 +163,18 @@ def test_decoding_goes_on_after_restarts(server, client, whole, caplog):
     assert len(replayed) == 1 + 4 + (1 + 1 + 3) + (1 + 1 + 12) + (1 + 1 + 14)  # each replay is a 410 and one large step
 
 
-def test_an_awaited_session_goes_on_too(server, client, whole):
-    async def decode():
-        async with AsyncClient("http://127.0.0.1:9", transport=Awaited(server)) as own:
-            async with own.sessions.open(MODULE, keep_bytes=100, spill=True) as session:
-                found = [(await session.step(X[:, at : at + 1])).output for at in range(12)]
-                await asyncio.to_thread(server.restart)
-                found += [(await session.step(X[:, at : at + 1])).output for at in range(12, 24)]
-                assert session.replays == 1
-            opened = await own.sessions.open(MODULE)
-            await opened.close()
-            with pytest.raises(SessionGone):
-                await own.sessions.get(opened.id)
-        return np.concatenate(found, 1)
-
-    np.testing.assert_allclose(asyncio.run(decode()), whole, **CLOSE)
+async def test_an_awaited_session_goes_on_too(server, client, whole):
+    async with AsyncClient("http://127.0.0.1:9", transport=Awaited(server)) as own:
+        async with own.sessions.open(MODULE, keep_bytes=100, spill=True) as session:
+            found = [(await session.step(X[:, at : at + 1])).output for at in range(12)]
+            await asyncio.to_thread(server.restart)
+            found += [(await session.step(X[:, at : at + 1])).output for at in range(12, 24)]
+            assert session.replays == 1
+        opened = await own.sessions.open(MODULE)
+        await opened.close()
+        with pytest.raises(SessionGone):
+            await own.sessions.get(opened.id)
+    np.testing.assert_allclose(np.concatenate(found, 1), whole, **CLOSE)
 
 
 def test_truncated_reordered_edited_and_replaced_pasts_come_back(server, client):

@@ -50,53 +50,42 @@ def test_tensors_keep_their_dtype_in_both_forms(client, server, media_type, dtyp
     assert many.steps[1].code == "session_not_found"
 
 
-def test_many_tasks_share_a_connection(client, server):
+async def test_many_tasks_share_a_connection(client, server):
     whole = client.forward(MODULE, X).output
 
     async def decode(session, stream):
         async with session, session.stream(stream):
             return np.concatenate([(await session.step(X[:, at : at + 1])).output for at in range(12)], 1)
 
-    async def ask():
-        async with AsyncClient(server) as own, own.sessions.stream() as stream:
-            sessions = [await own.sessions.open(MODULE) for _ in range(8)]
-            return await asyncio.gather(*(decode(session, stream) for session in sessions))
-
-    for output in asyncio.run(ask()):
+    async with AsyncClient(server) as own, own.sessions.stream() as stream:
+        sessions = [await own.sessions.open(MODULE) for _ in range(8)]
+        outputs = await asyncio.gather(*(decode(session, stream) for session in sessions))
+    for output in outputs:
         np.testing.assert_allclose(output, whole, **CLOSE)
 
 
-def test_replies_find_their_step_in_whatever_order_they_come(server, slow):
-    async def ask():
-        async with AsyncClient(server) as own, own.sessions.stream() as stream:
-            steps = [stream.step(str(10 - at % 10), [[float(at)]]) for at in range(40)]
-            return await asyncio.gather(*steps)
-
-    assert [reply.length for reply in asyncio.run(ask())] == list(range(40))
+async def test_replies_find_their_step_in_whatever_order_they_come(server, slow):
+    async with AsyncClient(server) as own, own.sessions.stream() as stream:
+        replies = await asyncio.gather(*(stream.step(str(10 - at % 10), [[float(at)]]) for at in range(40)))
+    assert [reply.length for reply in replies] == list(range(40))
 
 
-def test_a_step_that_is_late_does_not_take_the_reply_of_the_next(server, slow):
-    async def ask():
-        async with AsyncClient(server) as own, own.sessions.stream() as stream:
-            with pytest.raises(DeadlineExceeded):
-                await stream.step("20", [[1.0]], timeout=0.05)
-            return await stream.step("20", [[2.0]])
-
-    assert asyncio.run(ask()).length == 2
+async def test_a_step_that_is_late_does_not_take_the_reply_of_the_next(server, slow):
+    async with AsyncClient(server) as own, own.sessions.stream() as stream:
+        with pytest.raises(DeadlineExceeded):
+            await stream.step("20", [[1.0]], timeout=0.05)
+        assert (await stream.step("20", [[2.0]])).length == 2
     with Client(server) as own, own.sessions.stream() as stream:
         with pytest.raises(DeadlineExceeded):
             stream.step("20", [[1.0]], timeout=0.05)
         assert stream.step("20", [[2.0]]).length == 2
 
 
-def test_faults_are_those_of_a_request(client, server):
-    async def ask():
-        async with AsyncClient(server) as own, own.sessions.stream() as stream:
-            with pytest.raises(SessionNotFound) as caught:
-                await stream.step("nobody", X)
-            return caught.value.request_id
-
-    assert asyncio.run(ask()).endswith("/1")
+async def test_faults_are_those_of_a_request(client, server):
+    async with AsyncClient(server) as own, own.sessions.stream() as stream:
+        with pytest.raises(SessionNotFound) as caught:
+            await stream.step("nobody", X)
+    assert caught.value.request_id.endswith("/1")
     with client.sessions.stream() as stream:
         with pytest.raises(SessionNotFound):
             stream.step("nobody", X)
@@ -104,7 +93,7 @@ def test_faults_are_those_of_a_request(client, server):
             stream.step("nobody", np.zeros((1, 2**19 + 1, 8), np.float32))
 
 
-def test_a_server_that_is_not_there_or_takes_no_work_is_told(server, monkeypatch):
+async def test_a_server_that_is_not_there_or_takes_no_work_is_told(server, monkeypatch):
     nowhere = Client("http://127.0.0.1:9").sessions.stream()
     with pytest.raises(ConnectionFailed) as caught:
         nowhere.step("s", X)
@@ -115,29 +104,26 @@ def test_a_server_that_is_not_there_or_takes_no_work_is_told(server, monkeypatch
             await own.sessions.stream().step("s", X)
 
     with pytest.raises(ConnectionFailed):
-        asyncio.run(ask("http://127.0.0.1:9"))
+        await ask("http://127.0.0.1:9")
     with pytest.raises(UnexpectedReply, match="answered 403"):
-        asyncio.run(ask(f"{server}/elsewhere"))
+        await ask(f"{server}/elsewhere")
 
     def refuse(self):
         raise Draining("stopping")
 
     monkeypatch.setattr(RequestRunner, "check_ready", refuse)
     with pytest.raises(Draining):
-        asyncio.run(ask(server))
+        await ask(server)
 
 
-def test_a_broken_connection_fails_what_waits_and_is_opened_again(client, server, slow):
-    async def ask():
-        async with AsyncClient(server) as own, own.sessions.stream() as stream:
-            waiting = [asyncio.ensure_future(stream.step("50", [[1.0]])) for _ in range(3)]
-            await asyncio.sleep(0.1)
-            stream._link.connection.transport.abort()
-            results = await asyncio.gather(*waiting, return_exceptions=True)
-            return results, await stream.step("1", [[5.0]])
-
+async def test_a_broken_connection_fails_what_waits_and_is_opened_again(client, server, slow):
     started = time.monotonic()
-    results, reply = asyncio.run(ask())
+    async with AsyncClient(server) as own, own.sessions.stream() as stream:
+        waiting = [asyncio.ensure_future(stream.step("50", [[1.0]])) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        stream._link.connection.transport.abort()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        reply = await stream.step("1", [[5.0]])
     assert [type(result) for result in results] == [ConnectionFailed] * 3
     assert all(result.facts["sent"] for result in results)
     assert reply.length == 5

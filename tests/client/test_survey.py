@@ -1,6 +1,5 @@
 """Surveys of a model's heads, against single requests and against transformers' own eager attention in float64."""
 
-import asyncio
 import json
 import threading
 from collections import Counter
@@ -127,13 +126,10 @@ def test_edits_hold_in_every_text_and_passage(models, survey):
     np.testing.assert_array_equal(passage.reply.layers[0].weights, own.layers[0].weights)
 
 
-def test_the_awaited_client_finds_the_same(url, survey):
-    async def ask():
-        async with AsyncClient(url, timeout=120) as client:
-            found = await client.models.survey("exact", TEXTS, statistics=["induction"], batch=4)
-            return found, await client.models.passages(found, 1, 0, count=1)
-
-    found, (passage,) = asyncio.run(ask())
+async def test_the_awaited_client_finds_the_same(url, survey):
+    async with AsyncClient(url, timeout=120) as client:
+        found = await client.models.survey("exact", TEXTS, statistics=["induction"], batch=4)
+        (passage,) = await client.models.passages(found, 1, 0, count=1)
     np.testing.assert_array_equal(found.of("induction"), survey.of("induction"))
     assert passage.text == survey.strongest(1, 0, "induction", 1)[0]
 

@@ -3,7 +3,6 @@
 ``docker compose build`` makes the image. With ``EXTRAS=server,plot,transformers,mcp`` it has the tools for agents too.
 """
 
-import asyncio
 import json
 import shutil
 import subprocess
@@ -183,17 +182,14 @@ def test_the_open_inference_protocol_gives_the_same_numbers(served, client):
     assert np.array(reply["outputs"][0]["data"], np.float32).tolist() == native.ravel().tolist()
 
 
-def test_agents_find_its_tools(served):
+async def test_agents_find_its_tools(served):
     if not has("mcp"):
         pytest.skip("the image has not the extra mcp")
     import mcp
 
-    async def ask():
-        async with mcp.Client(f"{served[0]}/mcp") as client:
-            opened = await client.call_tool("open_input", {"text": TEXT, "model": "tiny"})
-            return len((await client.list_tools()).tools), opened.structured_content["summary"]
-
-    tools, summary = asyncio.run(ask())
+    async with mcp.Client(f"{served[0]}/mcp") as client:
+        opened = await client.call_tool("open_input", {"text": TEXT, "model": "tiny"})
+        tools, summary = len((await client.list_tools()).tools), opened.structured_content["summary"]
     assert tools == 8
     assert "predicts 'ir'" in summary
 

@@ -72,7 +72,7 @@ PLANNED = [("forward", kind) for kind in LABOUR] + [("gradients", "many marks"),
 
 
 @pytest.mark.parametrize(("question", "kind"), PLANNED)
-def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_loop(
+async def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_loop(
     tmp_path, monkeypatch, question, kind
 ):
     masks, length, quick = LABOUR[kind]
@@ -91,21 +91,18 @@ def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_lo
         operation = SimpleNamespace(upload=upload, launch=None, collect=None)
         return replace(job, prepared=replace(job.prepared, joining=None, operation=lambda _: operation))
 
-    async def play():
-        # By its rates, this device does anything in no time.
-        engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e18, 1e18, 1e-9))), 2**40)
-        await engine.start()
-        engine.executor.hold_s = 1e-3
-        if question in QUESTIONS:
-            monkeypatch.setitem(QUESTIONS, question, (watched, QUESTIONS[question][1]))
-        else:
-            monkeypatch.setattr(engine_module.forward, "prepare", watched)
-        ask = made(query=np.zeros((1, 1, length, 1), np.float32), spec=AttentionSpec(masks=masks))
-        with pytest.raises(Done):
-            await asker(engine, question)(None, ask)
-        await engine.stop()
-
-    asyncio.run(play())
+    # By its rates, this device does anything in no time.
+    engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**40, Roofline(Rates(1e18, 1e18, 1e-9))), 2**40)
+    await engine.start()
+    engine.executor.hold_s = 1e-3
+    if question in QUESTIONS:
+        monkeypatch.setitem(QUESTIONS, question, (watched, QUESTIONS[question][1]))
+    else:
+        monkeypatch.setattr(engine_module.forward, "prepare", watched)
+    ask = made(query=np.zeros((1, 1, length, 1), np.float32), spec=AttentionSpec(masks=masks))
+    with pytest.raises(Done):
+        await asker(engine, question)(None, ask)
+    await engine.stop()
     assert (planned == [loop]) == quick
     if length < 100:
         assert (ran == [loop]) == quick

@@ -1,6 +1,5 @@
 """The model that ships loads offline, is small, has learnt what its card says, and computes the same here."""
 
-import asyncio
 import re
 import shutil
 from itertools import islice
@@ -111,7 +110,7 @@ def test_a_whole_model_of_it_predicts_the_same(model, words):
     assert loaded.info()["generates"]
 
 
-def test_its_layers_are_modules_too(model, tmp_path):
+async def test_its_layers_are_modules_too(model, tmp_path):
     """An imported layer computes what the layer of transformers does."""
     states = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(0))
     positions = torch.arange(9)[None]
@@ -119,20 +118,12 @@ def test_its_layers_are_modules_too(model, tmp_path):
     mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
     expected, weights = model.model.layers[1].self_attn(states, position_embeddings=angles, attention_mask=mask)
 
-    async def output():
-        device = Device(torch.device("cpu"), "test", 2**32, Roofline(Rates(1e10, 1e10, 1e-5)))
-        shutil.copytree(FOLDER, tmp_path / "tiny")
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        try:
-            imported = ImportModule(checkpoint="tiny", layer=1, name="layer", durable=False)
-            await engine.modules.import_checkpoint(imported)
-            request = ForwardRequest(query=states.numpy(), return_=["output", "weights"])
-            return await engine.forward("layer", request)
-        finally:
-            await engine.stop()
-
-    reply = asyncio.run(output())
+    shutil.copytree(FOLDER, tmp_path / "tiny")
+    engine = Engine(tmp_path, Device(torch.device("cpu"), "test", 2**32, Roofline(Rates(1e10, 1e10, 1e-5))))
+    await engine.start()
+    await engine.modules.import_checkpoint(ImportModule(checkpoint="tiny", layer=1, name="layer", durable=False))
+    reply = await engine.forward("layer", ForwardRequest(query=states.numpy(), return_=["output", "weights"]))
+    await engine.stop()
     # A module computes in the dtype of its file, float16.
     torch.testing.assert_close(torch.tensor(reply.output).float(), expected, atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(torch.tensor(reply.weights).float(), weights, atol=2e-3, rtol=0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -82,80 +83,75 @@ def device():
     return Device(torch.device("cpu"), "test", 2**30, Roofline(RATES))
 
 
-def play(tmp_path, device, story):
-    async def whole():
-        engine = Engine(tmp_path, device)
-        await engine.start()
-        try:
-            await story(engine)
-        finally:
-            await engine.stop()
-
-    asyncio.run(whole())
-
-
-def test_each_question_is_recorded_with_what_its_reply_says(tmp_path, device):
-    async def story(engine):
-        seen = []
-        engine.predictions.accuracy.watchers.append(seen.extend)
-        replies = [
-            await engine.forward(None, RawForwardRequest(query=X)),
-            await engine.ask("weights", None, RawWeightsRequest(query=X)),
-            await engine.ask("gradients", None, RawGradientsRequest(query=X)),
-            await engine.analyses.retrieve(HopfieldRequest(stored=X, states=X)),
-        ]
-        engine.predictions.settle()
-        assert [each.purpose for each in seen] == ["forward", "weights", "gradients", "hopfield"]
-        for each, reply in zip(seen, replies, strict=True):
-            ran = reply.ran
-            assert each.kernel == ran.kernel
-            assert each.seconds * 1e3 == ran.compute_ms > 0
-            assert 0 < ran.predicted_low_ms <= ran.predicted_ms <= ran.predicted_high_ms
-            assert each.predicted.median * 1e3 == ran.predicted_ms
-            assert each.covered == (ran.predicted_low_ms <= ran.compute_ms <= ran.predicted_high_ms)
-        report = engine.accuracy_report()
-        assert (report.basis, report.recalibrations) == ("rates", 0)
-        assert sorted(each.purpose for each in report.predictions) == sorted(each.purpose for each in seen)
-
-    play(tmp_path, device, story)
+@asynccontextmanager
+async def started(*arguments, **settings):
+    """An engine that runs until the block ends."""
+    engine = Engine(*arguments, **settings)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
 
 
-def test_what_was_refused_failed_or_was_given_up_is_not_recorded(tmp_path, device, monkeypatch):
-    async def story(engine):
-        large = RawForwardRequest(query=np.zeros((30_000, 1), np.float32), return_=["weights"])
-        with pytest.raises(NeverFits):
-            await engine.forward(None, large)
-        engine.executor.expects_mates = True  # so that it waits for others
-        given_up = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        monkeypatch.setattr(Forward, "launch", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            await engine.forward(None, RawForwardRequest(query=X))
-        assert engine.accuracy_report().predictions == []
-
-    play(tmp_path, device, story)
+@pytest.fixture
+async def engine(tmp_path, device):
+    async with started(tmp_path, device) as engine:
+        yield engine
 
 
-def test_another_clock_begins_anew_and_what_the_former_planned_is_left_out(tmp_path, device):
-    async def story(engine):
+async def test_each_question_is_recorded_with_what_its_reply_says(engine):
+    seen = []
+    engine.predictions.accuracy.watchers.append(seen.extend)
+    replies = [
+        await engine.forward(None, RawForwardRequest(query=X)),
+        await engine.ask("weights", None, RawWeightsRequest(query=X)),
+        await engine.ask("gradients", None, RawGradientsRequest(query=X)),
+        await engine.analyses.retrieve(HopfieldRequest(stored=X, states=X)),
+    ]
+    engine.predictions.settle()
+    assert [each.purpose for each in seen] == ["forward", "weights", "gradients", "hopfield"]
+    for each, reply in zip(seen, replies, strict=True):
+        ran = reply.ran
+        assert each.kernel == ran.kernel
+        assert each.seconds * 1e3 == ran.compute_ms > 0
+        assert 0 < ran.predicted_low_ms <= ran.predicted_ms <= ran.predicted_high_ms
+        assert each.predicted.median * 1e3 == ran.predicted_ms
+        assert each.covered == (ran.predicted_low_ms <= ran.compute_ms <= ran.predicted_high_ms)
+    report = engine.accuracy_report()
+    assert (report.basis, report.recalibrations) == ("rates", 0)
+    assert sorted(each.purpose for each in report.predictions) == sorted(each.purpose for each in seen)
+
+
+async def test_what_was_refused_failed_or_was_given_up_is_not_recorded(engine, monkeypatch):
+    large = RawForwardRequest(query=np.zeros((30_000, 1), np.float32), return_=["weights"])
+    with pytest.raises(NeverFits):
+        await engine.forward(None, large)
+    engine.executor.expects_mates = True  # so that it waits for others
+    given_up = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    monkeypatch.setattr(Forward, "launch", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         await engine.forward(None, RawForwardRequest(query=X))
-        assert len(engine.accuracy_report().predictions) == 1
-        under_way = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
-        await asyncio.sleep(0)
-        device.clock = Wrong(RATES, "calibrated")
-        await under_way
-        assert engine.accuracy_report().predictions == []
-        assert engine.accuracy_report().basis == "calibrated"
-
-    play(tmp_path, device, story)
+    assert engine.accuracy_report().predictions == []
 
 
-def test_requests_that_run_correct_the_predictions_and_a_restart_begins_with_them(tmp_path, device, monkeypatch):
+async def test_another_clock_begins_anew_and_what_the_former_planned_is_left_out(engine, device):
+    await engine.forward(None, RawForwardRequest(query=X))
+    assert len(engine.accuracy_report().predictions) == 1
+    under_way = asyncio.create_task(engine.forward(None, RawForwardRequest(query=X)))
+    await asyncio.sleep(0)
+    device.clock = Wrong(RATES, "calibrated")
+    await under_way
+    assert engine.accuracy_report().predictions == []
+    assert engine.accuracy_report().basis == "calibrated"
+
+
+async def test_requests_that_run_correct_the_predictions_and_a_restart_begins_with_them(tmp_path, device, monkeypatch):
     """Each run is made out to take three times as long as bare rates predict, a second after the one before."""
     times = iter(range(1, 10**6))
-
-    async def story(engine):
+    async with started(tmp_path, device) as engine:
         keep, base = engine.predictions._keep, device.clock
         x = np.ones((1, 4, 512, 64), np.float32)  # long enough to count
         work = RawForwardRequest(query=x, kernel="fused")
@@ -178,43 +174,28 @@ def test_requests_that_run_correct_the_predictions_and_a_restart_begins_with_the
         report = engine.accuracy_report()
         assert (report.basis, report.recalibrations) == ("calibrated", 1)
         assert report.calibrated_at is not None
-
-    play(tmp_path, device, story)
-
-    async def after(engine):
+    device.clock = Roofline(RATES)
+    async with started(tmp_path, device) as engine:
         assert device.clock.basis == engine.accuracy_report().basis == "calibrated"
         assert list(engine.predictions.factors._factors) == ["forward fused float32"]
 
-    device.clock = Roofline(RATES)
-    play(tmp_path, device, after)
 
-
-def test_a_server_that_does_not_learn_leaves_predictions_as_they_are(tmp_path, device):
-    async def whole():
-        engine = Engine(tmp_path, device, learns_times=False)
-        await engine.start()
-        try:
-            clock = device.clock
-            for _ in range(3 * FEWEST):
-                await engine.forward(None, RawForwardRequest(query=X))
-            engine.predictions.settle()
-            assert device.clock is clock
-            assert not (tmp_path / "times").exists()
-        finally:
-            await engine.stop()
-
-    asyncio.run(whole())
+async def test_a_server_that_does_not_learn_leaves_predictions_as_they_are(tmp_path, device):
+    async with started(tmp_path, device, learns_times=False) as engine:
+        clock = device.clock
+        for _ in range(3 * FEWEST):
+            await engine.forward(None, RawForwardRequest(query=X))
+        engine.predictions.settle()
+        assert device.clock is clock
+        assert not (tmp_path / "times").exists()
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_peak_of_memory_is_measured_too(tmp_path):
-
-    async def story(engine):
+async def test_on_a_gpu_the_peak_of_memory_is_measured_too(tmp_path):
+    async with started(tmp_path, Device.open("cuda")) as engine:
         long = np.ones((1, 4, 4096, 64), np.float32)
         ran = (await engine.forward(None, RawForwardRequest(query=long, kernel="materialized"))).ran
         (found,) = engine.accuracy_report().predictions
         assert found.memory.count == 1
         assert found.memory.largest_error == found.memory.median_error < 0.05
         assert ran.peak_bytes * (1 + found.memory.median_error) >= 4 * 4096**2 * 4  # one matrix of scores at least
-
-    play(tmp_path, Device.open("cuda"), story)

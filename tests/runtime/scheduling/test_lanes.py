@@ -76,7 +76,7 @@ async def test_the_caller_of_a_pass_that_was_given_up_by_another_gets_its_own_an
     await engine.stop()
 
 
-def test_callers_get_equal_shares_of_a_lane(engine):
+async def test_callers_get_equal_shares_of_a_lane(engine):
     """One caller asks eight times before another asks twice; the answers to the other come among the first."""
     medium, ended = RawForwardRequest(query=np.zeros((1, 1, 3_000, 64), np.float32)), []
 
@@ -85,17 +85,14 @@ def test_callers_get_equal_shares_of_a_lane(engine):
         await engine.forward(None, medium)
         ended.append(name)
 
-    async def story():
-        await engine.start()
-        first = ask(engine, LARGE)  # fills the lane while the others come
-        await begun(engine)
-        tasks = [asyncio.create_task(as_caller(name)) for name in ["many"] * 8 + ["few"] * 2]
-        while len(engine.executor._long.waiting) < 10:
-            await asyncio.sleep(0.001)
-        first.cancel()
-        await asyncio.gather(*tasks)
-        await engine.stop()
-
-    asyncio.run(story())
+    await engine.start()
+    first = ask(engine, LARGE)  # fills the lane while the others come
+    await begun(engine)
+    tasks = [asyncio.create_task(as_caller(name)) for name in ["many"] * 8 + ["few"] * 2]
+    while len(engine.executor._long.waiting) < 10:
+        await asyncio.sleep(0.001)
+    first.cancel()
+    await asyncio.gather(*tasks)
+    await engine.stop()
     assert "few" in ended[:2]
     assert ended[:4].count("few") == 2

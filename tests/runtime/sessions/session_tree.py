@@ -1,8 +1,8 @@
 """A random tree of sessions, walked beside the inputs of each, which are computed anew without a cache in float64."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -49,6 +49,18 @@ def engine_of(root: Path, **settings: Any) -> Engine:
     """An engine whose predicted times are those of one machine."""
     device = Device(torch.device("cpu"), "test", 2**30, Roofline(Rates(1e10, 1e10, 1e-5)))
     return Engine(root, device, **({"memory_budget": 2**28, "learns_times": False} | settings))
+
+
+@asynccontextmanager
+async def running(root: Path, **settings: Any) -> AsyncIterator[Engine]:
+    """Such an engine while the block runs, after which its sessions end and nothing is left of them."""
+    engine = engine_of(root, **settings)
+    await engine.start()
+    yield engine
+    for session in list(engine.sessions.registry.live):
+        await engine.sessions.delete(session.id)
+    await check_counts(engine)
+    await engine.stop()
 
 
 async def create(engine: Engine, name: str, spec: dict[str, Any], **config: Any) -> None:

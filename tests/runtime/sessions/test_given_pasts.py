@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from tests.runtime.sessions.session_tree import create, engine_of
+from tests.runtime.sessions.session_tree import create, running
 
 from attention_contract.errors import OverBudget
 from attention_contract.schemas.sessions import OpenSession, ReplaceCache
@@ -19,11 +19,9 @@ _TOKENS = 3000
 @pytest.fixture
 async def engine(tmp_path):
     """An engine with a module ``m`` in float32."""
-    engine = engine_of(tmp_path)
-    await engine.start()
-    await create(engine, "m", {"masks": [{"name": "causal"}]}, dtype="float32")
-    yield engine
-    await engine.stop()
+    async with running(tmp_path) as engine:
+        await create(engine, "m", {"masks": [{"name": "causal"}]}, dtype="float32")
+        yield engine
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runtime.sessions.session_tree import D_MODEL, check_counts, close, create, engine_of, uncached
+from tests.runtime.sessions.session_tree import D_MODEL, close, create, running, uncached
 
 from attention_contract.errors import (
     DeadlineExceeded,
@@ -59,14 +59,9 @@ MOST_OF_A_STEP = 180
 @pytest.fixture
 async def engine(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     """An engine with the module ``m``."""
-    engine = engine_of(tmp_path, **getattr(request, "param", {}))
-    await engine.start()
-    await create(engine, "m", ROPE)
-    yield engine
-    for session in list(engine.sessions.registry.live):
-        await engine.sessions.delete(session.id)
-    await check_counts(engine)
-    await engine.stop()
+    async with running(tmp_path, **getattr(request, "param", {})) as engine:
+        await create(engine, "m", ROPE)
+        yield engine
 
 
 def holding(*, pages: int, **settings: Any) -> pytest.MarkDecorator:

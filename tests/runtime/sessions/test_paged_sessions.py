@@ -1,18 +1,16 @@
 """Sessions as they are on a GPU: slabs that take their memory at once, and steps by the kernel for block tables."""
 
-import asyncio
 import logging
 
 import numpy as np
 import pytest
 import torch
 from tests.core.kv_cache.paged_flash import as_on_a_gpu, paged_flash
-from tests.runtime.sessions.session_tree import D_MODEL, Tree, check_counts, close, create, engine_of, uncached
+from tests.runtime.sessions.session_tree import D_MODEL, Tree, close, create, running, uncached
 
 from attention_contract.errors import Overloaded
 from attention_contract.schemas.sessions import ForkSession, OpenSession, StepRequest, StepsRequest
 from attention_contract.validation import validate
-from attention_service.core.kv_cache import slab
 from attention_service.core.kv_cache.slab import PageKind
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling import batches
@@ -36,16 +34,10 @@ def calls(monkeypatch):
 @pytest.fixture
 async def engine(tmp_path, calls):
     """An engine whose slabs lie as the kernel reads them, with the module ``m``."""
-    engine = engine_of(tmp_path)
-    await engine.start()
-    engine.sessions.pool.paged = True
-    await create(engine, "m", ROPE, **HALF)
-    yield engine
-    for session in list(engine.sessions.registry.live):
-        await engine.sessions.delete(session.id)
-    await check_counts(engine)
-    assert not engine.sessions.pool._slabs
-    await engine.stop()
+    async with running(tmp_path) as engine:
+        engine.sessions.pool.paged = True
+        await create(engine, "m", ROPE, **HALF)
+        yield engine
 
 
 def tokens(count, seed):
@@ -114,26 +106,14 @@ async def test_a_session_that_outgrows_its_slab_takes_no_more_than_it_must_where
     close(reply.output, (await uncached(engine, "m", x, 512)).output, "bfloat16")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_trees_of_sessions_give_the_numbers_of_passes_without_a_cache(tmp_path, calls, monkeypatch, dtype):
-    if dtype == "float64":  # by products, over slabs of few pages
-        monkeypatch.setattr(slab, "PAGE_TOKENS", 4)
-        monkeypatch.setattr(pages, "LEAST_SLAB_BYTES", 2**11)
-
-    async def play():
-        engine = engine_of(tmp_path)
-        await engine.start()
-        engine.sessions.pool.paged = dtype == "bfloat16"
-        specs = (CAUSAL, ROPE, {"masks": [{"name": "causal"}, {"name": "sliding_window", "left": 5}]})
-        for seed, spec in enumerate(specs):
-            await create(engine, f"m{seed}", spec, **HALF | {"dtype": dtype})
-            tree = Tree(engine, f"m{seed}", dtype, np.random.default_rng(seed), longest=4)
-            await tree.walk(8)
-            await tree.end()
-        await engine.stop()
-
-    asyncio.run(play())
-    assert bool(calls) == (dtype == "bfloat16")
+async def test_trees_of_sessions_give_the_numbers_of_passes_without_a_cache(engine, calls):
+    specs = (CAUSAL, ROPE, {"masks": [{"name": "causal"}, {"name": "sliding_window", "left": 5}]})
+    for seed, spec in enumerate(specs):
+        await create(engine, f"m{seed}", spec, **HALF)
+        tree = Tree(engine, f"m{seed}", "bfloat16", np.random.default_rng(seed), longest=4)
+        await tree.walk(8)
+        await tree.end()
+    assert calls
 
 
 async def test_a_session_leaves_for_the_memory_that_another_kind_of_page_needs(engine, monkeypatch):

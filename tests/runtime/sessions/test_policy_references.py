@@ -1,7 +1,6 @@
 """Policies of sessions against references that follow the papers token by token, in float64."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
-from tests.runtime.sessions.session_tree import D_MODEL, check_counts, create, engine_of
+from tests.runtime.sessions.session_tree import D_MODEL, create, running
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import ForwardRequest
@@ -202,23 +201,11 @@ def test_specs_that_count_places_between_tokens_are_refused(name, spec, part):
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    """Run a test on an engine with the rotary module ``m``."""
-
-    def run(test: Callable[[Engine], Any]) -> None:
-        async def whole() -> None:
-            engine = engine_of(tmp_path)
-            await engine.start()
-            await create(engine, "m", CAUSAL | {"position": {"name": "rope"}})
-            await test(engine)
-            for session in list(engine.sessions.registry.live):
-                await engine.sessions.delete(session.id)
-            await check_counts(engine)
-            await engine.stop()
-
-        asyncio.run(whole())
-
-    return run
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    """An engine with the rotary module ``m``."""
+    async with running(tmp_path) as engine:
+        await create(engine, "m", CAUSAL | {"position": {"name": "rope"}})
+        yield engine
 
 
 async def uncached_outputs(engine: Engine, x: Array, plan: list[int], policy: dict[str, Any]) -> tuple[Array, int]:
@@ -246,52 +233,44 @@ async def uncached_outputs(engine: Engine, x: Array, plan: list[int], policy: di
 
 @pytest.mark.parametrize("plan", [[1] * 14, [9, 1, 3, 1]], ids=str)
 @pytest.mark.parametrize("name", POLICIES)
-def test_steps_equal_a_forward_pass_that_masks_what_the_policy_dropped(name, plan, play, rng):
+async def test_steps_equal_a_forward_pass_that_masks_what_the_policy_dropped(name, plan, engine, rng):
     x = rng.standard_normal((1, sum(plan), D_MODEL))
 
-    async def test(engine: Engine) -> None:
-        wide, held = await uncached_outputs(engine, x, plan, POLICIES[name])
-        opened = await engine.sessions.open(
-            "m", validate(OpenSession, {"policy": POLICIES[name] | {"report_error": True}})
-        )
-        full = await engine.forward("m", validate(ForwardRequest, {"query": x}))
-        for start, stop in pairwise([0, *np.cumsum(plan).tolist()]):
-            reply = await engine.sessions.step(opened.session, validate(StepRequest, {"query": x[:, start:stop]}))
-            np.testing.assert_allclose(reply.output, wide[:, start:stop], rtol=1e-9, atol=1e-11)
-            whole = np.abs(np.asarray(full.output)[:, start:stop] - wide[:, start:stop])
-            assert reply.error is not None
-            assert reply.error.max == pytest.approx(whole.max(), rel=1e-6, abs=1e-11)
-        info = engine.sessions.info(opened.session)
-        assert (info.length, info.held) == (sum(plan), held)
-
-    play(test)
+    wide, held = await uncached_outputs(engine, x, plan, POLICIES[name])
+    opened = await engine.sessions.open("m", validate(OpenSession, {"policy": POLICIES[name] | {"report_error": True}}))
+    full = await engine.forward("m", validate(ForwardRequest, {"query": x}))
+    for start, stop in pairwise([0, *np.cumsum(plan).tolist()]):
+        reply = await engine.sessions.step(opened.session, validate(StepRequest, {"query": x[:, start:stop]}))
+        np.testing.assert_allclose(reply.output, wide[:, start:stop], rtol=1e-9, atol=1e-11)
+        whole = np.abs(np.asarray(full.output)[:, start:stop] - wide[:, start:stop])
+        assert reply.error is not None
+        assert reply.error.max == pytest.approx(whole.max(), rel=1e-6, abs=1e-11)
+    info = engine.sessions.info(opened.session)
+    assert (info.length, info.held) == (sum(plan), held)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_sequences_forks_and_beams_go_on_as_sessions_of_their_own(name, play, rng):
+async def test_sequences_forks_and_beams_go_on_as_sessions_of_their_own(name, engine, rng):
     x = rng.standard_normal((2, 14, D_MODEL))
 
-    async def test(engine: Engine) -> None:
-        async def opened(**fields: Any) -> str:
-            return (await engine.sessions.open("m", validate(OpenSession, fields | {"policy": POLICIES[name]}))).session
+    async def opened(**fields: Any) -> str:
+        return (await engine.sessions.open("m", validate(OpenSession, fields | {"policy": POLICIES[name]}))).session
 
-        async def step(ident: str, tokens: Array) -> Array:
-            reply = await engine.sessions.step(ident, validate(StepRequest, {"query": tokens}))
-            return np.asarray(reply.output)
+    async def step(ident: str, tokens: Array) -> Array:
+        reply = await engine.sessions.step(ident, validate(StepRequest, {"query": tokens}))
+        return np.asarray(reply.output)
 
-        both, single = await opened(sequences=2), [await opened(), await opened()]
-        for part in (slice(0, 9), slice(9, 10)):
-            alone = [await step(ident, x[row : row + 1, part]) for row, ident in enumerate(single)]
-            np.testing.assert_allclose(await step(both, x[:, part]), np.concatenate(alone), rtol=1e-9, atol=1e-11)
-        fork = (await engine.sessions.fork(both, ForkSession())).session
-        await engine.sessions.reorder(fork, ReorderSession(rows=[1, 0, 1]))
-        for token in range(10, 14):
-            part = slice(token, token + 1)
-            there = await step(both, x[:, part])
-            np.testing.assert_allclose(await step(fork, x[[1, 0, 1], part]), there[[1, 0, 1]], rtol=1e-9, atol=1e-11)
-        if name != "snap_kv":
-            with pytest.raises(InvalidRequest, match="fork the session"):
-                await engine.sessions.truncate(both, TruncateSession(length=13))
-            assert engine.sessions.info(both).length == 14
-
-    play(test)
+    both, single = await opened(sequences=2), [await opened(), await opened()]
+    for part in (slice(0, 9), slice(9, 10)):
+        alone = [await step(ident, x[row : row + 1, part]) for row, ident in enumerate(single)]
+        np.testing.assert_allclose(await step(both, x[:, part]), np.concatenate(alone), rtol=1e-9, atol=1e-11)
+    fork = (await engine.sessions.fork(both, ForkSession())).session
+    await engine.sessions.reorder(fork, ReorderSession(rows=[1, 0, 1]))
+    for token in range(10, 14):
+        part = slice(token, token + 1)
+        there = await step(both, x[:, part])
+        np.testing.assert_allclose(await step(fork, x[[1, 0, 1], part]), there[[1, 0, 1]], rtol=1e-9, atol=1e-11)
+    if name != "snap_kv":
+        with pytest.raises(InvalidRequest, match="fork the session"):
+            await engine.sessions.truncate(both, TruncateSession(length=13))
+        assert engine.sessions.info(both).length == 14

@@ -1,10 +1,8 @@
 """Random trees of sessions: every number equals the forward pass over all inputs, uncached and in float64."""
 
-import asyncio
-
 import numpy as np
 import pytest
-from tests.runtime.sessions.session_tree import EXACT, Tree, create, engine_of
+from tests.runtime.sessions.session_tree import EXACT, Tree, create, engine_of, running
 
 from attention_service.core.kv_cache import slab
 from attention_service.core.registry import variants
@@ -71,20 +69,14 @@ def test_every_variant_has_its_turn() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_typical_trees(tmp_path, small_pages, dtype: str) -> None:
+async def test_typical_trees(tmp_path, small_pages, dtype: str) -> None:
     specs = TYPICAL if dtype == "float64" else TYPICAL[1:2]
-
-    async def play() -> None:
-        engine = engine_of(tmp_path)
-        await engine.start()
+    async with running(tmp_path) as engine:
         for seed, spec in enumerate(specs):
             await create(engine, f"m{seed}", spec, dtype=dtype)
             tree = Tree(engine, f"m{seed}", dtype, np.random.default_rng(seed), longest=4)
             await tree.walk(6)
             await tree.end()
-        await engine.stop()
-
-    asyncio.run(play())
 
 
 def drawn(rng: np.random.Generator) -> dict:
@@ -109,34 +101,30 @@ def drawn_dtype(rng: np.random.Generator, spec: dict) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 500, 50))
-def test_random_trees(tmp_path, request: pytest.FixtureRequest, first: int) -> None:
+async def test_random_trees(tmp_path, request: pytest.FixtureRequest, first: int) -> None:
     """Fifty trees, each of another spec, shape and dtype; the server crashes in the middle of each fifth."""
     if first % 100:
         request.getfixturevalue("small_pages")
-
-    async def play() -> None:
-        engine = engine_of(tmp_path)
-        await engine.start()
-        for seed in range(first, first + 50):
-            rng = np.random.default_rng(seed)
-            spec, shape = drawn(rng), SHAPES[rng.integers(len(SHAPES))]
-            dtype = drawn_dtype(rng, spec)
-            try:
-                await create(engine, f"m{seed}", spec, dtype=dtype, **shape)
-                tree = Tree(engine, f"m{seed}", dtype, rng, longest=int(rng.choice([12, 90])))
-                await tree.walk(14)
-                if seed % 5 == 0:
-                    lost, engine = engine, engine_of(tmp_path)
-                    await engine.start()
-                    await tree.crash(engine)
-                    await lost.stop()
-                await tree.walk(8)
-                await tree.end()
-                for name in tree.name, tree.name + EXACT:
-                    await engine.modules.delete(name)
-            except BaseException as fault:
-                fault.add_note(f"tree {seed}: {dtype}, {shape}, {spec}")
-                raise
-        await engine.stop()
-
-    asyncio.run(play())
+    engine = engine_of(tmp_path)
+    await engine.start()
+    for seed in range(first, first + 50):
+        rng = np.random.default_rng(seed)
+        spec, shape = drawn(rng), SHAPES[rng.integers(len(SHAPES))]
+        dtype = drawn_dtype(rng, spec)
+        try:
+            await create(engine, f"m{seed}", spec, dtype=dtype, **shape)
+            tree = Tree(engine, f"m{seed}", dtype, rng, longest=int(rng.choice([12, 90])))
+            await tree.walk(14)
+            if seed % 5 == 0:
+                lost, engine = engine, engine_of(tmp_path)
+                await engine.start()
+                await tree.crash(engine)
+                await lost.stop()
+            await tree.walk(8)
+            await tree.end()
+            for name in tree.name, tree.name + EXACT:
+                await engine.modules.delete(name)
+        except BaseException as fault:
+            fault.add_note(f"tree {seed}: {dtype}, {shape}, {spec}")
+            raise
+    await engine.stop()

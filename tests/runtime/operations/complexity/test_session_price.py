@@ -1,10 +1,8 @@
 """The price of a session: pages, the longest past that fits, and times that follow what is held."""
 
-import asyncio
-
 import pytest
 import torch
-from tests.runtime.sessions.session_tree import create, engine_of
+from tests.runtime.sessions.session_tree import create, running
 from tests.runtime.sessions.test_live_sessions import ROPE, opened, step, tokens
 
 from attention_contract.errors import InvalidRequest
@@ -115,10 +113,8 @@ def test_raw_attention_has_no_sessions():
         report(None, RawComplexityRequest.model_validate(shape), Place(DEVICE, 2**26, 2**26))
 
 
-def test_a_live_session_has_the_bytes_of_its_price_and_grows_to_the_longest(tmp_path):
-    async def live() -> None:
-        engine = engine_of(tmp_path, session_share=2**14 / 2**28 * 3)
-        await engine.start()
+async def test_a_live_session_has_the_bytes_of_its_price_and_grows_to_the_longest(tmp_path):
+    async with running(tmp_path, session_share=2**14 / 2**28 * 3) as engine:
         await create(engine, "m", ROPE)
         ask = ComplexityRequest.model_validate({"shape": {"queries": 1}, "session": {"pasts": [63, 64]}})
         before = (await engine.complexity("m", ask)).session
@@ -132,6 +128,3 @@ def test_a_live_session_has_the_bytes_of_its_price_and_grows_to_the_longest(tmp_
         after = (await engine.complexity("m", ask)).session
         assert after is not None
         assert after.free_bytes == before.free_bytes - engine.sessions.info(ident).bytes
-        await engine.stop()
-
-    asyncio.run(live())

@@ -1,7 +1,5 @@
 """One trace leads from the client through the server's operation to its phases. Unconfigured, there is none."""
 
-import asyncio
-
 import httpx
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from attention_service.api.observation.tracing import telemetry_config
 from attention_service.runtime.request_timing import PHASES
 from attention_service.runtime.scheduling.executor import Executor
 from attention_service.runtime.scheduling.passes import Pass
+from tests.client.service import both
 from tests.conftest import eventually, live_server
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
@@ -78,19 +77,10 @@ def assert_phases(spans, operation, phases=PHASES):
             assert span.attributes["attention.kernel"]
 
 
-@pytest.mark.parametrize("kind", ["blocking", "awaited"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_one_trace_from_the_client_to_the_phases(traced, spans, kind):
     with root() as outer:
-        if kind == "blocking":
-            with Client(traced) as client:
-                client.attention.forward(QUERY, QUERY, QUERY, num_heads=2)
-        else:
-
-            async def ask():
-                async with AsyncClient(traced) as client:
-                    await client.attention.forward(QUERY, QUERY, QUERY, num_heads=2)
-
-            asyncio.run(ask())
+        both(kind, traced, lambda client: client.attention.forward(QUERY, QUERY, QUERY, num_heads=2))
     found = spans()
     assert {span.context.trace_id for span in found} == {outer.get_span_context().trace_id}
     sent = only(found, "POST")

@@ -477,7 +477,10 @@ class Played:
 
 
 def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
-    """Return what ``ask``, a function of a client, gives with one of the two clients."""
+    """Return what ``ask``, a function of a client, gives with one of the two clients.
+
+    A coroutine function takes the calls of both by ``reply_of``.
+    """
 
     async def awaited() -> Any:
         async with AsyncClient(url, **options) as client:
@@ -486,7 +489,13 @@ def both(kind: str, url: str, ask: Callable[[Any], Any], **options: Any) -> Any:
     if kind == "async":
         return asyncio.run(awaited())
     with Client(url, **options) as client:
-        return ask(client)
+        found = ask(client)
+        return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+
+async def reply_of(made: Any) -> Any:
+    """Return the reply to a call of either client."""
+    return await made if inspect.isawaitable(made) else made
 
 
 def ask(kind: str, played: Played, operation: str, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,6 @@ from tests.client.service import URL, Played, ask, both
 KEY = "attn_0123456789-secret"
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("given", [KEY, SecretStr(KEY)])
 def test_it_goes_with_every_request(kind, given):
     played = Played()
@@ -24,7 +23,6 @@ def test_it_goes_with_every_request(kind, given):
     assert played.requests[0].headers["authorization"] == f"Bearer {KEY}"
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_environment_names_it_and_an_argument_wins(kind, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     sent = []

@@ -19,7 +19,7 @@ from attention_client import AsyncClient, Client, ConnectionFailed, DeadlineExce
 from attention_contract.errors import BodyTooLarge
 from attention_contract.schemas.attention import ForwardReply
 from attention_contract.wire import SAFETENSORS, to_body
-from tests.client.service import RAN, X, both
+from tests.client.service import RAN, X, both, reply_of
 from tests.client.tcp import listening, read_request, stubborn
 
 
@@ -54,20 +54,14 @@ def test_calls_side_by_side_get_their_own_answers_over_as_many_connections(kind,
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced(kind):
-    async def awaited(client, closed):
+    async def ask(client):
         for _ in range(5):
-            await client.modules.delete("demo")  # which would not be repeated
-            await asyncio.to_thread(closed.acquire, timeout=20)
-
-    def blocking(client, closed):
-        for _ in range(5):
-            client.modules.delete("demo")
-            closed.acquire(timeout=20)
+            await reply_of(client.modules.delete("demo"))  # which would not be repeated
+            await asyncio.to_thread(service.closed.acquire, timeout=20)
 
     with listening() as service:
         service.drops = True
-        ask = awaited if kind == "async" else blocking
-        both(kind, service.url, lambda client: ask(client, service.closed), retries=0)
+        both(kind, service.url, ask, retries=0)
         assert len(set(service.connections)) == 5
 
 
@@ -86,18 +80,13 @@ def test_only_what_is_safe_is_asked_again_where_a_kept_connection_breaks(kind):
         connection.sendall(good_answer())
         asked.append(read_request(connection))  # and hangs up
 
-    async def awaited(client):
+    async def ask(client):
         for _ in range(3):
-            await client.forward("demo", X)
-        await client.modules.delete("demo")
-
-    def blocking(client):
-        for _ in range(3):
-            client.forward("demo", X)
-        client.modules.delete("demo")
+            await reply_of(client.forward("demo", X))
+        await reply_of(client.modules.delete("demo"))
 
     with stubborn(once_each) as url, pytest.raises(ConnectionFailed, match="broke") as caught:
-        both(kind, url, awaited if kind == "async" else blocking)
+        both(kind, url, ask)
     assert caught.value.facts["sent"] is True
     assert [line.split()[0] for line in asked] == [b"POST"] * 5 + [b"DELETE"]
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from attention_client import AsyncClient, Client, ConnectionFailed, DeadlineExceeded, UnexpectedReply
-from tests.client.service import METHODS, URL, Played, X, both
+from tests.client.service import METHODS, URL, Played, X, both, reply_of
 from tests.client.tcp import listening, read_request, stubborn
 
 
@@ -27,13 +27,10 @@ def through(kind, ask, *, client=None, **options):
 def own(kind, url, *names):
     """Call these operations one after the other over one client that has its own httpx client."""
 
-    async def awaited(client):
-        return [await attrgetter(METHODS[name])(client)() for name in names]
+    async def ask(client):
+        return [await reply_of(attrgetter(METHODS[name])(client)()) for name in names]
 
-    def blocking(client):
-        return [attrgetter(METHODS[name])(client)() for name in names]
-
-    return both(kind, url, awaited if kind == "async" else blocking)
+    return both(kind, url, ask)
 
 
 # ── an httpx client of the caller's ──────────────────────────────────────────────────────────────────────────────────
@@ -58,8 +55,8 @@ def test_hooks_see_what_is_sent_and_received(kind, played):
     async def awaited_hook(message):
         seen.append(type(message))
 
-    hook = seen_type = awaited_hook if kind == "async" else lambda message: seen.append(type(message))
-    hooks = {"request": [hook], "response": [seen_type]}
+    hook = awaited_hook if kind == "async" else lambda message: seen.append(type(message))
+    hooks = {"request": [hook], "response": [hook]}
     through(kind, lambda client: client.server.info(), transport=played.transport, base_url=URL, event_hooks=hooks)
     assert seen == [httpx.Request, httpx.Response]
 

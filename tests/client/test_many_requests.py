@@ -8,10 +8,10 @@ import httpx
 import numpy as np
 import pytest
 
-from attention_client import AsyncClient, Client, InvalidTensor, NotFound
+from attention_client import Client, InvalidTensor, NotFound
 from attention_client.array_likes import as_array, plain
 from attention_contract.schemas.server import Health
-from tests.client.service import URL
+from tests.client.service import URL, both
 
 
 class Counted:
@@ -48,18 +48,14 @@ class Counted:
 
 def mapped(kind, server, names, mistaken=(), **settings):
     requests = [*mistaken, *({"name": name} for name in names)]
-    if kind == "sync":
-        with Client(URL, transport=httpx.MockTransport(server.blocking), retries=0) as client:
-            return client.map(client.modules.parameters, iter(requests), **settings)
+    transport = httpx.MockTransport(server.blocking if kind == "sync" else server.awaited)
 
-    async def ask():
-        async with AsyncClient(URL, transport=httpx.MockTransport(server.awaited), retries=0) as client:
-            return await client.map(client.modules.parameters, iter(requests), **settings)
+    def ask(client):
+        return client.map(client.modules.parameters, iter(requests), **settings)
 
-    return asyncio.run(ask())
+    return both(kind, URL, ask, transport=transport, retries=0)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_replies_come_in_order_and_few_calls_run_at_once(kind):
     server = Counted()
     names = [f"m{number}" for number in range(20)]
@@ -68,7 +64,6 @@ def test_replies_come_in_order_and_few_calls_run_at_once(kind):
     assert 1 < server.most <= 4
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_first_error_ends_it_and_nothing_more_is_begun(kind):
     server = Counted()
     with pytest.raises(NotFound, match="bad1"):
@@ -76,20 +71,17 @@ def test_the_first_error_ends_it_and_nothing_more_is_begun(kind):
     assert server.all < 10
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_errors_stand_in_the_place_of_their_replies(kind):
     replies = mapped(kind, Counted(), ["a", "bad", "b"], errors="return")
     assert [type(reply).__name__ for reply in replies] == ["ParameterList", "NotFound", "ParameterList"]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"errors": "ignore"}])
 def test_settings_that_make_no_sense_are_refused(kind, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         mapped(kind, Counted(), ["a"], **wrong)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_mistake_in_a_request_is_raised_as_it_is(kind):
     server = Counted()
     with pytest.raises(TypeError, match="must be a mapping"):

@@ -9,7 +9,6 @@ from attention_contract.schemas.weights import WeightsRequest
 from tests.client.service import URL, Played, X, both
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_plot_asks_for_the_picture_of_a_reply(kind):
     played = Played()
 
@@ -26,7 +25,6 @@ def test_a_plot_asks_for_the_picture_of_a_reply(kind):
     assert played.asked.labels == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_reply_knows_the_names_in_its_request(kind):
     def ask(client):
         return client.weights("demo", X, labels=["the", "cat", "sat"], select={"heads": [5, 7], "queries": [2, 0, 1]})

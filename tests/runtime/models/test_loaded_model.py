@@ -401,6 +401,30 @@ def test_models_that_predict_are_loaded_with_their_heads(kind, tmp_path):
     model.close()
 
 
+def test_a_decoder_reads_and_predicts_tokens_of_its_own_vocabulary():
+    """The encoder's has 12 tokens, and the decoder's 8."""
+    decoder = BertConfig(**_BERT, **_SMALL | {"vocab_size": 8}, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(
+        BertConfig(**_BERT, **_SMALL), decoder, decoder_start_token_id=2, pad_token_id=0
+    )
+    model = LoadedModel("pair", EncoderDecoderModel(config).eval().requires_grad_(False), tokenizer(), device())
+    upstream = np.ones((1, 8), np.float32)
+    reply = ModelGradients(model, ModelGradientsRequest(tokens=IDS, of={"upstream": upstream})).reply()
+    near(reply.value, forward_reply(model, ModelForwardRequest(tokens=IDS, return_=["logits"])).logits.sum(), 1e-5)
+    for param, request in {
+        "target": {"target": "Katze"},
+        "of.token": {"of": {"token": 9}},
+        "of.against": {"of": {"against": "Katze"}},
+        "of.upstream": {"of": {"upstream": [[1.0] * 12]}},
+    }.items():
+        with pytest.raises(InvalidRequest) as refusal:
+            ModelGradients(model, validate(ModelGradientsRequest, {"tokens": IDS} | request))
+        assert refusal.value.param == param
+    biased = validate(CompletionRequest, {"model": "pair", "prompt": IDS, "logit_bias": {"9": 1}})
+    with pytest.raises(InvalidRequest, match="logit_bias: token 9 is out of range; there are 8"):
+        plan_generation(model, biased)
+
+
 def test_a_decoder_beside_an_encoder_of_its_own_attention_is_named_so():
     """Else the keys of its layers would be labelled as the encoder's tokens."""
     config = LongT5Config(

@@ -206,9 +206,9 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
             f"{limit}; the prompt has {longest}, and {sampling.new_tokens} are to follow",
             limit=reader.max_length,
         )
-    vocabulary = model.config.get_text_config().vocab_size
-    if sampling.changes is not None and (beyond := [each for each in sampling.changes.bias if each >= vocabulary]):
-        raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {vocabulary}")
+    known, changes = reader.predictable, sampling.changes
+    if changes is not None and (beyond := [each for each in changes.bias if each >= known]):
+        raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {known}")
     settings = model.generation_config
     told: Any = settings.eos_token_id
     if told is None and reader.tokenizer is not None:

@@ -177,7 +177,7 @@ class ModelGradients:
         given = to_torch(np.asarray(of.upstream))
         given = given if self.asked.inputs.several else given[None]
         lengths = 1, length
-        width = reader.vocabulary if loaded.predicts else int(loaded.model.config.get_text_config().hidden_size)
+        width = reader.predictable if loaded.predicts else int(loaded.model.config.get_text_config().hidden_size)
         if given.ndim != 3 or given.shape[0] != batch or given.shape[1] not in lengths or given.shape[2] != width:
             expected = [batch, length, width] if self.asked.inputs.several else [length, width]
             raise ShapeMismatch.at(

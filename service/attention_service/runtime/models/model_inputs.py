@@ -136,7 +136,10 @@ class InputReader:
         """The names of the model's arguments."""
         self.max_length = _max_length(model)
         self.vocabulary = _vocabulary(model)
-        """The number of token ids that the model knows."""
+        """The number of token ids that the model reads."""
+        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.predictable = self.vocabulary if head is None else int(head.weight.shape[0])
+        """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
         self._device = model.device
         self._pads_left = bool(model.can_generate()) and not self.pairs
         self._counts_positions = "position_ids" in self.names and _positions_behind_padding(model) is None
@@ -223,7 +226,7 @@ class InputReader:
     def token_id(self, token: int | str, param: str) -> int:
         """The id of a token, given as such or as a text that is one token. Raises InvalidRequest."""
         if isinstance(token, int):
-            self.check([token], param)
+            self._check_known([token], param, self.predictable)
             return token
         if self.tokenizer is None:
             raise InvalidRequest.at(param, f"{self.no_tokenizer}; send a token id")
@@ -232,6 +235,7 @@ class InputReader:
             raise InvalidRequest.at(
                 param, f"{token!r} is {len(ids)} tokens ({', '.join(self.readable(ids))}); expected one"
             )
+        self._check_known(ids, param, self.predictable)
         return int(ids[0])
 
     def conversation(self, messages: Sequence[Message]) -> str:
@@ -296,7 +300,8 @@ class InputReader:
             offsets = self.tokens(target, "target").spans
             ids += list(told)
             spans += offsets if len(offsets) == len(told) else [None] * len(told)
-        self.check(ids, "target")
+        self._check_count(ids, "target")
+        self._check_known(ids, "target", self.predictable)
         return Stack(torch.tensor([ids] * batch, device=self._device), None, [spans] * batch)
 
     def knows(self, token: Any) -> bool:
@@ -305,15 +310,21 @@ class InputReader:
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest for ids that the model does not know, and for more than it has positions for."""
+        self._check_count(ids, param)
+        self._check_known(ids, param, self.vocabulary)
+
+    def _check_count(self, ids: Sequence[int], param: str) -> None:
         if self.max_length is not None and len(ids) > self.max_length:
             raise InvalidRequest.at(
                 param, f"{len(ids)} tokens; the model has positions for {self.max_length}", limit=self.max_length
             )
-        if (largest := max(ids)) >= self.vocabulary:
+
+    def _check_known(self, ids: Sequence[int], param: str, known: int) -> None:
+        if (largest := max(ids)) >= known:
             raise InvalidRequest.at(
                 param,
-                f"token {largest} is out of range; the vocabulary has {self.vocabulary} tokens, numbered from 0",
-                limit=self.vocabulary,
+                f"token {largest} is out of range; the vocabulary has {known} tokens, numbered from 0",
+                limit=known,
             )
 
 

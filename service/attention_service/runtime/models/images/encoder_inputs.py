@@ -34,7 +34,7 @@ class EncoderInputs(InputReader):
         self.pairs, self.tokenizer, self.template, self.max_length = False, None, None, None
         self.names = frozenset(inspect.signature(model.forward).parameters)
         self._classes = {int(each): name for each, name in (model.config.id2label or {}).items()}
-        self.vocabulary = len(self._classes)
+        self.vocabulary = self.predictable = len(self._classes)
         sees: Any = getattr(model.config, "vision_config", model.config)  # of CLIP that classifies, one of two
         self._registers = int(getattr(sees, "num_register_tokens", None) or 0)
         self._device, self._processor = model.device, processor

@@ -425,6 +425,15 @@ def test_a_decoder_reads_and_predicts_tokens_of_its_own_vocabulary():
         plan_generation(model, biased)
 
 
+def test_experts_compute_in_float64(tmp_path):
+    eager("deepseek_v3").save_pretrained(tmp_path)
+    model = LoadedModel.load(tmp_path, dtype="float64", device=torch.device("cpu"), progress=lambda _: None)
+    request = ModelForwardRequest(tokens=IDS, return_=["logits"])
+    found = forward_reply(model, request).logits
+    assert found.dtype == np.float64
+    near(found, forward_reply(loaded("deepseek_v3"), request).logits)
+
+
 def test_a_decoder_beside_an_encoder_of_its_own_attention_is_named_so():
     """Else the keys of its layers would be labelled as the encoder's tokens."""
     config = LongT5Config(

@@ -109,6 +109,8 @@ def load_checkpoint(
         raise InvalidCheckpoint.at(
             "checkpoint", f"{room} bytes of memory are too few for one layer of {folder.name} and its computation"
         )
+    if model.dtype == torch.float64:  # which PyTorch's grouped products of experts do not have
+        model.set_experts_implementation("eager")
     placed = model if places_of_parts(model) else model.to(device)
     return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from attention_client import Client
 from tests.api.talk import post, refuse
 
 METHODS = ["gradient_attention", "integrated", "relevance", "norm", "head_importance"]
@@ -82,7 +81,7 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def module(server):
+def module(client):
     rng = np.random.default_rng(3)
     config = {
         "d_model": D, "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": WIDTH, "dtype": "float64",
@@ -91,15 +90,14 @@ def module(server):
     shapes = {"q": (12, D), "k": (6, D), "v": (6, D), "o": (D, 12)}
     parameters = {f"{role}_proj.weight": rng.normal(size=shape) for role, shape in shapes.items()}
     parameters |= {f"{role}_proj.bias": rng.normal(size=shape[:1]) for role, shape in shapes.items()}
-    with Client(server) as client:
-        client.modules.create("attributed", config, parameters=parameters)
-        yield "attributed", parameters
-        client.modules.delete("attributed")
+    client.modules.create("attributed", config, parameters=parameters)
+    yield "attributed", parameters
+    client.modules.delete("attributed")
 
 
 @pytest.mark.parametrize("read_out", [False, True])
 @pytest.mark.parametrize("edited", [False, True])
-def test_every_method_agrees_with_autograd_in_float64(server, module, rng, edited, read_out):
+def test_every_method_agrees_with_autograd_in_float64(client, module, rng, edited, read_out):
     name, parameters = module
     x, steps = rng.normal(size=(2, 6, D)), 5
     real = torch.arange(6) < torch.tensor(REAL)[:, None]
@@ -116,10 +114,9 @@ def test_every_method_agrees_with_autograd_in_float64(server, module, rng, edite
     asked = {"readout": {"weight": weight, "bias": bias, "targets": targets}} if read_out else {"upstream": upstream}
     reference = Reference(parameters, edited)
     expected, change = reference.attributions(torch.tensor(x), real, loss, steps)
-    with Client(server) as client:
-        reply = client.attribution(
-            name, x, key_lengths=np.array(REAL), methods=METHODS, steps=steps, edits=EDITS if edited else (), **asked
-        )
+    reply = client.attribution(
+        name, x, key_lengths=np.array(REAL), methods=METHODS, steps=steps, edits=EDITS if edited else (), **asked
+    )
     for method, values in expected.items():
         np.testing.assert_allclose(getattr(reply, method), values, atol=1e-12, err_msg=method)
     np.testing.assert_allclose(reply.completeness.expected, change, atol=1e-12)
@@ -166,18 +163,17 @@ def test_a_selection_and_a_comparison_are_parts_of_the_whole(http, rng):
     assert few["head_importance"] == plain["head_importance"]
 
 
-def test_global_projections_have_values_of_their_own(server, rng):
+def test_global_projections_have_values_of_their_own(client, rng):
     masks = [{"name": "global_tokens", "positions": [0, 3], "projections": "separate"}]
     x = rng.normal(size=(1, 5, 8))
-    with Client(server) as client:
-        client.modules.create(
-            "attributed.global", {"d_model": 8, "num_heads": 2, "dtype": "float64", "spec": {"masks": masks}}, seed=1
-        )
-        reply = client.attribution("attributed.global", x, methods=["gradient_attention", "norm"])
-        exact = client.gradients("attributed.global", x, wrt=["weights"], return_=["weights"])
-        names = ("v_global.weight", "v_global.bias", "v_proj.weight", "v_proj.bias", "o_proj.weight")
-        parameters = {name: client.modules.parameter("attributed.global", name).value for name in names}
-        client.modules.delete("attributed.global")
+    client.modules.create(
+        "attributed.global", {"d_model": 8, "num_heads": 2, "dtype": "float64", "spec": {"masks": masks}}, seed=1
+    )
+    reply = client.attribution("attributed.global", x, methods=["gradient_attention", "norm"])
+    exact = client.gradients("attributed.global", x, wrt=["weights"], return_=["weights"])
+    names = ("v_global.weight", "v_global.bias", "v_proj.weight", "v_proj.bias", "o_proj.weight")
+    parameters = {name: client.modules.parameter("attributed.global", name).value for name in names}
+    client.modules.delete("attributed.global")
     np.testing.assert_allclose(reply.gradient_attention, exact.weights * exact.gradients["weights"], atol=1e-12)
     for row in range(5):
         by = "global" if row in (0, 3) else "proj"
@@ -199,14 +195,13 @@ def test_padding_that_is_not_finite_adds_nothing(http):
         assert not np.any(np.array(padded[name])[:, 2])
 
 
-def test_a_session_attributes_to_its_past(server, module, rng):
+def test_a_session_attributes_to_its_past(client, module, rng):
     name, _ = module
     x = rng.normal(size=(1, 6, D))
-    with Client(server) as client:
-        whole = client.attribution(name, x, methods=["gradient_attention", "norm"], select={"queries": [4, 5]})
-        with client.sessions.open(name) as session:
-            session.step(x[:, :4])
-            reply = session.attribution(x[:, 4:], methods=["gradient_attention", "norm"])
+    whole = client.attribution(name, x, methods=["gradient_attention", "norm"], select={"queries": [4, 5]})
+    with client.sessions.open(name) as session:
+        session.step(x[:, :4])
+        reply = session.attribution(x[:, 4:], methods=["gradient_attention", "norm"])
     np.testing.assert_allclose(reply.gradient_attention, whole.gradient_attention, atol=1e-12)
     np.testing.assert_allclose(reply.norm_of_sum, whole.norm_of_sum, atol=1e-12)
 

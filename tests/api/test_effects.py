@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from attention_client import Client
 from tests.api.talk import post, refuse
 
 MODULE = {"d_model": 12, "num_heads": 4, "num_kv_heads": 2, "dtype": "float64"}
@@ -105,15 +104,14 @@ def test_raw_attention_in_every_layout(http, rng, spec, layout):
         np.testing.assert_allclose(differences[:, query] if batched else differences[query], expected, atol=2e-6)
 
 
-def test_a_session_takes_effects_over_its_past(server, http, module, rng):
+def test_a_session_takes_effects_over_its_past(client, http, module, rng):
     x = rng.normal(size=(1, 6, 12))
     sweep = {"tap": "k", "over": ["keys", "heads"], "scale": 2.0}
-    with Client(server) as client:
-        whole = client.effects("effects.causal", x, sweep=sweep, queries=[4, 5])
-        with client.sessions.open("effects.causal") as session:
-            session.step(x[:, :4])
-            found = session.effects(x[:, 4:], sweep=sweep)
-            assert session.length == 4
+    whole = client.effects("effects.causal", x, sweep=sweep, queries=[4, 5])
+    with client.sessions.open("effects.causal") as session:
+        session.step(x[:, :4])
+        found = session.effects(x[:, 4:], sweep=sweep)
+        assert session.length == 4
     assert found.swept == {"keys": [*range(6)], "heads": [0, 1]}
     np.testing.assert_allclose(found.effects.norm, whole.effects.norm, atol=1e-12)
     assert found.effects.norm.any()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from attention_client import Client
 from attention_service.core.blocks import tiles
 from attention_service.core.inspection.statistics import CLASS_SHARES, HEAD_STATISTICS
 from attention_service.core.inspection.weights import positions_of, real_queries, top, totals
@@ -122,13 +121,12 @@ def test_a_comparison_is_the_edited_minus_the_unedited(http, rng):
     np.testing.assert_allclose(averaged["differences"]["weights"], change.mean(0), atol=1e-7)
 
 
-def test_the_client_sends_tokens_and_reads_chosen_statistics(server, rng):
+def test_the_client_sends_tokens_and_reads_chosen_statistics(client, rng):
     x = rng.normal(size=(1, 2, 4, 4)).astype(np.float32)
-    with Client(server) as client:
-        reply = client.attention.weights(
-            x, statistics=["induction", "classes"], return_weights=False,
-            statistic_options={"tokens": np.array([[1, 2, 1, 2]]), "classes": {"last": np.arange(4) == 3}},
-        )  # fmt: skip
+    reply = client.attention.weights(
+        x, statistics=["induction", "classes"], return_weights=False,
+        statistic_options={"tokens": np.array([[1, 2, 1, 2]]), "classes": {"last": np.arange(4) == 3}},
+    )  # fmt: skip
     assert reply.statistics.induction.shape == (1, 2)
     assert reply.statistics.classes["last"].shape == (1, 2)
     assert reply.statistics.entropy is None

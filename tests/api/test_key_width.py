@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_client import Client, InvalidRequest, ShapeMismatch
+from attention_client import InvalidRequest, ShapeMismatch
 from tests.api.talk import post
 
 
@@ -15,15 +15,14 @@ from tests.api.talk import post
         {"score": {"name": "bilinear"}, "method": {"name": "performer"}},
     ],
 )
-def test_other_specs_take_one_width(server, rng, spec):
+def test_other_specs_take_one_width(client, rng, spec):
     q, k, v = (rng.normal(size=(2, 4, 5, width)) for width in (3, 6, 4))
-    with Client(server) as client:
-        with pytest.raises(ShapeMismatch) as error:
-            client.attention.forward(q, k, v, spec=spec)
-        assert error.value.param == "key"
-        with pytest.raises(InvalidRequest) as error:
-            client.attention.complexity(8, num_heads=2, head_dim=4, key_dim=6, spec=spec)
-        assert error.value.param == "key_dim"
+    with pytest.raises(ShapeMismatch) as error:
+        client.attention.forward(q, k, v, spec=spec)
+    assert error.value.param == "key"
+    with pytest.raises(InvalidRequest) as error:
+        client.attention.complexity(8, num_heads=2, head_dim=4, key_dim=6, spec=spec)
+    assert error.value.param == "key_dim"
 
 
 def test_costs_count_both_widths(http):

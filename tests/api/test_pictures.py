@@ -14,7 +14,6 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
-from attention_client import Client
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover, Picture
 from attention_contract.schemas.complexity import ComplexityReply, Sweep
@@ -176,13 +175,12 @@ def test_without_the_extra_the_answer_names_it(http, monkeypatch):
     assert http.post("/v1/attention/complexity", json=RAW).status_code == 200
 
 
-def test_clients_give_the_file_and_a_notebook_shows_it(server):
-    with Client(server) as client:
-        client.modules.create("drawn", {"d_model": 8, "num_heads": 2}, seed=0)
-        svg = client.plot().of(client.complexity, "drawn", 64, compare=[{"num_kv_heads": 1}])
-        png = client.plot("png", width=320).of(client.weights, "drawn", np.ones((2, 8)))
-        with pytest.raises(InvalidRequest):
-            client.plot().of(client.complexity, "drawn", 64, compare=[{"num_kv_heads": 3}])
+def test_clients_give_the_file_and_a_notebook_shows_it(client):
+    client.modules.create("drawn", {"d_model": 8, "num_heads": 2}, seed=0)
+    svg = client.plot().of(client.complexity, "drawn", 64, compare=[{"num_kv_heads": 1}])
+    png = client.plot("png", width=320).of(client.weights, "drawn", np.ones((2, 8)))
+    with pytest.raises(InvalidRequest):
+        client.plot().of(client.complexity, "drawn", 64, compare=[{"num_kv_heads": 3}])
     assert re.match(rb"<\?xml", svg.data)
     assert "num_kv_heads 1" in words(svg.data)
     assert png.data.startswith(b"\x89PNG")
@@ -198,9 +196,8 @@ WORDS = ["[CLS]", "the", "cat", "sat", ".", "[SEP]"]
 
 
 @pytest.fixture(scope="module")
-def module(server):
-    with Client(server) as client:
-        client.modules.create("pictured", {"d_model": 8, "num_heads": 2}, seed=0)
+def module(client):
+    client.modules.create("pictured", {"d_model": 8, "num_heads": 2}, seed=0)
     return "/v1/modules/pictured/weights"
 
 

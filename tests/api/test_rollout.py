@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_client import Client, InvalidRequest, RecordingNotFound
+from attention_client import InvalidRequest, RecordingNotFound
 from tests.api.talk import post, refuse
 
 TEXT = {"model": "by hand", "text": "a b c", "created": "2026-01-01T00:00:00Z"}
@@ -22,38 +22,36 @@ def recorded(rng):
     return made, TEXT | {"tokens": tokens, "attentions": attentions, "decoder": tensors}
 
 
-def test_recorded_and_sent_weights_give_the_same(server, recorded):
+def test_recorded_and_sent_weights_give_the_same(client, recorded):
     made, file = recorded
-    with Client(server) as client:
-        stored = client.recordings.create(file)
-        for method in ("rollout", "flow"):
-            found = client.recordings.rollout(stored.id, method=method)
-            sent = client.attention.rollout(made, method=method)
-            np.testing.assert_allclose(found.values, sent.values, atol=1e-12)
-            assert (found.layers, found.tokens) == ([f"decoder.{layer}" for layer in range(3)], ["a", "b", "c"])
-            assert found.ran.kernel == {"rollout": "products", "flow": "dinic"}[method]
-        some = client.recordings.rollout(stored.id, layers=["decoder.2", "decoder.0"], queries=[2], residual=0.25)
-        m = [0.25 * np.eye(3) + 0.75 * made[layer].mean(0) for layer in (2, 0)]
-        np.testing.assert_allclose(some.values, (m[0] @ m[1])[[2]], atol=1e-6)
-        assert some.layers == ["decoder.0", "decoder.2"]
-        with pytest.raises(InvalidRequest, match=r"decoder\.1\.cross"):
-            client.recordings.rollout(stored.id, layers=["decoder.1.cross"])
-        with pytest.raises(InvalidRequest, match="out of range"):
-            client.recordings.rollout(stored.id, queries=[3])
-        client.recordings.delete(stored.id)
-        with pytest.raises(RecordingNotFound):
-            client.recordings.rollout(stored.id)
+    stored = client.recordings.create(file)
+    for method in ("rollout", "flow"):
+        found = client.recordings.rollout(stored.id, method=method)
+        sent = client.attention.rollout(made, method=method)
+        np.testing.assert_allclose(found.values, sent.values, atol=1e-12)
+        assert (found.layers, found.tokens) == ([f"decoder.{layer}" for layer in range(3)], ["a", "b", "c"])
+        assert found.ran.kernel == {"rollout": "products", "flow": "dinic"}[method]
+    some = client.recordings.rollout(stored.id, layers=["decoder.2", "decoder.0"], queries=[2], residual=0.25)
+    m = [0.25 * np.eye(3) + 0.75 * made[layer].mean(0) for layer in (2, 0)]
+    np.testing.assert_allclose(some.values, (m[0] @ m[1])[[2]], atol=1e-6)
+    assert some.layers == ["decoder.0", "decoder.2"]
+    with pytest.raises(InvalidRequest, match=r"decoder\.1\.cross"):
+        client.recordings.rollout(stored.id, layers=["decoder.1.cross"])
+    with pytest.raises(InvalidRequest, match="out of range"):
+        client.recordings.rollout(stored.id, queries=[3])
+    client.recordings.delete(stored.id)
+    with pytest.raises(RecordingNotFound):
+        client.recordings.rollout(stored.id)
 
 
-def test_the_relevance_of_an_attribution_accumulates_over_layers(server, rng):
+def test_the_relevance_of_an_attribution_accumulates_over_layers(client, rng):
     x, upstream = rng.normal(size=(2, 1, 4, 8))
-    with Client(server) as client:
-        client.modules.create("rolled", {"d_model": 8, "num_heads": 2, "dtype": "float64"}, seed=3)
-        names = ["relevance", "gradient_attention"]
-        shares = client.attribution("rolled", x, methods=names, upstream=upstream)
-        client.modules.delete("rolled")
-        found = [client.attention.rollout(getattr(shares, name)[[0, 0]], method="relevance") for name in names]
-        fewer = client.attention.rollout(np.abs(shares.relevance), discard=0.5, residual=0)
+    client.modules.create("rolled", {"d_model": 8, "num_heads": 2, "dtype": "float64"}, seed=3)
+    names = ["relevance", "gradient_attention"]
+    shares = client.attribution("rolled", x, methods=names, upstream=upstream)
+    client.modules.delete("rolled")
+    found = [client.attention.rollout(getattr(shares, name)[[0, 0]], method="relevance") for name in names]
+    fewer = client.attention.rollout(np.abs(shares.relevance), discard=0.5, residual=0)
     once = np.eye(4) + shares.relevance[0]
     for each in found:
         np.testing.assert_allclose(each.values, once @ once, rtol=1e-9)

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from attention_client import Client
 from attention_client.cli.load import measure
 from attention_contract.errors import Overloaded
 from tests.client.command_line import invoke
@@ -38,9 +37,8 @@ def test_every_level_is_measured(bench, operation):
         assert 0 < one["compute_ms"] < one["max_ms"]
 
 
-def test_a_module_a_spec_and_a_request_file_are_sent(bench, server):
-    with Client(server) as client:
-        client.modules.create("measured", {"d_model": 8, "num_heads": 2}, seed=0)
+def test_a_module_a_spec_and_a_request_file_are_sent(bench, client):
+    client.modules.create("measured", {"d_model": 8, "num_heads": 2}, seed=0)
     shown = bench("--module", "measured", "--concurrency", "2", "--media-type", "json").stdout
     assert "p99 ms" in shown
     assert "6 requests succeeded" in shown

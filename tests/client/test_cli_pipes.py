@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from attention_client import Client
 from tests.client.command_line import invoke
 
 ATTENTION = f"{sys.executable} -c 'from attention_client.cli import main; main()'"
@@ -16,10 +15,9 @@ X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 3, 8)
 
 
 @pytest.fixture(scope="module")
-def piped(server):
-    with Client(server) as client:
-        client.modules.create("piped", {"d_model": 8, "num_heads": 2}, seed=0)
-        yield client
+def piped(client):
+    client.modules.create("piped", {"d_model": 8, "num_heads": 2}, seed=0)
+    return client
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_a_name_that_is_not_known_is_answered_with_one_that_is_meant(compare):
 
 
 @pytest.fixture(scope="module")
-def pair(server):
+def pair(client):
     """Two modules: the second differs from the first in head 1's values alone. The torch module of the first."""
     torch.manual_seed(0)
     reference = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -66,10 +66,9 @@ def pair(server):
     parameters |= {"o_proj.weight": state["out_proj.weight"], "o_proj.bias": state["out_proj.bias"]}
     other = parameters["v_proj.weight"].copy()
     other[4:] += 0.5
-    with Client(server) as client:
-        config = {"d_model": 8, "num_heads": 2}
-        client.modules.create("pair.a", config, parameters=parameters)
-        client.modules.create("pair.b", config, parameters=parameters | {"v_proj.weight": other})
+    config = {"d_model": 8, "num_heads": 2}
+    client.modules.create("pair.a", config, parameters=parameters)
+    client.modules.create("pair.b", config, parameters=parameters | {"v_proj.weight": other})
     return reference, parameters
 
 
@@ -94,15 +93,14 @@ def test_modules_differ_where_they_differ(compare, pair):
     assert "head 1" in compare("pair.a", "pair.b", code=1).stdout
 
 
-def test_a_version_is_held(compare, pair, server):
-    with Client(server) as client:
-        version = client.modules.get("pair.a").version
+def test_a_version_is_held(compare, pair, client):
+    version = client.modules.get("pair.a").version
     compare(f"pair.a@{version}", "module:pair.a")
     assert "version" in compare("pair.a@abc", "pair.a", code=1).stderr
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])
-def test_parameters_that_were_saved_are_an_earlier_version(compare, pair, server, tmp_path, suffix):
+def test_parameters_that_were_saved_are_an_earlier_version(compare, pair, server, tmp_path, suffix, client):
     path = str(tmp_path / f"earlier.{suffix}")
     saved = invoke(["--url", server, "modules", "parameters", "pair.a", "-o", path])
     assert (saved.exit_code, saved.stdout) == (0, "")
@@ -113,8 +111,7 @@ def test_parameters_that_were_saved_are_an_earlier_version(compare, pair, server
     if suffix == "safetensors":
         compare("pair.a", path)
         assert by_tensor(compare("pair.b", path, "--json", code=1))["v"]["where"]["head"] == 1
-    with Client(server) as client:
-        names = [one.name for one in client.modules.list().modules]
+    names = [one.name for one in client.modules.list().modules]
     assert not [name for name in names if name.startswith("compare.")]
 
 

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from attention_client import Client
 from attention_client.cli import app
 from tests.conftest import live_server
 
@@ -26,9 +25,8 @@ def complete(server):
     return complete
 
 
-def test_names_are_completed_from_the_server(complete, server):
-    with Client(server) as client:
-        client.modules.create("completed", {"d_model": 8, "num_heads": 2}, seed=0)
+def test_names_are_completed_from_the_server(complete, client):
+    client.modules.create("completed", {"d_model": 8, "num_heads": 2}, seed=0)
     assert "completed" in complete("attention forward comp")
     assert "completed" in complete("attention modules show comp")
     assert complete("attention forward completed --kernel fu") == ["fused"]

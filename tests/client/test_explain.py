@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from attention_client import Client
 from tests.client.command_line import invoke
 
 SPECS = {
@@ -43,9 +42,8 @@ def explained(server, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def module(server):
-    with Client(server) as client:
-        client.modules.create("told", {"d_model": 8, "num_heads": 4, "num_kv_heads": 2}, seed=3)
+def module(client):
+    client.modules.create("told", {"d_model": 8, "num_heads": 4, "num_kv_heads": 2}, seed=3)
     return "told"
 
 
@@ -98,15 +96,14 @@ def test_any_spec_is_explained_on_built_in_inputs(explained, spec):
     assert all(re.fullmatch(r"[A-Z].+\.", step["sentence"]) for step in found["forward"] + found["backward"])
 
 
-def test_a_module_is_explained_on_its_own_inputs(explained, module, server):
+def test_a_module_is_explained_on_its_own_inputs(explained, module, client):
     found = json.loads(explained(module, "--head", "3", "--row", "1", "--seed", "5", "--json").stdout)
     assert "sums over the 2 query heads" in found["notes"][0]
     x = np.random.default_rng(5).normal(size=(1, 4, 8)).round(1).astype(np.float32)
-    with Client(server) as client:
-        reply = client.forward(module, x, return_=["output", "weights"])
-        upstream = np.zeros_like(x)
-        upstream[0, 1] = 1
-        gradients = client.gradients(module, x, upstream=upstream, wrt=["k", "scores"]).gradients
+    reply = client.forward(module, x, return_=["output", "weights"])
+    upstream = np.zeros_like(x)
+    upstream[0, 1] = 1
+    gradients = client.gradients(module, x, upstream=upstream, wrt=["k", "scores"]).gradients
     forward, backward = steps(found, "forward"), steps(found, "backward")
     np.testing.assert_allclose(forward["w"], reply.weights[0, 3, 1], atol=1e-6)
     np.testing.assert_allclose(forward["o"], reply.output[0, 1], atol=1e-6)
@@ -133,10 +130,9 @@ def test_every_layout_is_explained(explained, layout):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_the_checks_know_the_dtype_of_a_module(explained, server, dtype):
+def test_the_checks_know_the_dtype_of_a_module(explained, client, dtype):
     name = f"told.{dtype}"
-    with Client(server) as client:
-        client.modules.create(name, {"d_model": 16, "num_heads": 2, "dtype": dtype}, seed=1)
+    client.modules.create(name, {"d_model": 16, "num_heads": 2, "dtype": dtype}, seed=1)
     found = json.loads(explained(name, "--json").stdout)
     assert found["consistent"]
 

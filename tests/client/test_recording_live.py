@@ -19,11 +19,10 @@ FAMILIES = [("bert", None), ("gpt2", None), ("llama", None), ("t5", TARGET), ("b
 
 
 @pytest.mark.parametrize(("family", "target"), FAMILIES)
-def test_attention_on_the_server_gives_the_numbers_of_eager_attention(family, target, tokenizer, server):
+def test_attention_on_the_server_gives_the_numbers_of_eager_attention(family, target, tokenizer, client):
     model = tiny_models.model(family)
     local = record(model, tokenizer, TEXT, target=target)
-    with Client(server) as client:
-        remote = record(model, tokenizer, TEXT, taps=TAPS, target=target, client=client)
+    remote = record(model, tokenizer, TEXT, taps=TAPS, target=target, client=client)
     assert remote.attentions == local.attentions
     assert remote.facts.tokens == local.facts.tokens
     assert set(remote.facts.versions) == {*local.facts.versions, "server"}
@@ -43,11 +42,10 @@ def test_attention_on_the_server_gives_the_numbers_of_eager_attention(family, ta
         assert remote.read(0, "q").shape == (4, 6, 4)
 
 
-def test_a_layer_without_attention_keeps_its_number(tokenizer, server):
+def test_a_layer_without_attention_keeps_its_number(tokenizer, client):
     model = families.tiny("lfm2", "sdpa")  # a convolution, then an attention
     local = record(model, tokenizer, TEXT)
-    with Client(server) as client:
-        remote = record(model, tokenizer, TEXT, client=client)
+    remote = record(model, tokenizer, TEXT, client=client)
     for recording in (local, remote):
         assert [each.name for each in recording.attentions] == ["layers.1"]
         assert {"layers.0.hidden", "layers.1.hidden"} < set(recording.tensors)
@@ -62,12 +60,11 @@ TEXT_FAMILIES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*TEXT_FAMILIES, *families.PAIRS])
-def test_every_family_gives_the_same_recording_here_and_there(family, tokenizer, server):
+def test_every_family_gives_the_same_recording_here_and_there(family, tokenizer, client):
     model = families.tiny(family)
     target = TARGET if family in families.PAIRS else None
     local = record(model, tokenizer, TEXT, target=target)
-    with Client(server) as client:
-        remote = record(model, tokenizer, TEXT, target=target, client=client)
+    remote = record(model, tokenizer, TEXT, target=target, client=client)
     assert remote.attentions == local.attentions
     assert remote.tensors.keys() == local.tensors.keys()
     for name, expected in local.tensors.items():
@@ -77,8 +74,8 @@ def test_every_family_gives_the_same_recording_here_and_there(family, tokenizer,
         np.testing.assert_allclose(remote.tensors[name], expected, atol=tolerance, rtol=0, err_msg=name)
 
 
-def test_a_tap_that_does_not_exist_is_refused_before_the_model_runs(tokenizer, server):
-    with Client(server) as client, pytest.raises(InvalidRequest, match="did you mean 'weights'"):
+def test_a_tap_that_does_not_exist_is_refused_before_the_model_runs(tokenizer, client):
+    with pytest.raises(InvalidRequest, match="did you mean 'weights'"):
         record(None, tokenizer, TEXT, taps=["weihgts"], client=client)
 
 

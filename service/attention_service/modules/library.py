@@ -19,11 +19,10 @@ from attention_contract.tensors import Array
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.checkpoints import import_plan as checkpoints
-from attention_service.modules.faults import reason
 from attention_service.modules.parameter_input import config_of, to_parameters
 from attention_service.modules.resident import Module, check_shapes, making_bytes
 from attention_service.modules.store import DamagedError, MovedOnError, Stamp, Store
-from attention_service.modules.store_files import refusal
+from attention_service.modules.store_files import reason, refusal
 
 RETRY_S = 30.0
 """Seconds after which modules that were set aside are tried again although their files are unchanged."""

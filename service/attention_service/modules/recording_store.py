@@ -48,9 +48,8 @@ from attention_contract.schemas.recordings import (
 )
 from attention_contract.tensors import DTYPES, dtype_name
 from attention_contract.wire import to_safetensors
-from attention_service.modules.faults import reason
 from attention_service.modules.recording_files import RECORDING_ID, SUFFIX, described, recordings_in, summary
-from attention_service.modules.store_files import STAGED, locked, make_folder, refusal, staged_file, sync
+from attention_service.modules.store_files import STAGED, locked, make_folder, reason, refusal, staged_file, sync
 
 _OWNED: Final = "of"
 """The folder of the recordings that belong to one owner each."""

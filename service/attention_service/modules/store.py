@@ -32,7 +32,6 @@ from torch import Tensor
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.modules import ModuleConfig, Source
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.modules.faults import reason
 from attention_service.modules.resident import Module, check_shapes, complete, content_version, parameter_bytes
 from attention_service.modules.store_files import (
     STAGED,
@@ -41,6 +40,7 @@ from attention_service.modules.store_files import (
     make_folder,
     os_error,
     read_regular,
+    reason,
     sync,
 )
 

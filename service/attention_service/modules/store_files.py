@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from attention_contract.errors import AttentionError, InternalError, StoreFull, StoreReadOnly
-from attention_service.modules.faults import reason
 
 STAGED: Final = ".new-"
 """The beginning of the names of files and folders that are being written; a crash may leave some."""
@@ -98,6 +97,13 @@ def os_error(fault: Exception) -> OSError:
     """The OSError that a fault of safetensors tells of in its text."""
     code = _CODE.search(str(fault))
     return OSError(str(fault)) if code is None else OSError(int(code[1]), os.strerror(int(code[1])))
+
+
+def reason(fault: Exception) -> str:
+    """Return the reason of a fault in one line, without the paths of the server that the text of an OSError names."""
+    if isinstance(fault, OSError) and fault.strerror:
+        return fault.strerror
+    return next(iter(str(fault).splitlines()), "") or type(fault).__name__
 
 
 def _open_regular(path: Path, limit: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from attention_contract.errors import AttentionError, CheckpointNotFound, Conflict, Draining, InternalError, Overloaded
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint, FetchProgress
 from attention_service.modules.checkpoints import hub
-from attention_service.modules.faults import reason
+from attention_service.modules.store_files import reason
 
 log = logging.getLogger(__name__)
 MOST: Final = 4

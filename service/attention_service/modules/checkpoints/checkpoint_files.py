@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
-from attention_service.modules.faults import reason
-from attention_service.modules.store_files import read_regular
+from attention_service.modules.store_files import read_regular, reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _SUFFIX: Final = ".safetensors"

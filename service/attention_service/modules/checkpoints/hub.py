@@ -29,8 +29,7 @@ from attention_contract.errors import (
 )
 from attention_contract.schemas.server import SuggestedModel
 from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS
-from attention_service.modules.faults import reason
-from attention_service.modules.store_files import locked, make_folder, refusal, sync
+from attention_service.modules.store_files import locked, make_folder, reason, refusal, sync
 
 PATTERNS: Final = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Tensors, configs, templates and tokenizers. Pickled weights and Python files are not fetched."""

@@ -175,7 +175,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http(server: str) -> Iterator[httpx.Client]:
     """A plain HTTP client of that server: what a caller in any language has."""
     with httpx.Client(base_url=server, timeout=60) as client:

@@ -16,11 +16,10 @@ KINDS = ("batched", "batched-causal")
 
 
 @pytest.fixture(scope="module")
-def modules(server):
-    with httpx.Client(base_url=server, timeout=60) as client:
-        for name, masks in zip(KINDS, ([], [{"name": "causal"}]), strict=True):
-            config = {"d_model": 64, "num_heads": 4, "spec": {"masks": masks}}
-            assert client.post("/v1/modules", json={"name": name, "config": config, "seed": 2}).status_code == 201
+def modules(http):
+    for name, masks in zip(KINDS, ([], [{"name": "causal"}]), strict=True):
+        config = {"d_model": 64, "num_heads": 4, "spec": {"masks": masks}}
+        assert http.post("/v1/modules", json={"name": name, "config": config, "seed": 2}).status_code == 201
 
 
 def drawn(rng):

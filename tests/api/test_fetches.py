@@ -87,13 +87,12 @@ def leftovers(store):
 
 def half(client):
     """The progress of the net, once half of it has come."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def come():
         found = client.checkpoints.list().checkpoints
-        if found and found[0].fetch is not None and found[0].fetch.bytes >= MEGABYTE:
-            return found[0]
-        time.sleep(0.02)
-    raise AssertionError(found)
+        return [each for each in found if each.fetch is not None and each.fetch.bytes >= MEGABYTE]
+
+    return eventually(come)[0]
 
 
 def test_a_fetch_tells_its_progress_and_what_it_will_be(net):

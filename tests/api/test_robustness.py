@@ -36,18 +36,12 @@ def zeros(*shape: int) -> dict[str, Any]:
 
 def idle(http: httpx.Client) -> bool:
     """Whether the memory in flight comes back to nothing."""
-    deadline = time.process_time() + 30
-    while http.get("/v1").json()["memory"]["in_flight_bytes"]:
-        if time.process_time() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    return eventually(lambda: not http.get("/v1").json()["memory"]["in_flight_bytes"])
 
 
 @pytest.fixture(scope="module")
-def module(server):
-    with httpx.Client(base_url=server, timeout=60) as client:
-        client.post("/v1/modules", json={"name": "robust", "config": {"d_model": 8, "num_heads": 2}})
+def module(http):
+    http.post("/v1/modules", json={"name": "robust", "config": {"d_model": 8, "num_heads": 2}})
     return "robust"
 
 

@@ -22,6 +22,7 @@ from attention_service.api.http_limits.guarded_http import GuardedHttp
 from attention_service.api.serving import Server
 from attention_service.settings import Settings
 from tests.api.processes import process
+from tests.conftest import eventually
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
@@ -69,9 +70,7 @@ def test_what_outlasts_the_grace_is_told_that_the_server_stopped(tmp_path):
         answers = []
         asking = threading.Thread(target=lambda: answers.append(http.post("/v1/attention/gradients", json=body)))
         asking.start()
-        deadline = time.monotonic() + 30
-        while not httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"] and time.monotonic() < deadline:
-            time.sleep(0.02)
+        eventually(lambda: httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"])
         server.send_signal(signal.SIGTERM)
         asking.join(30)
         assert answers[0].status_code == 503
@@ -92,9 +91,7 @@ def test_the_process_ends_within_its_grace_whatever_computes(tmp_path):
 
         asking = threading.Thread(target=ask)
         asking.start()
-        deadline = time.monotonic() + 30
-        while not httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"] and time.monotonic() < deadline:
-            time.sleep(0.02)
+        eventually(lambda: httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"])
         server.send_signal(signal.SIGTERM)
         since = time.monotonic()
         assert server.wait(30) == 0

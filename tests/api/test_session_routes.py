@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,12 +15,11 @@ X = np.random.default_rng(0).standard_normal((1, 9, 8)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def lane(server):
+def lane(http):
     """A client of a server that has a causal module of width 8 with 2 heads."""
-    with httpx.Client(base_url=server, timeout=60) as http:
-        config = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
-        post(http, "/v1/modules", name=MODULE, config=config, seed=0)
-        yield http
+    config = {"d_model": 8, "num_heads": 2, "spec": {"masks": [{"name": "causal"}]}}
+    post(http, "/v1/modules", name=MODULE, config=config, seed=0)
+    return http
 
 
 @pytest.fixture

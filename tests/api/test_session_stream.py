@@ -29,11 +29,10 @@ WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def lane(server):
+def lane(http):
     """A client of a server that has a causal module of width 8 with 2 heads."""
-    with httpx.Client(base_url=server, timeout=60) as http:
-        make_module(http)
-        yield http
+    make_module(http)
+    return http
 
 
 def make_module(http):

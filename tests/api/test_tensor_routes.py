@@ -3,7 +3,6 @@
 import json
 from typing import ClassVar
 
-import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -20,11 +19,10 @@ MEDIA = [JSON, SAFETENSORS]
 
 
 @pytest.fixture(scope="module")
-def lane(server):
+def lane(http):
     """A client of a server that has a module of width 8 with 2 heads."""
-    with httpx.Client(base_url=server, timeout=60) as http:
-        post(http, "/v1/modules", name="lane", config={"d_model": 8, "num_heads": 2}, seed=0)
-        yield http
+    post(http, "/v1/modules", name="lane", config={"d_model": 8, "num_heads": 2}, seed=0)
+    return http
 
 
 def body_of(media_type, tensors, **rest):
@@ -33,15 +31,11 @@ def body_of(media_type, tensors, **rest):
     return safetensors.numpy.save(tensors, {"request": json.dumps(rest)})
 
 
-def path_of(operation, name="lane"):
-    return operation.path.replace("{name}", name)
-
-
 @pytest.mark.parametrize("operation", TENSOR_OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("media_type", MEDIA)
 def test_every_fault_of_a_body_is_a_problem_naming_it(lane, operation, media_type):
     """Of every operation that takes tensors, in both forms."""
-    path, headers = path_of(operation), {"content-type": media_type}
+    path, headers = operation.path.replace("{name}", "lane"), {"content-type": media_type}
     for content in (b"", b"{", b"\0" * 7, b"[1]", b"[" * 10**5, b"\xff\xfe"):
         assert problem(lane.request(operation.method, path, content=content, headers=headers))["status"] == 400
     unknown = body_of(media_type, {}, nonsense=1)

@@ -25,9 +25,8 @@ X = [[0.5] * 8, [0.25] * 8]
 
 
 @pytest.fixture(scope="module")
-def module(server):
-    with httpx.Client(base_url=server, timeout=60) as client:
-        post(client, "/v1/modules", name=NAME, config={"d_model": 8, "num_heads": 2}, seed=0)
+def module(http):
+    post(http, "/v1/modules", name=NAME, config={"d_model": 8, "num_heads": 2}, seed=0)
     return f"/v1/modules/{NAME}"
 
 

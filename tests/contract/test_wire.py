@@ -35,9 +35,9 @@ def read(body, model=RawForwardRequest):
     return wire.from_body(model, body, wire.SAFETENSORS, "request")
 
 
-def refuses(body, kind=AttentionError, model=RawForwardRequest):
+def refuses(body, kind=AttentionError):
     with pytest.raises(kind) as caught:
-        read(body, model)
+        read(body)
     assert 400 <= caught.value.status < 500
     assert len(caught.value.detail) < 400
     assert len(caught.value.param or "") < 250

@@ -185,8 +185,8 @@ def test_scores_depend_on_the_distance_alone(p, j, shift, style, dim, scaling):
 # ── biases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def bias_of(options, queries, keys, heads, learned=None, picked=None):
-    return POSITIONS.of(options).bias(queries, keys, Heads(heads, picked), learned or {}, DOUBLE)
+def bias_of(options, queries, keys, heads, learned=None):
+    return POSITIONS.of(options).bias(queries, keys, Heads(heads, None), learned or {}, DOUBLE)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8, 12, 71])

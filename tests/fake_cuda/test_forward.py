@@ -132,20 +132,21 @@ def test_what_is_assumed_ends_with_its_block(cuda):
     ("tf32", "dtype", "said"), [(True, "float32", True), (True, "bfloat16", ABSENT), (False, "float32", ABSENT)]
 )
 def test_products_in_tf32_are_said(cuda, tf32, dtype, said):
-    """It is a flag of the process, set before anything computes."""
+    """It is a flag of the process, set before anything computes; convolutions of whole models have one of their own."""
     opening = {
         "resolve": lambda wanted: CUDA,
         "measure_rates": lambda device: H100,
         "_name": lambda device: "H100",
         "_total_bytes": lambda device: BYTES,
     }
-    matmul = torch.backends.cuda.matmul
+    flags = [(of, of.allow_tf32) for of in (torch.backends.cuda.matmul, torch.backends.cudnn)]
     try:
-        with mock.patch.multiple(torch_device, **opening):
+        with mock.patch.multiple(torch_device, **opening), mock.patch.object(torch.cuda, "device"):
             device = torch_device.Device.open("cuda", tf32=tf32)
-        assert matmul.allow_tf32 == tf32
+        assert [of.allow_tf32 for of, _ in flags] == [tf32, tf32]
     finally:
-        matmul.allow_tf32 = False
+        for of, flag in flags:
+            of.allow_tf32 = flag
     request = ForwardRequest(query=np.zeros((1, 16, 64), np.float32))
     job = forward.prepare(cuda.module(dtype, d_model=64, num_heads=4), request, device, 2**62)
     with cuda.counted():

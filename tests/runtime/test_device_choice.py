@@ -1,9 +1,14 @@
 """The device that a setting names, on machines that this one is not: what is refused, and why."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from attention_service.runtime.device.torch_device import resolve
+from attention_service.core.kernels.fused import cuda_attention
+from attention_service.cost import Rates
+from attention_service.runtime.device import torch_device
+from attention_service.runtime.device.torch_device import Device, resolve
 
 
 @pytest.fixture
@@ -60,3 +65,28 @@ def test_only_gpus_of_nvidia(machine):
     with pytest.raises(ValueError, match="only GPUs of NVIDIA"):
         resolve("cuda")
     assert resolve("auto") == torch.device("cpu")
+
+
+def test_kernels_are_chosen_for_the_gpu_that_is_opened_on_every_thread(machine, monkeypatch):
+    machine((7, 5), (9, 0))
+    capability, current = torch.cuda.get_device_capability, [0]
+
+    @contextmanager
+    def at(device):
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", at)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: capability(index or current[-1]))
+    for name, found in {"measure_rates": Rates(1e13, 1e12, 1e-5), "_name": "GPU", "_total_bytes": 2**34}.items():
+        monkeypatch.setattr(torch_device, name, lambda _, found=found: found)
+    flags = [(of, of.allow_tf32) for of in (torch.backends.cuda.matmul, torch.backends.cudnn)]
+    cuda_attention.generation.cache_clear()
+    try:
+        Device.open("cuda:1")
+        assert cuda_attention.generation() == 9, "that of the thread's current device is 7"
+    finally:
+        cuda_attention.generation.cache_clear()
+        for of, flag in flags:
+            of.allow_tf32 = flag

@@ -18,6 +18,8 @@ CASES = {
     "one head": ((1, 1, 8192, 64), None, CAUSAL),
     "grouped": ((1, 16, 2048, 128), 4, CAUSAL),
     "narrow": ((1, 8, 2048, 100), None, CAUSAL),
+    "a width between those of flash": ((1, 8, 2048, 136), None, CAUSAL),
+    "a wider one": ((1, 4, 2048, 200), None, CAUSAL),
     "window": ((1, 8, 4096, 64), None, WINDOW),
     "wide": ((1, 2, 1024, 300), None, AttentionSpec()),
 }

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from attention_service.core.kernels.fused.cuda_attention import flash_width
 from attention_service.core.masks.bands import Band
 
 _MULTIPROCESSORS = 132
@@ -65,7 +66,7 @@ class Called:
         Backward, ∂q is summed in float32 and ∂k by head; what flash gets in other layouts it copies. The other kernel
         sums half types of ∂k and ∂v in float32, too, and was seen to take as much again where heads share their keys.
         """
-        flash, half, width = "flash" in self._name, self.q.itemsize == 2, -(-self.q.shape[3] // 32) * 32
+        flash, half, width = "flash" in self._name, self.q.itemsize == 2, flash_width(self.q.shape[3])
         if not self.back:
             if flash:
                 return int(4 * self._splits() * self.q.shape[:3].numel() * (width + 1))
@@ -84,7 +85,10 @@ class Called:
 
     def _splits(self) -> int:
         """Parts of the keys that flash sums apart where queries are few, as ``num_splits_heuristic`` chooses; or 0."""
-        tiles = self.q.shape[0] * self.heads * -(-self.queries // 64)
+        rows, heads, kv_heads = self.queries, self.heads, self.k.shape[3 - self.length]
+        if rows == 1:  # the heads of a group are rows of one tile
+            rows, heads = heads // kv_heads, kv_heads
+        tiles = self.q.shape[0] * heads * -(-rows // 64)
         at_once, width = 2 * _MULTIPROCESSORS, self.q.shape[3]
         if not tiles or tiles >= 0.8 * at_once:
             return 0

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import torch
 
+from attention_contract.errors import Stuck
 from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
@@ -21,8 +22,8 @@ MIB = 2**20
 class StandIn:
     """A model whose commands are texts: ``sleep 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``, ``print``.
 
-    After ``hold 100`` it says that it holds 100 MiB of a GPU. ``needs 20 large 4`` is estimated at 20 MiB and answers
-    with a tensor of 4 MiB, which is made where results are.
+    After ``hold 100`` it says that it holds 100 MiB of a GPU, which ``lose`` loses. ``needs 20 large 4`` is estimated
+    at 20 MiB and answers with a tensor of 4 MiB, which is made where results are.
     """
 
     def __init__(self, facts):
@@ -37,6 +38,10 @@ class StandIn:
 
     def held_bytes(self):
         return self.held
+
+    def recover(self, fault):
+        if str(fault) == "lost":
+            raise Stuck("the device computes nothing any more")
 
     def prepare(self, operation, body, room, emit):
         assert room > 0
@@ -64,6 +69,8 @@ class StandIn:
                 self.held = int(amount) * MIB
             case "die":
                 os._exit(7)
+            case "lose":
+                raise RuntimeError("lost")
             case "fail":
                 raise ZeroDivisionError(amount)
             case "print":

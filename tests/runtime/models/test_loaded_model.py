@@ -9,6 +9,7 @@ import torch
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.runtime.models.small_models import DECODERS, ENCODERS, FAMILIES, IDS, PAIRS, device, eager, loaded, near
+from tests.stand_in_gpu import stand_in_gpu
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -28,7 +29,7 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest, Stuck
 from attention_contract.schemas.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
@@ -45,6 +46,7 @@ from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inputs import InputReader
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.served_model import ServedModel
+from attention_service.runtime.models.worker import problem_of
 
 NOT_TOLD = {"albert", "distilbert"}  # eager layers whose weights the library does not collect in the running order
 
@@ -303,6 +305,22 @@ def test_what_a_process_holds_of_a_gpu_is_told_once_much_that_is_free_went_back(
     assert on_gpu.held_bytes() == 2**28
     memory["reserved"] += 2**20
     assert on_gpu.held_bytes() == 2**28 + 2**20
+
+
+def test_a_process_whose_gpu_is_lost_ends_after_the_request_that_lost_it(monkeypatch):
+    with stand_in_gpu(monkeypatch) as gpu:
+        served = ServedModel.__new__(ServedModel)
+        served.loaded = SimpleNamespace(device=gpu)
+        served.recover(RuntimeError("a launch with sizes that no device has"))
+        gpu.poison()
+        with pytest.raises(Stuck):
+            served.recover(gpu.poisoned)
+
+
+def test_memory_that_runs_out_in_a_process_is_told_as_such():
+    with pytest.raises(RuntimeError, match="allocate") as caught:
+        torch.empty(2**62, dtype=torch.uint8)
+    assert problem_of(caught.value)["code"] == "never_fits"
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "llama"])

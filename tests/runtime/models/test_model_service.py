@@ -241,10 +241,11 @@ def test_a_run_is_kept_as_a_recording(http):
 
 
 @pytest.mark.usefixtures("started_as_served")
-def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http):
+@pytest.mark.parametrize("end", ["die", "lose"], ids=["killed", "GPU lost"])
+def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http, end):
     first, deaths = ask(http, "a")["ran"]["architecture"], count(http, "deaths")
     with ThreadPoolExecutor() as threads:
-        dying = threads.submit(http.post, f"{ONE}/forward", json={"text": "die"})
+        dying = threads.submit(http.post, f"{ONE}/forward", json={"text": end})
         time.sleep(0.05)
         waiting = threads.submit(ask, http, "b")
         told = problem(dying.result())

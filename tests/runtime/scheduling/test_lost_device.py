@@ -9,9 +9,10 @@ import pytest
 import torch
 from tests.stand_in_gpu import ILLEGAL, stand_in_gpu
 
-from attention_contract.errors import NeverFits, Stuck
+from attention_contract.errors import Draining, NeverFits, Stuck
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
+from attention_service.core.cancellation import Abandoned
 from attention_service.modules.resident import Module
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import Forward
@@ -28,6 +29,7 @@ EXHAUSTED = {
     "allocator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     "cudnn": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "driver": torch.AcceleratorError("CUDA error: out of memory\nmore words"),
 }
 
 
@@ -157,6 +159,15 @@ async def test_no_tensor_outlives_a_pass_that_failed_otherwise(engine, monkeypat
     answers = await asked(engine, 1)
     assert [type(answer) for answer in answers] == [ZeroDivisionError]
     assert [tensor() for tensor in held] == [None]
+
+
+async def test_what_an_abandoned_pass_launched_is_waited_for(engine, device, monkeypatch):
+    """It may still write to pages of a session, which the next step reads on another stream."""
+    waits = []
+    monkeypatch.setattr(device, "probe", lambda: waits.append(1))
+    launches_fail(monkeypatch, Abandoned())
+    assert [type(answer) for answer in await asked(engine, 1)] == [Draining]
+    assert waits == [1]
 
 
 async def test_raw_attention_is_watched_like_modules(engine, device, monkeypatch):

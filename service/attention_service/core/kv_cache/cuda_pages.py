@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_service.core.kernels.fused.cuda_attention import flash_width
 from attention_service.core.kv_cache.runs import Run, Slots
 from attention_service.core.kv_cache.slab import GPU_PAGE_TOKENS as PAGE
 from attention_service.core.tensors import to_device
@@ -135,7 +136,7 @@ class _Call:
 def workspace_bytes(sequences: int, heads: int, queries: int, width: int) -> int:
     """Return the bytes of the contexts and sums of all parts, in float32."""
     splits = _splits(queries)
-    return 4 * splits * sequences * heads * queries * (-(-width // 32) * 32 + 1) if splits > 1 else 0
+    return 4 * splits * sequences * heads * queries * (flash_width(width) + 1) if splits > 1 else 0
 
 
 def _splits(queries: int) -> int:

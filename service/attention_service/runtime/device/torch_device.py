@@ -17,6 +17,7 @@ import torch
 from attention_contract.errors import Stuck
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
+from attention_service.core.kernels.fused.cuda_attention import generation
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_device
 from attention_service.cost import Clock, Rates, Roofline
@@ -41,7 +42,12 @@ _COMPILED = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128"
 """Shapes that oneDNN, and PyTorch for each calling thread, keep compiled code for: products in half
 types. Each takes 0.6 MiB, and 1 to 5 ms to compile. The default is 1024 of each, which no memory budget counts."""
 
-_OUT_OF_MEMORY = "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",  # of the driver: for pinned memory, a graph, or the code of a kernel
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 @dataclass
@@ -73,8 +79,10 @@ class Device:
         if device.type == "cpu":
             keep_freed_memory()
             _bound_compiled_code()
-        if tf32 and device.type == "cuda":  # for the whole process, before any thread computes
-            torch.backends.cuda.matmul.allow_tf32 = True
+        if device.type == "cuda":  # for the whole process, before any thread computes
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+            with torch.cuda.device(device):  # remembered for threads that have another current device
+                generation()
         rates = measure_rates(device)
         if device.type == "cpu":
             rates = replace(rates, **_ON_A_CPU)  # type: ignore[arg-type]  # its own fields
@@ -170,15 +178,15 @@ class Device:
             raise Stuck(f"the device computes nothing any more ({self.lost}); restart the server")
 
     def recover(self, fault: Exception) -> None:
-        """Free the tensors of a run that failed, and find out if the device still computes.
+        """Free the tensors of a run that failed, wait for what it launched, and find out if the device still computes.
 
-        The frames that a fault remembers hold the tensors of the run for as long as somebody holds the fault.
+        The frames that a fault remembers hold the tensors of the run for as long as somebody holds the fault. What was
+        launched may still write to pages of sessions, in which a later run on another stream goes on.
         """
         forget_frames(fault)
         if is_out_of_memory(fault):
             self.give_back_cached()
-        elif isinstance(fault, RuntimeError):
-            self._examine()
+        self._examine()
 
     def give_back_cached(self) -> None:
         """Have PyTorch give back the GPU memory that it keeps, which may lie in pieces."""

@@ -66,6 +66,11 @@ class ServedModel:
         """Check a request and estimate its memory. Raises what the operation raises."""
         return _OPERATIONS[operation](self, body, room, emit)
 
+    def recover(self, fault: Exception) -> None:
+        """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
+        self.loaded.device.recover(fault)
+        self.loaded.device.check()
+
     def _forward(self, body: memoryview, *_: object) -> Work:
         return self._asking(_read(ModelForwardRequest, body), forward_reply)
 

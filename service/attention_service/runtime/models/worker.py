@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from io import FileIO
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, InternalError, NeverFits
@@ -19,11 +19,9 @@ from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.core.tensors import results_in
 from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_memory, keep_freed_memory, private_bytes
+from attention_service.runtime.device.torch_device import is_out_of_memory
 from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
-
-_OUT_OF_MEMORY: Final = "out of memory", "not enough memory"
-"""Words of PyTorch's allocators."""
 
 
 class Work(NamedTuple):
@@ -63,6 +61,9 @@ class Served(Protocol):
 
     def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
         """Check a request. ``room``: bytes that could be admitted. Raises AttentionError."""
+
+    def recover(self, fault: Exception) -> None:
+        """Free what a failed request holds. Raises Stuck, which ends the process, if its device is lost."""
 
 
 Load = Callable[[dict[str, Any], Callable[[float], None]], Served]
@@ -137,6 +138,7 @@ class Worker:
                     self.tell("reply", {"places": places}, inline)
         except Exception as fault:
             self.tell("problem", problem_of(fault))
+            model.recover(fault)
 
     def _emit(self, event: bytes) -> None:
         self.tell("event", body=[event])
@@ -160,7 +162,7 @@ def problem_of(fault: Exception) -> dict[str, Any]:
         return fault.to_problem()
     if isinstance(fault, Abandoned):
         return AttentionError("nobody waits for it").to_problem()
-    if isinstance(fault, MemoryError) or any(words in str(fault) for words in _OUT_OF_MEMORY):
+    if is_out_of_memory(fault):
         return NeverFits("the device ran out of memory after all; ask for less at a time").to_problem()
     told = f"{type(fault).__name__}: {fault}"[:500]
     problem = InternalError(f"the model failed ({told}); the server's log has the cause").to_problem()

@@ -123,6 +123,12 @@ def padded(length: int) -> int:
     return -(-length // step) * step
 
 
+def flash_width(width: int) -> int:
+    """The width at which flash keeps sums beside its results."""
+    step = 32 if width <= 128 else 64
+    return -(-width // step) * step
+
+
 def _by_efficient(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, band: Band) -> Tensor:
     """Call the memory-efficient kernel, which knows two causal masks, and no groups of heads."""
     kind = _NO_MASK

@@ -31,6 +31,9 @@ OPERATIONS = {
         gradients_operation.prepare, gradients.GradientsRequest, wrt=["mask"], mask=np.ones((9, 9), np.float32)
     ),
     "weights": of_module(inspection.prepare, weights.WeightsRequest, top_k=3),
+    "statistics of tokens": of_module(
+        inspection.prepare, weights.WeightsRequest, statistics=["induction"], statistic_options={"tokens": np.arange(9)}
+    ),
     "pooled weights": of_module(inspection.prepare, weights.WeightsRequest, pool=4, return_weights=False),
     "effects": of_module(effects.prepare, sweeps.EffectsRequest, sweep={"tap": "weights", "over": ["heads"], "set": 0}),
     "attribution": of_module(

@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
 
 from attention_contract.schemas.attention import ForwardRequest
@@ -75,6 +76,13 @@ def test_a_rotation_costs_steps_no_copy_and_no_wait_more(cuda):
     device = cuda.device()
     counts = _steps(cuda, _decoder(cuda, position={"name": "rope"}), device, 64, 8191)
     assert counts.launches["_flash_attention_forward"] == 1
+    assert len(counts.downloads) == len(counts.waits) == 1
+
+
+@pytest.mark.parametrize("position", ["alibi", "relative_bias"])
+def test_a_bias_of_each_pair_makes_no_step_wait_for_itself(cuda, position):
+    counts = _steps(cuda, _decoder(cuda, position={"name": position}), cuda.device(), 4, 1000)
+    assert not counts.blocking_uploads
     assert len(counts.downloads) == len(counts.waits) == 1
 
 

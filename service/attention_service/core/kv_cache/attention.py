@@ -145,7 +145,7 @@ class _Rules:
             scores /= self.temperature
         low, high, last = self.band.low, self.band.high, first + keys - 1
         if (high is not None and last > places[0] + high) or (low is not None and first < places[-1] + low):
-            queries = torch.tensor(places, device=scores.device)[:, None]
+            queries = torch.arange(places.start, places.stop, device=scores.device)[:, None]
             allowed = self.band.allows(queries, torch.arange(first, first + keys, device=scores.device)[None])
             by_head.masked_fill_(~allowed, torch.finfo(scores.dtype).min)
         if self.sinks is None:
@@ -160,7 +160,7 @@ class _Rules:
         return first, keys if high is None else min(places[-1] + high + 1, keys)
 
     def _add_bias(self, scores: Tensor, places: range, first: int) -> None:
-        queries = torch.tensor(places, device=scores.device)[None]
+        queries = torch.arange(places.start, places.stop, device=scores.device)[None]
         keys = torch.arange(first, first + scores.shape[3], device=scores.device)[None]
         heads = Heads(scores.shape[0] * scores.shape[1])
         bias = self.position.bias(queries, keys, heads, self.learned, scores.dtype)

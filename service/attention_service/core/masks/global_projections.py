@@ -12,7 +12,7 @@ from torch import Tensor
 from attention_contract.spec import Mask
 from attention_service.core.masks.global_tokens import listed as global_tokens
 from attention_service.core.problem import Problem, Selection
-from attention_service.core.tensors import constant, pick
+from attention_service.core.tensors import constant, pick, to_device
 
 
 def has_separate(masks: Sequence[Mask]) -> bool:
@@ -63,6 +63,6 @@ def global_rows(problem: Problem, selection: Selection) -> GlobalRows | None:
         return None
     at = torch.tensor([selected[row] for row in rows])
     of_each = [torch.isin(at + offset, torch.tensor(listed)) for listed, offset in zip(positions, offsets, strict=True)]
-    mine = torch.stack(of_each).to(device)[:, None, :, None]
+    mine = to_device(torch.stack(of_each), device)[:, None, :, None]
     q, k, v = problem.global_qkv
     return GlobalRows(rows, mine, replace(problem, q=q, k=k, v=v, global_qkv=None))

@@ -16,6 +16,7 @@ from attention_service.core.inspection.statistics import (
     TOKEN_STATISTICS,
     StatisticInputs,
 )
+from attention_service.core.tensors import to_device
 from attention_service.runtime.binding.bound_request import wrong_shape
 
 _AT = "statistic_options"
@@ -49,16 +50,16 @@ class BoundStatistics:
     def inputs(self, device: torch.device, positions: torch.Tensor) -> StatisticInputs:
         """Copy them to the device. ``positions [B, Q]`` of the queries name their tokens if the request does not."""
         tokens, queries = (
-            None if x is None else torch.from_numpy(x).to(device) for x in (self.tokens, self.query_tokens)
+            None if x is None else to_device(torch.from_numpy(x), device) for x in (self.tokens, self.query_tokens)
         )
-        classes = {name: torch.from_numpy(x).to(device) for name, x in self.classes}
+        classes = {name: to_device(torch.from_numpy(x), device) for name, x in self.classes}
         if tokens is not None and queries is None:
             keys = tokens.shape[1]
             inside = (positions >= 0) & (positions < keys)
             own = tokens.gather(1, positions.clamp(0, max(keys - 1, 0))) if keys else torch.zeros_like(positions)
             # A query without a token of its own gets one that no key has.
             queries = torch.where(inside, own, tokens.amin() - 1 if keys else -1)
-        starts = None if self.starts is None else torch.from_numpy(self.starts).to(device)
+        starts = None if self.starts is None else to_device(torch.from_numpy(self.starts), device)
         return StatisticInputs(self.window, self.sinks, tokens, queries, classes, starts)
 
 

@@ -15,8 +15,11 @@ import pytest
 from tests.api.talk import post, problem, refuse
 from tests.conftest import eventually, live_server
 from tests.runtime.models.conftest import write_checkpoint
+from tests.stand_in_gpu import stand_in_gpu
 
 from attention_client import Client
+from attention_contract.schemas.models import LoadModel
+from attention_service.runtime.engine import Engine
 from attention_service.runtime.models import model_catalogue, worker_process
 from attention_service.runtime.models.model_catalogue import PROCESS_BYTES
 
@@ -124,6 +127,19 @@ def test_what_a_model_holds_of_a_gpu_counts_in_place_of_the_estimate(http):
     lines = http.get("/metrics").text.splitlines()
     assert resident == next(float(line.split()[1]) for line in lines if line.startswith("attention_model_bytes "))
     http.delete("/v1/models/mine")
+
+
+async def test_what_the_server_keeps_of_a_gpu_goes_back_before_a_model_needs_it(stand_ins, repository, monkeypatch):
+    with stand_in_gpu(monkeypatch) as gpu:
+        engine = Engine(repository, gpu, learns_times=False)
+        await engine.start()
+        try:
+            gpu.free_bytes = lambda: 0  # the rest of the GPU is what PyTorch keeps for the server
+            await engine.models.load(LoadModel(checkpoint="one"))
+            assert gpu.given_back == 1
+        finally:
+            await engine.stop()
+        assert engine.budget.in_flight == 0
 
 
 def test_a_model_is_divided_by_accelerate_alone(http, monkeypatch):

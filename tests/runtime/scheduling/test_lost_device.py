@@ -136,6 +136,13 @@ def test_memory_that_a_broken_device_does_not_take_back(device):
     assert device.lost == ILLEGAL
 
 
+def test_cached_memory_stays_where_enough_is_free(device):
+    device.give_back_cached(device.total_bytes)
+    assert device.given_back == 0
+    device.give_back_cached(device.total_bytes + 1)
+    assert device.given_back == 1
+
+
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "joint"])
 @pytest.mark.parametrize("fault", EXHAUSTED.values(), ids=EXHAUSTED)
 async def test_no_tensor_outlives_a_pass_that_ran_out_of_memory(engine, device, monkeypatch, fault, count):

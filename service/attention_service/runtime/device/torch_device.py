@@ -188,12 +188,13 @@ class Device:
             self.give_back_cached()
         self._examine()
 
-    def give_back_cached(self) -> None:
-        """Have PyTorch give back the GPU memory that it keeps, which may lie in pieces."""
+    def give_back_cached(self, need: int | None = None) -> None:
+        """Have PyTorch give back the GPU memory that it keeps, unless so many bytes are free beside it."""
         if not self.is_cuda:
             return
         try:
-            torch.cuda.empty_cache()
+            if need is None or self.free_bytes() < need:
+                torch.cuda.empty_cache()
         except RuntimeError:  # of a device that an earlier run broke
             self._examine()
 

@@ -443,8 +443,16 @@ class ResidentModel:
 
     async def _acquire(self, question: Question, need: int, what: str, advice: str) -> None:
         """Take memory of the budget as the caller of a request, who waits for it in turn. Raises what it does."""
-        self._host.budget.check(need, what, advice, own=self.bytes)
-        await asyncio.create_task(self._host.budget.acquire(need), context=question.context)
+        host = self._host
+        host.budget.check(need, what, advice, own=self.bytes)
+        await asyncio.create_task(host.budget.acquire(need), context=question.context)
+        if not host.device.is_cuda:
+            return
+        try:  # PyTorch keeps freed memory for this process, where the model's cannot take it
+            await asyncio.to_thread(host.device.give_back_cached, need)
+        except BaseException:
+            host.budget.release(need)
+            raise
 
     def _fail_all(self, fault: AttentionError) -> None:
         for question in list(self._waiting):

@@ -14,6 +14,7 @@ from tests.core.kv_cache.paged_flash import refused_with_pages
 
 HALF = (torch.float16, torch.bfloat16)
 TOP_LEFT, BOTTOM_RIGHT = 1, 2
+LARGEST_GRID = 65535
 
 
 def _refused_by_all(q: Tensor, k: Tensor, v: Tensor, lengths: int) -> Iterator[str]:
@@ -21,6 +22,8 @@ def _refused_by_all(q: Tensor, k: Tensor, v: Tensor, lengths: int) -> Iterator[s
     heads = 3 - lengths
     if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[0] == k.shape[0] == v.shape[0]:
         yield "four dimensions, and one number of sequences"
+    if max(q.shape[0], q.shape[heads]) > LARGEST_GRID:
+        yield f"up to {LARGEST_GRID} sequences, and heads: they are dimensions of the grid"
     if 0 in (*q.shape, *k.shape):
         yield "a query and a key"
     if k.shape[heads] != v.shape[heads] or k.shape[lengths] != v.shape[lengths] or q.shape[heads] % k.shape[heads]:

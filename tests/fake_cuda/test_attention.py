@@ -133,6 +133,15 @@ def test_heads_of_a_group_share_their_keys(cuda, dtype):
     assert counts.peak <= DTYPES[dtype](0).itemsize * 64 * 512 * (3 * 32 + 2 * 4) + 2**20
 
 
+@pytest.mark.parametrize(("dtype", "launches"), [("float32", 3), ("bfloat16", 2)])
+def test_more_sequences_than_a_grid_has_are_launched_in_parts_within_the_plan(cuda, dtype, launches):
+    """In float32 each head of keys is a sequence of its own."""
+    counts, plan = raw(cuda, dtype, (70_000, 4, 2, 8), kv_heads=2)
+    assert plan.kernel == "fused"
+    assert counts.launches[FLASH] + counts.launches[EFFICIENT] == launches
+    assert counts.peak <= plan.peak_bytes
+
+
 def test_lengths_share_cudnns_plans(cuda):
     """Each shape of its own takes cuDNN some 60 ms to plan."""
     shapes = set()

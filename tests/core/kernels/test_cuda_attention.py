@@ -148,6 +148,16 @@ def test_a_negative_scale_and_a_temperature():
     close(context(problem), problem)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("mask", [None, torch.randn(7, 1, 5, 5), torch.randn(5, 5)], ids=["none", "own", "one"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_sequences_than_a_grid_has_are_launched_in_parts(monkeypatch, kernels, dtype, mask, kv_heads):
+    monkeypatch.setattr(cuda_attention, "_MOST_SEQUENCES", 3)
+    problem = random_problem(batch=7, heads=4, kv_heads=kv_heads, queries=5, keys=5, dtype=dtype, mask=mask)
+    close(context(problem), problem)
+    assert len(kernels) == 3
+
+
 def test_float64_is_refused():
     assert "float64" in (unsuitable("fused", AttentionSpec(), torch.float64, Needs(device="cuda")) or "")
     assert unsuitable("fused", AttentionSpec(), torch.float64, Needs()) is None

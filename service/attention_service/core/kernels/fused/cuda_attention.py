@@ -14,6 +14,7 @@ attention.cu`` of PyTorch 2.13, and ``torch/nn/attention/bias.py``, which calls 
 """
 
 from functools import cache
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ _cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
 LONG = 2048
 """Queries from which on cuDNN's kernel may be taken; below, its plans cost more than they gain."""
 _WIDEST, _WIDEST_CUDNN = 256, 128
+_MOST_SEQUENCES = 2**16 - 1
+"""Sequences of one launch: CUDA's limit of the second and third dimension of a grid."""
 _MASK_ROWS = 16
 """Numbers at multiples of which the rows of a mask begin."""
 _AMPERE, _CUDNN_FIRST = 8, (9, 10)
@@ -66,7 +69,14 @@ def attend(
     if q.dtype == torch.bfloat16 and generation() < _AMPERE:
         return attend(q.float(), k.float(), v.float(), scale, mask, band).to(q.dtype)
     width = v.shape[-1]
-    if mask is None and _flashes(q.dtype, max(q.shape[-1], width)):
+    flashes = mask is None and _flashes(q.dtype, max(q.shape[-1], width))
+    of_each = 1 if flashes or q.shape[1] == k.shape[1] else k.shape[1]  # without flash, a group is a sequence
+    if q.shape[0] * of_each > _MOST_SEQUENCES and q.shape[0] > 1:
+        at_once = max(_MOST_SEQUENCES // of_each, 1)
+        masks = repeat(mask) if mask is None or mask.ndim < 4 or mask.shape[0] == 1 else torch.split(mask, at_once)
+        parts = zip(*(torch.split(x, at_once) for x in (q, k, v)), masks, strict=False)
+        return torch.cat([attend(a, b, c, scale, own, band) for a, b, c, own in parts])
+    if flashes:
         q, k, v = _as_read(q, k, v, one_width=True)
         found = _by_cudnn(q, k, v, scale, band) if _prefers_cudnn(q, k, v, band) else _by_flash(q, k, v, scale, band)
     else:

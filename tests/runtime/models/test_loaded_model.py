@@ -443,6 +443,29 @@ def test_a_decoder_reads_and_predicts_tokens_of_its_own_vocabulary():
         plan_generation(model, biased)
 
 
+@pytest.mark.parametrize(
+    ("rotation", "limit"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 32),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}, 32),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4}, 8),  # the config has it in both
+        ({"rope_type": "dynamic", "factor": 4.0}, 8),
+    ],
+)
+def test_a_stretched_rotation_has_more_positions(rotation, limit):
+    own = tiny("llama", max_position_embeddings=8, rope_parameters={"rope_theta": 10000.0} | rotation)
+    model = LoadedModel("llama", own.requires_grad_(False), tokenizer(), device())
+    assert model.info()["max_length"] == limit
+    if limit > 8:
+        text = [*range(3, 3 + limit)]
+        eagerly = tiny("llama", max_position_embeddings=8, rope_parameters={"rope_theta": 10000.0} | rotation)
+        found = forward_reply(model, ModelForwardRequest(tokens=text, return_=["logits"])).logits
+        with torch.no_grad():
+            near(found, eagerly(input_ids=torch.tensor([text])).logits[0, -1:].numpy())
+    with pytest.raises(InvalidRequest, match=f"positions for {limit}"):
+        model.asked(ModelForwardRequest(tokens=[3] * (limit + 1)))
+
+
 def test_experts_compute_in_float64(tmp_path):
     eager("deepseek_v3").save_pretrained(tmp_path)
     model = LoadedModel.load(tmp_path, dtype="float64", device=torch.device("cpu"), progress=lambda _: None)

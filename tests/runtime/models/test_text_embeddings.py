@@ -66,7 +66,7 @@ POOLINGS = {
     "mean": (lambda each: each.mean(0), {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}),
     "cls": (lambda each: each[0], {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}),
     "max": (lambda each: each.max(0), {"pooling_mode": "max"}),
-    "last": (lambda each: each[-1], {"pooling_mode_lasttoken": True}),
+    "last": (lambda each: each[-1], {"pooling_mode_lasttoken": True, "pooling_mode": "last"}),
 }
 
 

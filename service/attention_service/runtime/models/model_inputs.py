@@ -25,6 +25,9 @@ TEXT, TARGET = 5, 3
 _LETTERS: Final[Any] = bytes_to_unicode  # has no annotations
 _BYTES: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
 """The byte that each character of a byte-level token stands for."""
+_STRETCHED: Final = frozenset({"linear", "yarn"})
+"""Rotations whose factor a config may have beside the positions without it. What a dynamic one does for a long text
+depends on the texts before, so its factor is not taken."""
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte of sentencepiece."""
 _OF_TEMPLATES: Final = TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError
@@ -394,8 +397,15 @@ def _max_length(model: PreTrainedModel) -> int | None:
     """The most tokens that the model has positions for; None if there is no limit."""
     if (behind := _positions_behind_padding(model)) is not None:
         return behind
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        return None
+    rotation: Any = getattr(config, "rope_parameters", None) or {}
+    if rotation.get("rope_type") in _STRETCHED:
+        first = rotation.get("original_max_position_embeddings") or limit
+        limit = max(limit, int((rotation.get("factor") or 1) * first))
+    return limit
 
 
 def _positions_behind_padding(model: PreTrainedModel) -> int | None:

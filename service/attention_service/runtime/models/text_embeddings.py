@@ -57,7 +57,7 @@ class Pooling:
                 config = _read(folder, f"{each.get('path', '')}/config.json", dict)
                 modes += [config["pooling_mode"]] if "pooling_mode" in config else []
                 modes += [mode for name, mode in _MODES.items() if config.get(name)]
-        if len(modes) != 1 or modes[0] not in _MODES.values():
+        if len({*map(str, modes)}) != 1 or modes[0] not in _MODES.values():
             raise InvalidCheckpoint.at("model", f"expected a pooling of {', '.join(_MODES.values())}; got {modes}")
         return cls(modes[0], normalizes="Normalize" in kinds)
 

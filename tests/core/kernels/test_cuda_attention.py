@@ -231,3 +231,18 @@ def test_the_numbers_of_the_formula_on_a_gpu(queries, keys, dtype, masks, monkey
     )
     found = attend(on_gpu, kernel="fused").context.cpu().double()
     torch.testing.assert_close(found, expected.context, rtol=0, atol=2e-2 if dtype.itemsize == 2 else 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_sequences_than_a_grid_has_on_a_gpu(dtype, kv_heads, monkeypatch):
+    monkeypatch.undo()
+    problem = random_problem(batch=70_000, heads=2, kv_heads=kv_heads, queries=2, keys=3, dtype=dtype)
+    on_gpu = replace(problem, **{name: getattr(problem, name).cuda().requires_grad_() for name in "qkv"})
+    found = attend(on_gpu, kernel="fused").context
+    found.sum().backward()
+    assert bool(on_gpu.q.grad.isfinite().all())
+    expected = plain_taps(replace(problem, **{name: getattr(problem, name).double() for name in "qkv"}))["context"]
+    atol = 5e-2 if dtype.itemsize == 2 else 2e-3
+    torch.testing.assert_close(found.detach().cpu().double(), expected, rtol=0, atol=atol)

@@ -14,6 +14,7 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_service.core.cancellation import Abandoned
 from attention_service.modules.resident import Module
+from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling import batches
@@ -175,6 +176,18 @@ async def test_what_an_abandoned_pass_launched_is_waited_for(engine, device, mon
     launches_fail(monkeypatch, Abandoned())
     assert [type(answer) for answer in await asked(engine, 1)] == [Draining]
     assert waits == [1]
+
+
+@pytest.mark.gpu
+def test_what_an_abandoned_pass_launched_on_a_gpu_is_waited_for():
+    device = Device.open("cuda")
+    x, done = torch.rand(4096, 4096, device=device.torch), torch.cuda.Event()
+    for _ in range(100):
+        x = x @ x / 4096
+    done.record()
+    assert not done.query()
+    device.recover(Abandoned())
+    assert done.query()
 
 
 async def test_raw_attention_is_watched_like_modules(engine, device, monkeypatch):

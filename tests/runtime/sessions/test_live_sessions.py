@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,8 @@ from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.tensors import to_numpy
 from attention_service.runtime.callers import ANYONE, Caller, caller
 from attention_service.runtime.engine import Engine
+from attention_service.runtime.sessions import decode_session, session_registry, step_operation
 from attention_service.runtime.sessions import step as step_module
-from attention_service.runtime.sessions import step_operation
 from attention_service.runtime.sessions.decode_session import DecodeSession
 
 ROPE = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
@@ -459,12 +459,16 @@ async def test_a_step_warns_where_earlier_keys_keep_the_angles_of_a_shorter_sequ
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_session_expires_unless_a_request_comes(engine):
-    short, kept = await opened(engine, ttl_s=0.15), await opened(engine)
+async def test_a_session_expires_unless_a_request_comes(engine, monkeypatch):
+    ahead = 0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead)
+    for module in (decode_session, session_registry):
+        monkeypatch.setattr(module, "time", clock)
+    short, kept = await opened(engine, ttl_s=60), await opened(engine, ttl_s=600)
     for _ in range(3):
-        await asyncio.sleep(0.08)
+        ahead += 40
         await step(engine, short, tokens(1))
-    await asyncio.sleep(0.2)
+    ahead += 80
     with pytest.raises(SessionGone) as gone:
         await step(engine, short, tokens(1))
     assert gone.value.facts["reason"] == "expired"

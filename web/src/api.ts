@@ -1,10 +1,11 @@
 /** The service's HTTP interface: one call, its problem documents, and the equivalent commands. */
 
 import { ofBuffer, openTensors, toJson } from "./tensors";
-import type { Body, Tensor } from "./tensors";
+import type { Body, Bytes, Tensor } from "./tensors";
 
 export const ROOT = new URL(/* @vite-ignore */ "..", import.meta.url);
-const SAFETENSORS = "application/vnd.safetensors";
+const JSON_REPLY = { Accept: "application/json" };
+const SAFETENSORS = { Accept: "application/vnd.safetensors" };
 
 export interface ProblemDocument {
   title?: string | undefined;
@@ -60,21 +61,25 @@ export interface Asked {
   body?: Body | undefined;
 }
 
-async function send({ method, path, body }: Asked, accept: string, signal?: AbortSignal): Promise<Response> {
-  const request: RequestInit = { method, headers: { Accept: accept }, signal: signal ?? null };
-  if (body !== undefined) {
-    request.headers = { Accept: accept, "Content-Type": "application/json" };
-    request.body = toJson(body);
-  }
-  let response;
+/** A reply, or its body. Throws Problem if none comes, if it breaks off, or if nobody waits for it any more. */
+async function arrived<T>(coming: Promise<T>, signal?: AbortSignal): Promise<T> {
   try {
-    response = await fetch(new URL(path, ROOT), request);
+    return await coming;
   } catch {
     if (signal?.aborted) throw new Problem({ title: "Cancelled", detail: "Nothing is waited for any more.", code: "cancelled" });
-    throw noAnswer("The server does not answer", `Nothing answered at ${ROOT.host}.`);
+    throw noAnswer("The server does not answer", `No answer came from ${ROOT.host}, or it broke off.`);
   }
+}
+
+async function send({ method, path, body }: Asked, headers: Record<string, string>, signal?: AbortSignal): Promise<Response> {
+  const request: RequestInit = { method, headers, signal: signal ?? null };
+  if (body !== undefined) {
+    request.headers = { ...headers, "Content-Type": "application/json" };
+    request.body = toJson(body);
+  }
+  const response = await arrived(fetch(new URL(path, ROOT), request), signal);
   if (response.ok) return response;
-  const text = await response.text();
+  const text = await arrived(response.text(), signal);
   let problem: ProblemDocument | null = null;
   try {
     const told = JSON.parse(text) as ProblemDocument & { error?: OpenAIFault };
@@ -88,7 +93,8 @@ async function send({ method, path, body }: Asked, accept: string, signal?: Abor
 
 /** Send one request and parse the JSON reply. Throws Problem. */
 export async function call<T>(method: Method, path: string, body?: Body, signal?: AbortSignal): Promise<T> {
-  const text = await (await send({ method, path, body }, "application/json", signal)).text();
+  const response = await send({ method, path, body }, JSON_REPLY, signal);
+  const text = await arrived(response.text(), signal);
   return (text ? JSON.parse(text) : null) as T;
 }
 
@@ -101,10 +107,25 @@ export interface TensorReply<T> {
 /** Send one request, a GET without a body, and read the reply's tensors as they lie in memory. Throws Problem. */
 export async function callTensors<T>(path: string, body?: Body, signal?: AbortSignal): Promise<TensorReply<T>> {
   const response = await send({ method: body ? "POST" : "GET", path, body }, SAFETENSORS, signal);
-  const file = await openTensors(ofBuffer(await response.arrayBuffer()));
+  const file = await openTensors(ofBuffer(await arrived(response.arrayBuffer(), signal)));
   const names = Object.keys(file.shapes);
   const read = await Promise.all(names.map((name) => file.read(name)));
   return { reply: JSON.parse(file.entries.reply ?? "{}") as T, tensors: Object.fromEntries(names.map((name, i) => [name, read[i]])) };
+}
+
+/** The bytes of a file on the server, read by ranges; the first range also brings the header's usual length. */
+export async function bytesOf(path: string, ahead = 49_152): Promise<Bytes> {
+  const range = async (from: number, to: number) => {
+    const response = await send({ method: "GET", path }, { Range: `bytes=${from}-${to - 1}` });
+    const buffer = await arrived(response.arrayBuffer());
+    const told = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
+    return { buffer: response.status === 206 ? buffer : buffer.slice(from, to), size: Number(told ?? buffer.byteLength) };
+  };
+  const first = await range(0, ahead);
+  return {
+    size: first.size,
+    read: async (from, to) => (to <= first.buffer.byteLength ? new Uint8Array(first.buffer).subarray(from, to) : new Uint8Array((await range(from, to)).buffer)),
+  };
 }
 
 /** The path of a module's operation, or of raw attention's if the name is empty. */
@@ -172,11 +193,11 @@ function withHttpx({ method, path, body }: Asked): string {
 
 /** Send one request and yield the server-sent events of its reply as they come. Throws Problem, also for an event that is one. */
 export async function* events<T>(path: string, body: Body, signal: AbortSignal): AsyncGenerator<Awaited<T>> {
-  const response = await send({ method: "POST", path, body: { ...body, stream: true } }, "application/json", signal);
+  const response = await send({ method: "POST", path, body: { ...body, stream: true } }, JSON_REPLY, signal);
   const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (reader) {
-    const { value, done } = await reader.read();
+    const { value, done } = await arrived(reader.read(), signal);
     text += value ?? "";
     const parts = text.split("\n\n");
     text = parts.pop() ?? "";

@@ -4,7 +4,7 @@ import type { FunctionComponent, TargetedKeyboardEvent } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { NO_ANSWER, call, loadScript, problemOf } from "./api";
 import type { Theme } from "./colour";
-import { PageContext, isShortcut, useLoaded } from "./context";
+import { PageContext, follow, isShortcut, useLoaded } from "./context";
 import type { Change, Page } from "./context";
 import { whole } from "./format";
 import { mostTokens } from "./limits";
@@ -228,7 +228,7 @@ export function App() {
       {!embedded && <header class="page">
         <div>
           <h1>Attention service</h1>
-          <p class="what">What every head of a model looks at: <a href={format({ view: "tour", params: state.params })} onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go({ view: "tour" }); } }}>five findings</a></p>
+          <p class="what">What every head of a model looks at: <a href={format({ view: "tour", params: state.params })} onClick={follow(() => go({ view: "tour" }))}>five findings</a></p>
         </div>
         <div class="tools">
           <p class="health" data-state={health} role="status">{health}</p>
@@ -285,7 +285,7 @@ function Views({ view, state, go }: ViewsProps) {
   };
   const link = (to: View, text: string, current: "page" | "true" | undefined, title: string) => (
     <li key={text}><a href={format({ view: to.id, params: state.params })} title={title} aria-current={current}
-      onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go({ view: to.id }); } }}>{text}</a></li>
+      onClick={follow(() => go({ view: to.id }))}>{text}</a></li>
   );
   const told = ({ about, key, id }: View) => `${about}${mostTokens(id) ? ` Texts of at most ${whole(mostTokens(id) ?? 0)} tokens.` : ""} Key ${key}`;
   const of = (group: string) => VIEWS.filter((each) => each.group === group);

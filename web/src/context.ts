@@ -89,6 +89,13 @@ export function useLoaded<T>(key: string, work: (signal: AbortSignal) => Promise
   return loaded.key === key ? { value, problem, busy } : { value, problem: null, busy: true };
 }
 
+/** Take a click on a link in this page, unless it asks for another tab or window. */
+export const follow = (take: () => void) => (event: MouseEvent) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  take();
+};
+
 /** Key presses that are meant for the page: those outside fields, and without Ctrl, Meta and Alt. */
 export function isShortcut({ target, ctrlKey, metaKey, altKey }: KeyboardEvent): boolean {
   return !ctrlKey && !metaKey && !altKey && !(target instanceof HTMLElement && target.matches("input, select, textarea"));

@@ -1,5 +1,6 @@
 /** Interventions on an attention, as the API takes them, kept as text in the URL. */
 
+import { decimal } from "./state";
 import type { Params } from "./subject";
 import type { Body } from "./tensors";
 
@@ -13,18 +14,21 @@ export interface Edit {
   renormalize?: boolean;
 }
 
+const isEdit = (each: Partial<Edit> | null): each is Edit =>
+  typeof each?.tap === "string" && [each.heads, each.queries, each.keys].every((at) => at === undefined || Array.isArray(at));
+
 /** Read edits; text that holds none gives none. */
 function readEdits(text: string | undefined): Edit[] {
   try {
     const read: unknown = JSON.parse(text ?? "[]");
-    return Array.isArray(read) ? (read as Edit[]) : [];
+    return Array.isArray(read) ? (read as (Partial<Edit> | null)[]).filter(isEdit) : [];
   } catch {
     return [];
   }
 }
 
 /** What is changed, by the parameters of the page. */
-export const readChanges = (params: Params) => ({ edits: readEdits(params.edits), temperature: Number(params.temperature ?? 1) || 1, causal: Boolean(params.masked) });
+export const readChanges = (params: Params) => ({ edits: readEdits(params.edits), temperature: decimal(params.temperature, 1, 0.25, 4), causal: Boolean(params.masked) });
 
 export const writeEdits = (edits: Edit[]) => (edits.length ? JSON.stringify(edits) : "");
 

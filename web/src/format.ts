@@ -77,8 +77,14 @@ export const isolated = (token: string) => (RIGHT_TO_LEFT.test(token) ? `\u2068$
 /** A token as it was before it was shown: without marks of directions, and of a space before it. */
 export const plainToken = (shown: string) => shown.replace(/[\u2068\u2069]/g, "").replace(/^·(?=.)/, "");
 
-/** Cut a text to a length. */
-export const clip = (text: string, most = 12) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+/** Cut a text to a length, between two characters. */
+export const clip = (text: string, most = 12) => (text.length > most ? `${text.slice(0, most - 1).replace(/[\ud800-\udbff]$/, "")}…` : text);
+
+/** A cell of CSV; empty for what is no number. */
+export function csvCell(value: string | number): string {
+  const text = Number.isNaN(value) ? "" : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
 
 /** Summarize a spec: its score, and its differences from the defaults. */
 export function describe(spec: Spec | undefined): string {

@@ -42,7 +42,8 @@ export function attributes(shape: Shape): [string, Record<string, string | numbe
   return ["text", text];
 }
 
-const escaped = (text: string) => text.replace(/[&<>"]/g, (each) => `&${{ "&": "amp", "<": "lt", ">": "gt", '"': "quot" }[each] ?? ""};`);
+/** Text as XML, which has no control characters but tabs and ends of lines. */
+const escaped = (text: string) => text.replace(/[\p{Cc}\ufffe\uffff]/gu, (each) => ("\t\n\r".includes(each) ? each : "\ufffd")).replace(/[&<>"]/g, (each) => `&${{ "&": "amp", "<": "lt", ">": "gt", '"': "quot" }[each] ?? ""};`);
 
 /** The scene as an SVG file over a background. `facts` become its metadata. */
 export function toSvg(scene: Scene, paper: string, facts: Record<string, unknown>): string {

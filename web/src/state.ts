@@ -39,3 +39,9 @@ export function integer(text: string | undefined, otherwise: number, low = 0, hi
   const value = text === undefined || text.trim() === "" ? NaN : Number(text);
   return Number.isInteger(value) ? Math.min(high, Math.max(low, value)) : otherwise;
 }
+
+/** Read a number from `low` to `high`; text that is none gives `otherwise`. */
+export function decimal(text: string | undefined, otherwise: number, low: number, high: number): number {
+  const value = Number.parseFloat(text ?? "");
+  return Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : otherwise;
+}

@@ -1,6 +1,6 @@
 /** Subjects: what the page looks at. A recording, a module with its input, or raw attention. */
 
-import { Problem, ROOT, call, callTensors, of } from "./api";
+import { Problem, bytesOf, call, callTensors, of } from "./api";
 import type { Asked } from "./api";
 import type { Read } from "./cells";
 import { bytes as sized } from "./format";
@@ -8,7 +8,7 @@ import { CLASSES, COUNTING, matrix, OF_TOKENS, statisticsOf, tokenIds } from "./
 import type { Counting, Matrix } from "./matrix";
 import { normal } from "./random";
 import { integer } from "./state";
-import { fromNested, ofBlob, ofUrl, openTensors } from "./tensors";
+import { fromNested, ofBlob, openTensors } from "./tensors";
 import type { Body, Tensor, TensorFile } from "./tensors";
 import type { Facts, ModuleInfo, Ran, RecordingInfo } from "./types";
 
@@ -171,7 +171,7 @@ export async function openSubject(params: Params): Promise<Subject> {
 async function openBuiltIn(id: string, counting: Counting): Promise<Subject> {
   const found = BUILT_IN.find((each) => each.id === id);
   if (!found) throw new Problem({ title: "No such recording", detail: `This page ships no recording ${id}.` });
-  return ofFile(await openTensors(await ofUrl(new URL(`web/${found.file}`, ROOT).href)), "built in", counting);
+  return ofFile(await openTensors(await bytesOf(`web/${found.file}`)), "built in", counting);
 }
 
 async function openLocal(name: string, counting: Counting): Promise<Subject> {
@@ -348,7 +348,9 @@ function tensor(text: string, param: string): Tensor {
 
 function further(params: Params): Body {
   if (!params.further?.trim()) return {};
-  return parsed(params.further, "further", "further request fields") as Body;
+  const fields = parsed(params.further, "further", "further request fields");
+  if (typeof fields === "object" && fields !== null && !Array.isArray(fields)) return fields as Body;
+  throw new Problem({ title: "This is no JSON object", detail: 'Further request fields: expected an object such as {"key_lengths": [6]}.', param: "further" });
 }
 
 /** The width of the hidden states of the built-in sentence, and the number of its layers. */
@@ -356,7 +358,7 @@ export const SENTENCE = { width: 384, layers: 6 };
 
 /** The hidden states of the built-in sentence in front of a layer: what its attention reads in MiniLM. */
 async function statesBefore(layer: number): Promise<{ query: Tensor; tokens: string[] }> {
-  const file = await openTensors(await ofUrl(new URL(`web/${BUILT_IN[0].file}`, ROOT).href));
+  const file = await openTensors(await bytesOf(`web/${BUILT_IN[0].file}`));
   const facts = JSON.parse(file.entries.recording ?? "{}") as Facts;
   return { query: await file.read(layer ? `layers.${layer - 1}.hidden` : "layers.embeddings"), tokens: facts.tokens.layers };
 }

@@ -62,12 +62,21 @@ export function toJson(body: Body, lists = false): string {
   });
 }
 
-/** Read nested lists of numbers. Throws an Error for lists of unequal lengths. */
+const NOT_FINITE: unknown[] = ["NaN", "Infinity", "-Infinity"];
+
+/** Read nested lists of numbers. Throws an Error for lists of unequal lengths, and for what is no number. */
 export function fromNested(value: unknown): Tensor {
   const shape: number[] = [];
   for (let each = value; Array.isArray(each); each = (each as unknown[])[0]) shape.push(each.length);
-  const numbers = (Array.isArray(value) ? value.flat(Infinity) : [value]).map(Number);
-  if (numbers.length !== shape.reduce((a, b) => a * b, 1)) throw new Error("the lists have unequal lengths");
+  const numbers: number[] = [];
+  const read = (each: unknown, depth: number): void => {
+    if (depth < shape.length) {
+      if (!Array.isArray(each) || each.length !== shape[depth]) throw new Error("the lists have unequal lengths");
+      each.forEach((one) => read(one, depth + 1));
+    } else if (typeof each === "number" || NOT_FINITE.includes(each)) numbers.push(Number(each));
+    else throw new Error(Array.isArray(each) ? "the lists have unequal depths" : `${JSON.stringify(each)} is no number`);
+  };
+  read(value, 0);
   return { shape, data: Float32Array.from(numbers) };
 }
 
@@ -114,22 +123,6 @@ export const ofBuffer = (buffer: ArrayBuffer): Bytes => ({
   size: buffer.byteLength,
   read: (from, to) => Promise.resolve(new Uint8Array(buffer).subarray(from, to)),
 });
-
-/** The bytes of a file on the server, read by ranges; the first range also brings the header's usual length. */
-export async function ofUrl(url: string, ahead = 49_152): Promise<Bytes> {
-  const range = async (from: number, to: number) => {
-    const response = await fetch(url, { headers: { Range: `bytes=${from}-${to - 1}` } });
-    if (!response.ok) throw new Error(`Status ${response.status} for ${url}`);
-    const buffer = await response.arrayBuffer();
-    const told = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
-    return { buffer: response.status === 206 ? buffer : buffer.slice(from, to), size: Number(told ?? buffer.byteLength) };
-  };
-  const first = await range(0, ahead);
-  return {
-    size: first.size,
-    read: async (from, to) => (to <= first.buffer.byteLength ? new Uint8Array(first.buffer).subarray(from, to) : new Uint8Array((await range(from, to)).buffer)),
-  };
-}
 
 interface Place {
   dtype: string;

@@ -7,7 +7,7 @@ import { curl, python } from "./api";
 import type { Asked, ProblemDocument } from "./api";
 import { INKS } from "./colour";
 import { usePage } from "./context";
-import { bytes, clip, count, duration, real, short, whole } from "./format";
+import { bytes, clip, count, csvCell, duration, real, short, whole } from "./format";
 import { attributes, toCanvas, toSvg } from "./scene";
 import type { Scene } from "./scene";
 import type { Ran } from "./types";
@@ -331,7 +331,6 @@ export interface Exported {
   facts?: Record<string, unknown>;
 }
 
-const quoted = (value: string | number) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
 const text = (content: string, type: string) => new Blob([content], { type });
 
 /** A page of its own with a drawing and its numbers, which needs no server. */
@@ -384,7 +383,7 @@ function SaveRow({ offers }: { offers: Offer[] }) {
   const [drawn, rows] = [() => now.current.scene?.() ?? { width: 0, height: 0, title: name, shapes: [] }, () => now.current.rows?.() ?? []];
   const facts = () => ({ page: location.href, ...now.current.facts });
   const svg = () => toSvg(drawn(), INKS[theme].paper, facts());
-  const csv = () => rows().map((cells) => `${cells.map(quoted).join(",")}\n`).join("");
+  const csv = () => rows().map((cells) => `${cells.map(csvCell).join(",")}\n`).join("");
   return (
     <div class="export" role="group" aria-label="Save">
       <span class="hint">Save</span>

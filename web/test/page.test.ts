@@ -1,9 +1,9 @@
 import { describe, expect, it, vi } from "vitest";
 import { Tiles } from "../src/cells";
 import { INKS, rgb } from "../src/colour";
-import { wholeEdits } from "../src/edits";
+import { readChanges, wholeEdits } from "../src/edits";
 import type { Edit } from "../src/edits";
-import { bytes, count, describe as spec, duration, effect, isolated, plainToken, precise, real, settled } from "../src/format";
+import { bytes, clip, count, csvCell, describe as spec, duration, effect, isolated, plainToken, precise, real, settled } from "../src/format";
 import { barScene, lineScene } from "../src/drawings";
 import { HEAD_COLOURS, headStroke } from "../src/head_colours";
 import { difference, divergence, matrix, pooled, pyramid, statistics } from "../src/matrix";
@@ -11,7 +11,7 @@ import { layoutOf, placeAt, productScene, productsOf, scaleName } from "../src/p
 import { pairOf } from "../src/pair";
 import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
-import { changed, format, integer, parse } from "../src/state";
+import { changed, decimal, format, integer, parse } from "../src/state";
 import { isScaledDot, remembered } from "../src/subject";
 import { distribution, means, strongest, textsOf } from "../src/survey";
 import { base64, fromNested, nested, ofBlob, openTensors, stacked, toJson } from "../src/tensors";
@@ -42,6 +42,13 @@ describe("the state in the URL", () => {
   });
   it("opens at the overview", () => {
     expect(parse("")).toEqual({ view: "overview", params: {} });
+  });
+  it("reads numbers within bounds alone", () => {
+    expect(["0.25", "-3", "9", "abc", "", undefined].map((text) => decimal(text, 1, 0, 2))).toEqual([0.25, 0, 2, 1, 1, 1]);
+  });
+  it("reads edits alone", () => {
+    expect(readChanges({ edits: '[null,1,{"tap":"context","heads":3},{"tap":"context","heads":[3],"set":0}]', temperature: "-1" })).toEqual(
+      { edits: [{ tap: "context", heads: [3], set: 0 }], temperature: 0.25, causal: false });
   });
   it("reads whole numbers within bounds alone", () => {
     expect([integer("7", 0), integer("-1", 0), integer("1.5", 4), integer("", 2), integer("99", 0, 0, 9)]).toEqual([7, 0, 4, 2, 9]);
@@ -259,7 +266,10 @@ describe("tensors", () => {
   it("keep their shape and numbers in lists", () => {
     const lists = [[[1, 0.1], [-2.5, 1e-3]]];
     expect(nested(fromNested(lists))).toEqual(lists);
-    expect(() => fromNested([[1, 2], [3]])).toThrow("unequal");
+    for (const ragged of [[[1, 2], [3]], [[1, 2], [3], [4, 5, 6]]]) expect(() => fromNested(ragged)).toThrow("unequal lengths");
+    expect(() => fromNested([[1], [[2]]])).toThrow("unequal depths");
+    for (const other of [null, true, "1", {}]) expect(() => fromNested([1, other])).toThrow("is no number");
+    expect(Array.from(fromNested(["NaN", "-Infinity"]).data)).toEqual([NaN, -Infinity]);
   });
   it("travel as base64, little-endian", () => {
     expect(base64(Float32Array.of(1))).toBe("AACAPw==");
@@ -288,6 +298,17 @@ describe("texts", () => {
   });
   it("summarize a spec by its differences from the defaults", () => {
     expect(spec({ masks: [{ name: "causal" }], normalizer: { name: "softmax" } })).toBe("scaled_dot · causal");
+  });
+  it("are cells of CSV, whatever they hold", () => {
+    expect([1.5, NaN, "a\rb", 'say "x", y', "plain"].map(csvCell)).toEqual(["1.5", "", '"a\rb"', '"say ""x"", y"', "plain"]);
+  });
+  it("are cut between two characters", () => {
+    expect(clip("😀😀😀", 4)).toBe("😀…");
+  });
+  it("leave out of drawings what XML cannot hold", () => {
+    const svg = toSvg({ width: 1, height: 1, title: "a\u0001", shapes: [{ kind: "text", x: 0, y: 0, text: "b\u001f\tc" }] }, "white", {});
+    expect(svg).toContain("<title>a\ufffd</title>");
+    expect(svg).toContain(">b\ufffd\tc<");
   });
   it("escape text in drawings", () => {
     const svg = toSvg({ width: 1, height: 1, title: "<b>", shapes: [{ kind: "text", x: 0, y: 0, text: "a<b&c" }] }, "white", { by: "</metadata>" });

@@ -79,6 +79,10 @@ def test_a_browser_asks_its_user_for_the_key_as_a_password(keyed, web):
     answer = web.get(url, headers={"Accept": "text/html,*/*"})
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Basic")
+    assert answer.headers["content-type"].startswith("text/html")  # what the browser shows if its user cancels
+    assert "Reload the page to enter one" in answer.text
+    assert answer.headers["x-request-id"]
+    assert "unknown or revoked" in web.get(url, headers={"Accept": "text/html"}, auth=("anybody", "attn_wrong")).text
     assert web.get(url, auth=("anybody", keys["eye"])).status_code == 200
 
 

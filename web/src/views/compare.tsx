@@ -25,7 +25,8 @@ async function statisticsAt(subject: Subject, layer: number, head: number): Prom
   return { ...own, ...Object.fromEntries(Object.entries(served ?? {}).map(([name, heads]) => [name, heads?.[head] ?? NaN])) };
 }
 
-const textOf = ({ whole, title }: Subject) => (whole ? `“${clip(whole.text, 90)}”` : title);
+/** What a subject is called beside another: by its sentence alone, if both are of one model. */
+const nameOf = ({ whole, title }: Subject, source: string) => (whole && !source ? `“${clip(whole.text, 90)}”` : clip(title, 90));
 
 export function Compare({ subject, layer, head }: SubjectProps) {
   const { params, go } = usePage();
@@ -64,7 +65,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
   const label = headTitle(subject, layer, head);
   const here = value?.place === place ? value : null; // tokens and weights of one and the same pair
   const otherLabel = other ? headTitle(other, otherLayer, otherHead) : "";
-  const [title, otherTitle] = source || text ? [`${label}: ${textOf(subject)}`, other ? `${otherLabel}: ${textOf(other)}` : ""] : [label, otherLabel];
+  const [title, otherTitle] = source || text ? [`${label}: ${nameOf(subject, source)}`, other ? `${otherLabel}: ${nameOf(other, source)}` : ""] : [label, otherLabel];
   const merged = (mine: string[], theirs: string[]) => mine.map((each, i) => (theirs[i] === each ? each : `${each} / ${theirs[i]}`));
   const both: [string[], string[]] = here?.pair ? [merged(queries, here.of.queries), merged(keys, here.of.keys)] : [queries, keys];
   return (
@@ -92,7 +93,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
           {told.value?.place === place ? (
             <Table caption="Statistics of both" rows={statisticsOf(subject.counting)} columns={[
               { head: "statistic", header: true, cell: ([, name]) => name },
-              ...[label, otherLabel].map((name, i) => ({ head: i && name === label ? "the other sentence" : name, number: true, cell: ([each]: [string, string, string]) => real(told.value?.both[i][each]) })),
+              ...[label, otherLabel].map((name, i) => ({ head: i && other && name === label ? (source ? clip(other.title, 40) : "the other sentence") : name, number: true, cell: ([each]: [string, string, string]) => real(told.value?.both[i][each]) })),
             ]} />
           ) : <ProblemBox problem={told.problem} />}
           <Commands calls={here.calls} />

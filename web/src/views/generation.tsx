@@ -14,7 +14,7 @@ import { keep, keptOf } from "../kept";
 import { FIRST_TEXT, shownToken } from "../model_subject";
 import { matrix, row } from "../matrix";
 import { Opening } from "../sentence";
-import { integer } from "../state";
+import { decimal, integer } from "../state";
 import type { CompletionChunk, GeneratedToken, ModelInfo, ModelLabels, Predictions } from "../types";
 import { Button, Choice, Commands, Drawing, Export, Field, Faulty, ProblemBox, Table } from "../ui";
 import { HeadEffects } from "./head_effects";
@@ -80,7 +80,7 @@ export function Generation({ model }: { model: ModelInfo }) {
   const text = params.text ?? FIRST_TEXT;
   const [draft, setDraft] = useState(text);
   useEffect(() => setDraft(text), [text]);
-  const temperature = Number(params.heat ?? 0);
+  const temperature = decimal(params.heat, 0, 0, 2);
   const tokens = integer(params.length, 24, 1, MOST_TOKENS);
   const knocked = readKnocked(params.knocked);
   const edits = editsOf(knocked);

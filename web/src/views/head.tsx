@@ -1,7 +1,7 @@
 /** One head: its heat map with marginals, or its token lines. */
 
 import { Tiles } from "../cells";
-import { usePage, useLoaded } from "../context";
+import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { RANGES, heatScene } from "../drawings";
 import type { Range } from "../drawings";
@@ -9,8 +9,9 @@ import { real } from "../format";
 import { HeatMap } from "../heatmap";
 import { marginals, matrix, row, statistics, statisticsOf } from "../matrix";
 import type { Matrix } from "../matrix";
-import type { Cell, Zoom } from "../painter";
+import type { Zoom } from "../painter";
 import { useNowhere } from "../pointed";
+import { decimal, integer } from "../state";
 import { headTitle, subjectKey } from "../subject";
 import { TokenRow } from "../token_row";
 import { Choice, Commands, Export, FactList, Field, ProblemBox } from "../ui";
@@ -23,8 +24,8 @@ const zoomOf = (text: string | undefined): Zoom | null => {
   const [k, x, y] = (text ?? "").split(",").map(Number);
   return text && [k, x, y].every(Number.isFinite) ? { k, x, y } : null;
 };
-const cellOf = (query: string | undefined, key: string | undefined): Cell | null =>
-  query && key ? { query: Number(query), key: Number(key) } : null;
+/** The token of an address, if it names one; `many`: those that are there. */
+const tokenOf = (text: string | undefined, many: number): number | null => (text ? integer(text, 0, 0, many - 1) : null);
 
 export const matrixRows = (of: Matrix, queries: string[], keys: string[]) => [
   ["query", ...keys],
@@ -34,6 +35,9 @@ export const matrixRows = (of: Matrix, queries: string[], keys: string[]) => [
 export function Head({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const asked = subject.layers[layer];
+  const only = tokenOf(params.query, asked.queries.length);
+  const key = tokenOf(params.key, asked.keys.length);
+  useCorrected({ query: only ?? 0, key: key ?? 0 });
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
     const read = subject.strips(layer, head);
     const of = read ? await Tiles.open(asked.queries.length, asked.keys.length, read) : await subject.weights(layer, head);
@@ -58,8 +62,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const { of, coarsest, own, most, call } = value;
   const tiled = of instanceof Tiles;
   const title = headTitle(subject, shown.layer, shown.head);
-  const least = Number(params.least ?? 0.05);
-  const only = params.query ? Number(params.query) : null;
+  const least = decimal(params.least, 0.05, 0, 0.5);
   const drawing = () => heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
   return (
     <div aria-busy={busy}>
@@ -70,9 +73,9 @@ export function Head({ subject, layer, head }: SubjectProps) {
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
       </div>
       {!lines && <Export of={{ name: `weights-${name}-${shown.head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head: shown.head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />}
-      {!lines && !tiled && <TokenRow say of={of} queries={queries} keys={keys} at={{ query: only, key: only !== null && params.key ? Number(params.key) : null }} pick={(query) => go({ view: "query", query, key: "" })} />}
+      {!lines && !tiled && <TokenRow say of={of} queries={queries} keys={keys} at={{ query: only, key: only === null ? null : key }} pick={(query) => go({ view: "query", query, key: "" })} />}
       {lines ? <HeadLines subject={subject} layer={layer} head={head} least={least} only={only} /> : (
-        <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={cellOf(params.query, params.key)}
+        <HeatMap of={of} queries={queries} keys={keys} title={title} range={range === "shared" ? "own" : range} large at={only === null || key === null ? null : { query: only, key }}
           move={(cell) => go({ query: cell.query, key: cell.key }, "replace")} pick={(cell) => go({ view: "query", query: cell.query, key: cell.key })}
           zoom={zoomOf(params.zoom)} zoomed={({ k, x, y }) => go({ zoom: k === 1 ? "" : [k.toFixed(3), x.toFixed(1), y.toFixed(1)].join(",") }, "replace")} />
       )}

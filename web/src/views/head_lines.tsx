@@ -1,6 +1,6 @@
 /** Token lines of one head or of several heads of a layer, each in its colour; a legend switches heads off and on. */
 
-import { useLoaded, usePage } from "../context";
+import { follow, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { lineScene } from "../drawings";
 import type { Lines } from "../drawings";
@@ -55,7 +55,7 @@ export function HeadLines({ subject, layer, head, least, only }: HeadLinesProps)
                 <Button class="quiet" aria-pressed={on} aria-label={`Lines of ${name}`} disabled={on && chosen.length === 1} onClick={() => choose(toggled(each))}>
                   <svg width={26} height={12} aria-hidden="true"><path d="M1,6H25" stroke={ink} stroke-width={4} stroke-dasharray={dash.join(" ") || undefined} /></svg>
                 </Button>
-                <a href={format(to)} title={`Open ${name}`} onClick={(event) => { if (!event.ctrlKey && !event.metaKey) { event.preventDefault(); go(open(each)); } }}>{name}</a>
+                <a href={format(to)} title={`Open ${name}`} onClick={follow(() => go(open(each)))}>{name}</a>
               </li>
             );
           })}

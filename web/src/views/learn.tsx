@@ -7,7 +7,7 @@ import type { SubjectProps } from "../context";
 import { barScene } from "../drawings";
 import { precise, real } from "../format";
 import { forwardOf } from "../live";
-import { integer } from "../state";
+import { decimal, integer } from "../state";
 import { notComputed, subjectKey } from "../subject";
 import type { Named, Spec, VariantInfo } from "../types";
 import { Choice, Commands, Drawing, Field, ProblemBox, Table } from "../ui";
@@ -37,7 +37,7 @@ export function Learn({ subject, layer, head }: SubjectProps) {
   const { params, go, theme, modules } = usePage();
   const asked = subject.layers[layer];
   const wanted = integer(params.query, 0, 0, asked.queries.length - 1);
-  const temperature = Number(params.tau ?? 1) || 1;
+  const temperature = decimal(params.tau, 1, 0.125, 8);
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${wanted}`, async () => {
     const [live, { variants }] = await Promise.all([subject.live(layer), call<{ variants: VariantInfo[] }>("GET", "v1/variants")]);
     const select = { queries: [wanted], ...(asked.heads.length > 1 ? { heads: [head] } : {}) };
@@ -53,19 +53,27 @@ export function Learn({ subject, layer, head }: SubjectProps) {
   const scores = made ? Array.from(made.tensors.masked_scores.data) : null;
   const weights = made ? Array.from(made.tensors.weights.data) : null;
   const shares = scores && softmax(scores, temperature);
-  const plain = (spec?.normalizer?.name ?? "softmax") === "softmax";
+  const parts = partsOf(spec);
+  const formulaOf = (kind: string) => {
+    const name = parts.find(([each]) => each === kind)?.[1].name;
+    return <code>{variants.find((each) => each.kind === kind && each.name === name)?.formula}</code>;
+  };
+  const scaled = (spec?.score?.name ?? "scaled_dot") === "scaled_dot" && (spec?.score?.scale ?? null) === null;
+  const normalizer = spec?.normalizer ?? { name: "softmax" };
+  const plain = normalizer.name === "softmax" && !normalizer.sinks && (normalizer.temperature ?? 1) === 1;
+  const finite = scores?.filter(Number.isFinite) ?? [];
   return (
     <>
       <div class="fields">
         <Choice label="Query" value={String(wanted)} set={(each) => go({ query: each })} options={asked.queries.map((each, i) => [String(i), `${i} ${each}`])} />
-        <Field label="Temperature τ" hint={temperature.toFixed(2)} type="range" min={-3} max={3} step={0.1} value={Math.log2(temperature)} live set={(each) => go({ tau: Math.abs(Number(each)) < 0.05 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />
+        {plain && <Field label="Temperature τ" hint={temperature.toFixed(2)} type="range" min={-3} max={3} step={0.1} value={Math.log2(temperature)} live set={(each) => go({ tau: Math.abs(Number(each)) < 0.05 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />}
       </div>
       <div aria-busy={busy}>
         <ol class="steps">
-          <li>Each query is compared with each key. <Formula label="s of j is q dot k of j over the square root of d"><Sub of="s" at="j" /><mo>=</mo><mfrac><mrow><mi>q</mi><mo>·</mo><Sub of="k" at="j" /></mrow><msqrt><mi>d</mi></msqrt></mfrac></Formula>{width > 0 && <> with d = {width}, so √d = {real(Math.sqrt(width), 3)}.</>}{scores && <> The scores of {queries[query]} lie between {precise(Math.min(...scores.filter(Number.isFinite)))} and {precise(Math.max(...scores))}.</>}</li>
+          <li>Each query is compared with each key. {scaled ? <><Formula label="s of j is q dot k of j over the square root of d"><Sub of="s" at="j" /><mo>=</mo><mfrac><mrow><mi>q</mi><mo>·</mo><Sub of="k" at="j" /></mrow><msqrt><mi>d</mi></msqrt></mfrac></Formula>{width > 0 && <> with d = {width}, so √d = {real(Math.sqrt(width), 3)}.</>}</> : formulaOf("score")}{finite.length > 0 && <> The scores of {queries[query]} lie between {precise(Math.min(...finite))} and {precise(Math.max(...finite))}.</>}</li>
           <li>A mask sets the score of a hidden key to −∞. {scores && <>Here {scores.filter((each) => each === -Infinity).length} of {keys.length} are hidden.</>}</li>
-          <li>Scores become shares. <Formula label="w of j is e to the s of j over tau, over the sum of the same over all keys"><Sub of="w" at="j" /><mo>=</mo><mfrac><msup><mi>e</mi><mrow><Sub of="s" at="j" /><mo>/</mo><mi>τ</mi></mrow></msup><mrow><munder><mo>∑</mo><mi>i</mi></munder><msup><mi>e</mi><mrow><Sub of="s" at="i" /><mo>/</mo><mi>τ</mi></mrow></msup></mrow></mfrac></Formula> A small τ picks the largest score, a large τ makes all shares equal. Move the slider.</li>
-          <li>The output is the mean of the values with these shares. <Formula label="o is the sum over j of w of j times v of j"><mi>o</mi><mo>=</mo><munder><mo>∑</mo><mi>j</mi></munder><Sub of="w" at="j" /><Sub of="v" at="j" /></Formula></li>
+          <li>Scores become shares. {plain ? <><Formula label="w of j is e to the s of j over tau, over the sum of the same over all keys"><Sub of="w" at="j" /><mo>=</mo><mfrac><msup><mi>e</mi><mrow><Sub of="s" at="j" /><mo>/</mo><mi>τ</mi></mrow></msup><mrow><munder><mo>∑</mo><mi>i</mi></munder><msup><mi>e</mi><mrow><Sub of="s" at="i" /><mo>/</mo><mi>τ</mi></mrow></msup></mrow></mfrac></Formula> A small τ picks the largest score, a large τ makes all shares equal. Move the slider.</> : formulaOf("normalizer")}</li>
+          <li>The output is the sum of the values with these shares. <Formula label="o is the sum over j of w of j times v of j"><mi>o</mi><mo>=</mo><munder><mo>∑</mo><mi>j</mi></munder><Sub of="w" at="j" /><Sub of="v" at="j" /></Formula></li>
         </ol>
         {shares && weights && plain && (
           <div class="side">
@@ -80,12 +88,16 @@ export function Learn({ subject, layer, head }: SubjectProps) {
         )}
         {!made && <p>The scores are not known: this attention {notComputed(subject)}</p>}
       </div>
-      <h3>The parts of this attention</h3>
-      <Table caption="Formula and source of each part" rows={partsOf(spec)} columns={[
-        { head: "part", header: true, cell: ([kind]) => kind },
-        { head: "name", cell: ([, part]) => part.name },
-        ...(["formula", "gradient", "cost", "source"] as const).map((fact) => ({ head: fact, cell: ([kind, part]: [string, Named]) => <span class="wrap">{variants.find((each) => each.kind === kind && each.name === part.name)?.[fact] ?? "—"}</span> })),
-      ]} />
+      {made && (
+        <>
+          <h3>The parts of this attention</h3>
+          <Table caption="Formula and source of each part" rows={parts} columns={[
+            { head: "part", header: true, cell: ([kind]) => kind },
+            { head: "name", cell: ([, part]) => part.name },
+            ...(["formula", "gradient", "cost", "source"] as const).map((fact) => ({ head: fact, cell: ([kind, part]: [string, Named]) => <span class="wrap">{variants.find((each) => each.kind === kind && each.name === part.name)?.[fact] ?? "—"}</span> })),
+          ]} />
+        </>
+      )}
       <Commands calls={[made?.asked ?? null, { method: "GET", path: "v1/variants" }]} />
     </>
   );

@@ -49,10 +49,9 @@ export function Answer({ problem, done }: { problem: ProblemDocument | null; don
 }
 
 export function Model() {
-  const { modules } = usePage();
   return (
     <>
-      <Server modules={modules.length} />
+      <Server />
       <WholeModels />
       <Modules />
       <Checkpoints />
@@ -61,8 +60,10 @@ export function Model() {
   );
 }
 
-function Server({ modules }: { modules: number }) {
-  const { value: info, problem } = useLoaded(String(modules), () => call<ServerInfo>("GET", "v1"));
+function Server() {
+  const { modules, models } = usePage();
+  const those = [modules.length, ...(models ?? []).map(({ id, state }) => `${id} ${state}`)];
+  const { value: info, problem } = useLoaded(those.join(), () => call<ServerInfo>("GET", "v1"));
   if (!info) return <ProblemBox problem={problem} />;
   const { resident_bytes: resident, in_flight_bytes: flight, free_bytes: free } = info.memory;
   const budget = info.limits.memory_budget_bytes || 1;
@@ -157,9 +158,9 @@ function Modules() {
 }
 
 function Checkpoints() {
-  const { params, go, modules, refresh } = usePage();
+  const { params, go, modules, models, refresh } = usePage();
   const { busy, problem, done, run } = useWork();
-  const listed = useLoaded("", () => call<{ checkpoints: CheckpointInfo[] }>("GET", "v1/checkpoints"));
+  const listed = useLoaded(String(models?.length), () => call<{ checkpoints: CheckpointInfo[] }>("GET", "v1/checkpoints"));
   const path = params.checkpoint ?? "";
   const encoded = path.split("/").map(encodeURIComponent).join("/");
   const opened = useLoaded(path, async () => (path ? call<{ attentions: CheckpointAttention[] }>("GET", `v1/checkpoints/${encoded}`) : null));

@@ -3,7 +3,7 @@
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { ComponentChildren, TargetedPointerEvent } from "preact";
 import { INKS, SCALES, step } from "../colour";
-import { useLoaded, usePage } from "../context";
+import { follow, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
 import { RANGES, endsOf, heatScene, legendShapes, ranged } from "../drawings";
 import type { Range } from "../drawings";
@@ -74,7 +74,9 @@ export function Overview({ subject }: SubjectProps) {
   const shared = heads.made.reduce((most, each) => Math.max(most, largest(each.of.data)), 0);
   const counted = statisticsOf(subject.counting);
   const statistic = counted.find(([name]) => name === sort);
-  const sorted = statistic ? [...heads.made].sort((a, b) => (b.statistics[statistic[0]] - a.statistics[statistic[0]]) * (params.rising ? -1 : 1)) : heads.made;
+  /** A head whose queries look at nothing has no statistics: it comes last. */
+  const rank = ({ statistics: own }: Head, name: string) => (Number.isFinite(own[name]) ? own[name] * (params.rising ? 1 : -1) : Infinity);
+  const sorted = statistic ? [...heads.made].sort((a, b) => rank(a, statistic[0]) - rank(b, statistic[0]) || 0) : heads.made;
   const open = (head: Head) => ({ view: "head", layer: head.layer, head: head.head });
   const chosen = sorted.find(({ layer, head }) => layer === integer(params.layer, -1, -1) && head === integer(params.head, 0)) ?? sorted[0];
   const large = sorted.find((each) => placeOf(each) === pointedHead) ?? chosen;
@@ -99,7 +101,7 @@ export function Overview({ subject }: SubjectProps) {
         {sorted.map((each) => (
           <li key={`${each.layer}/${each.head}`}>
             <a href={linked(each)} aria-current={each === chosen ? "true" : undefined} onPointerEnter={(event) => event.pointerType === "mouse" && point(each)} onFocus={() => pointing.set(NOWHERE)}
-              onClick={(event) => { if (event.ctrlKey || event.metaKey) return; event.preventDefault(); choose(each); }} aria-label={`Open ${plainName(each.name, each.head)}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
+              onClick={follow(() => choose(each))} aria-label={`Open ${plainName(each.name, each.head)}${statistic ? `, ${statistic[1]} ${real(each.statistics[statistic[0]])}` : ""}`}>
               {each.of.rows > 0 && <Map of={each.of} queries={subject.layers[each.layer].queries.length} keys={subject.layers[each.layer].keys.length} point={(cell) => point(each, cell)} range={range} shared={shared} />}
               <span aria-hidden="true">{clip(each.name, 18)}{statistic ? <b> {real(each.statistics[statistic[0]], 2)}</b> : null}</span>
             </a>
@@ -107,7 +109,7 @@ export function Overview({ subject }: SubjectProps) {
         ))}
       </Multiples>
       <section ref={panel} aria-label="The chosen head" class="large">
-        <h3>{plainName(large.name, large.head)} <a href={linked(large)} onClick={(event) => { event.preventDefault(); go(open(large)); }}>Open</a></h3>
+        <h3>{plainName(large.name, large.head)} <a href={linked(large)} onClick={follow(() => go(open(large)))}>Open</a></h3>
         <p class="small">{counted.slice(0, 4).map(([name, label]) => `${label} ${real(large.statistics[name], 2)}`).join(" · ")}</p>
         {large.of.rows > 0 && <LargeHead subject={subject} of={large} range={range} shared={shared} />}
       </section>
@@ -116,7 +118,7 @@ export function Overview({ subject }: SubjectProps) {
       <Export of={{ name: "overview", scene: () => gridScene(sorted, range, shared, theme, subject.title), rows, json: () => ({ heads: sorted.map(({ layer, name, statistics: own }) => ({ layer: subject.layers[layer].name, head: name, ...own })) }) }} />
       <h3>Statistics</h3>
       <Table caption={`Statistics of ${sorted.length} heads, means over the queries`} rows={sorted} columns={[
-        { head: "head", header: true, cell: (each) => <a href="#/head" onClick={(event) => { event.preventDefault(); go(open(each)); }}>{plainName(each.name, each.head)}</a> },
+        { head: "head", header: true, cell: (each) => <a href={linked(each)} onClick={follow(() => go(open(each)))}>{plainName(each.name, each.head)}</a> },
         ...counted.map(([name, label, title]) => ({ head: label, title, number: true, cell: (each: Head) => real(each.statistics[name]) })),
       ]} />
       <Output subject={subject} />
@@ -158,7 +160,7 @@ function Output({ subject }: { subject: Subject }) {
     const asked = await subject.asked(0, 0);
     const live = told && (await subject.live(0));
     if (!live) return { asked, told, made: null, live: null };
-    return { asked, told, live, made: await forwardOf(live, { return: ["output"] }, Number(params.sequence ?? 0)) };
+    return { asked, told, live, made: await forwardOf(live, { return: ["output"] }, integer(params.sequence, 0)) };
   });
   if (!value) return null;
   const { told, made, asked } = value;

@@ -135,7 +135,7 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
           {steps ? (
             <ol class="steps">
               {q && <li><b>The query.</b> {queries[query]} has q of length {precise(norm(q))} in {q.length} dimensions.</li>}
-              {scores && <li><b>Scores.</b> q · k of each key, times the scale: from {precise(Math.min(...scores))} to {precise(Math.max(...scores))}.</li>}
+              {scores && <li><b>Scores.</b> {parts ? "q · k of each key, times the scale" : "One for each key"}: from {precise(Math.min(...scores))} to {precise(Math.max(...scores))}.</li>}
               {masked && <li><b>Mask.</b> {masked.filter((each) => each === -Infinity).length} of {keys.length} keys are hidden.</li>}
               <li><b>Weights.</b> The normalizer makes shares of the scores; they add up to {precise(shown.reduce((a, b) => a + b, 0))}. The largest is {precise(most)}, on {keys[shown.indexOf(most)]}.</li>
               {context && <li><b>Context.</b> Σ w · v, of length {precise(norm(context))}.</li>}
@@ -159,7 +159,7 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
         ...(values?.length === keys.length ? [{ head: "‖v‖", number: true, title: "length of the value", cell: ({ j }: { j: number }) => real(norm(values[j])) }, { head: "‖w·v‖", number: true, title: "length of the key's part of the context", cell: ({ j }: { j: number }) => real(shown[j] * norm(values[j]), 4) }] : []),
         { head: <span class="hidden">share of the largest</span>, cell: ({ j }) => <span class="share" style={{ width: `${(6 * shown[j]) / (most || 1)}rem` }} /> },
       ]} />
-      {context && <NumberTable caption={`Context of head ${heads[head]}: Σ w · v`} labels={[queries[query]]} width={context.length} data={context} />}
+      {context && <NumberTable caption={`Context of ${heads[head]}: Σ w · v`} labels={[queries[query]]} width={context.length} data={context} />}
       {output && <NumberTable caption="Output" labels={[queries[query]]} width={output.length} data={output} />}
       {made && <RanTable rans={{ forward: made.ran }} />}
       <Commands calls={[steps?.asked ?? call]} />

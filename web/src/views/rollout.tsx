@@ -11,7 +11,7 @@ import { HeatMap } from "../heatmap";
 import { allWeights, attributionOf } from "../live";
 import { matrix, row } from "../matrix";
 import { Patches, firstLooking } from "../patches";
-import { integer } from "../state";
+import { decimal, integer } from "../state";
 import { MOST_CELLS, notComputed, subjectKey } from "../subject";
 import type { Layer, Subject } from "../subject";
 import { stacked } from "../tensors";
@@ -58,7 +58,7 @@ export function Rollout({ subject }: SubjectProps) {
   const method = params.method && params.method in METHODS ? params.method : "rollout";
   const query = integer(params.query, firstLooking(first), 0, queries.length - 1);
   const asks = method === "flow" && queries.length > MOST_FLOWS ? { queries: [query] } : {};
-  const shared: Body = { combine: params.combine ?? "mean", residual: Number(params.residual ?? 0.5), discard: Number(params.discard ?? 0) };
+  const shared: Body = { combine: params.combine ?? "mean", residual: decimal(params.residual, 0.5, 0, 1), discard: decimal(params.discard, 0, 0, 0.95) };
   const body: Body = { method, ...(method === "relevance" ? {} : shared), ...asks };
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${stack}/${upto}/${JSON.stringify(body)}`, async () => {
     if (!fits) return null;
@@ -74,7 +74,7 @@ export function Rollout({ subject }: SubjectProps) {
   const of = value?.of;
   const rows = of?.rows === 1 ? [queries[query]] : queries;
   const share = (name: "residual" | "discard", otherwise: number, max: number, label: string) => {
-    const now = Number(params[name] ?? otherwise);
+    const now = decimal(params[name], otherwise, 0, max);
     return <Field label={label} hint={now.toFixed(2)} param={name} type="range" min={0} max={max} step={0.05} value={now} set={(each) => go({ [name]: Number(each) === otherwise ? "" : each })} />;
   };
   return (

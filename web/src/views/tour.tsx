@@ -1,6 +1,6 @@
 /** Five findings in the model that ships, each with a link that shows it at once. */
 
-import { usePage } from "../context";
+import { follow, usePage } from "../context";
 import { format } from "../state";
 import type { State } from "../state";
 
@@ -31,7 +31,7 @@ export function Tour() {
     <ol class="tour">
       {FINDINGS.map(({ title, about, at }) => (
         <li key={title}>
-          <a href={format({ view: at.view, params: { ...at.params, ...kept } })} onClick={(event) => { if (event.ctrlKey || event.metaKey) return; event.preventDefault(); go({ ...away, ...kept, ...at.params, view: at.view }); }}>{title}</a>
+          <a href={format({ view: at.view, params: { ...at.params, ...kept } })} onClick={follow(() => go({ ...away, ...kept, ...at.params, view: at.view }))}>{title}</a>
           <p>{about}</p>
         </li>
       ))}

@@ -8,9 +8,11 @@ import base64
 import binascii
 from collections.abc import Awaitable
 from functools import lru_cache
+from html import escape
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, CallerLimit, Unauthorized
@@ -35,6 +37,15 @@ _POLICY: Final = 1008
 _SINGLE: Final = frozenset({b"host", b"origin", b"authorization", b"content-type", b"sec-fetch-site"})
 _OF_PAGES: Final = frozenset({b"origin", b"sec-fetch-site"})
 """Headers of a request that a web page may have sent; a program that is no browser sends none of them."""
+_ASK_USER: Final = 'Basic realm="attention: any name, the API key as the password", charset="UTF-8"'
+"""The challenge to a browser that opens a page: it asks its user for the key."""
+_NO_KEY: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>This server needs an API key</title></head>
+<body><h1>This server needs an API key</h1>
+<p>Reload the page to enter one: any name as the user, and the key as the password.</p>
+<p>{}</p></body></html>
+"""
+"""The page that the browser shows if its user cancels."""
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
 _EXPOSED: Final = ("ETag", "Location", "Retry-After", "X-Request-ID", VERSION_HEADER, HEADER_LENGTH)
 
@@ -93,7 +104,11 @@ class Access:
             asks, scope[HELD], held = self._who(scope, headers)
         except Unauthorized as error:
             response = problems.render(error)
-            response.headers["WWW-Authenticate"] = _challenge(headers)
+            if b"text/html" in headers.get(b"accept", b""):
+                response = HTMLResponse(_NO_KEY.format(escape(error.detail)), error.status)
+                response.headers["WWW-Authenticate"] = _ASK_USER
+            else:
+                response.headers["WWW-Authenticate"] = 'Bearer realm="attention"'
             return response(scope, receive, send)
         caller.set(asks)
         if scope["type"] == "websocket":  # each of its messages counts as a request
@@ -174,13 +189,6 @@ def _password(credentials: bytes) -> bytes | None:
         return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
     except binascii.Error:
         return None
-
-
-def _challenge(headers: Headers) -> str:
-    """The ways to send a key. Of a browser that opens a page, the one for which it asks its user."""
-    if b"text/html" in headers.get(b"accept", b""):
-        return 'Basic realm="attention: any name, the API key as the password", charset="UTF-8"'
-    return 'Bearer realm="attention"'
 
 
 def unsafe_start(settings: Settings) -> str | None:

@@ -103,7 +103,7 @@ function firstSource(models: ModelInfo[] | null): string {
 
 export function App() {
   const [state, setState] = useState(() => parse(location.hash));
-  const [modules, setModules] = useState<ModuleInfo[]>([]);
+  const [modules, setModules] = useState<ModuleInfo[] | null>(null);
   const [recordings, setRecordings] = useState<RecordingSummary[]>([]);
   const [models, setModels] = useState<ModelInfo[] | null>(null);
   const [health, setHealth] = useState("connecting…");
@@ -158,7 +158,7 @@ export function App() {
   }, []);
 
   const refresh = useCallback(async () => {
-    setModules(newer((await call<{ modules: ModuleInfo[] }>("GET", "v1/modules")).modules));
+    setModules(newer<ModuleInfo[] | null>((await call<{ modules: ModuleInfo[] }>("GET", "v1/modules")).modules));
     setRecordings(newer((await call<{ recordings: RecordingSummary[] }>("GET", "v1/recordings")).recordings));
   }, []);
 
@@ -175,7 +175,12 @@ export function App() {
         away = true;
         return;
       }
-      if (away) refreshModels().catch((fault: unknown) => problemOf(fault).status && setModels((old) => old ?? []));
+      if (away) {
+        refreshModels().catch((fault: unknown) => {
+          if (problemOf(fault).retry_s === undefined) setModels((old) => old ?? []);
+          else away = true;
+        });
+      }
       away = false;
       try {
         setHealth((await call<{ status: string }>("GET", "health/ready")).status);
@@ -211,7 +216,7 @@ export function App() {
   }, [go]);
 
   const page: Page = useMemo(
-    () => ({ view: state.view, params: { ...state.params, source: state.params.source ?? firstSource(models) }, theme, go, announce, modules, recordings, refresh, models, refreshModels }),
+    () => ({ view: state.view, params: { ...state.params, source: state.params.source ?? firstSource(models) }, theme, go, announce, modules: modules ?? [], listed: modules !== null, recordings, refresh, models, refreshModels }),
     [state, theme, go, modules, recordings, refresh, models, refreshModels],
   );
   const known = VIEWS.find(({ id }) => id === state.view);

@@ -24,6 +24,8 @@ export interface Page {
   /** Ask the server again for its whole models. */
   refreshModels: () => Promise<ModelInfo[]>;
   modules: ModuleInfo[];
+  /** The modules are known. */
+  listed: boolean;
   /** Recordings that the server stores. */
   recordings: RecordingSummary[];
   /** Ask the server again for its modules and recordings. */

@@ -80,9 +80,12 @@ export const plainToken = (shown: string) => shown.replace(/[\u2068\u2069]/g, ""
 /** Cut a text to a length, between two characters. */
 export const clip = (text: string, most = 12) => (text.length > most ? `${text.slice(0, most - 1).replace(/[\ud800-\udbff]$/, "")}…` : text);
 
-/** A cell of CSV; empty for what is no number. */
+/** A cell of a saved table; empty for what is no number. */
+export const savedCell = (value: string | number) => (Number.isNaN(value) ? "" : String(value));
+
+/** A cell of CSV. */
 export function csvCell(value: string | number): string {
-  const text = Number.isNaN(value) ? "" : String(value);
+  const text = savedCell(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

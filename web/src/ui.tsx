@@ -7,7 +7,7 @@ import { curl, python } from "./api";
 import type { Asked, ProblemDocument } from "./api";
 import { INKS } from "./colour";
 import { usePage } from "./context";
-import { bytes, clip, count, csvCell, duration, real, short, whole } from "./format";
+import { bytes, clip, count, csvCell, duration, real, savedCell, short, whole } from "./format";
 import { attributes, toCanvas, toSvg } from "./scene";
 import type { Scene } from "./scene";
 import type { Ran } from "./types";
@@ -335,7 +335,7 @@ const text = (content: string, type: string) => new Blob([content], { type });
 
 /** A page of its own with a drawing and its numbers, which needs no server. */
 export function standalone(svg: string, title: string, rows: (string | number)[][]): string {
-  const safe = (value: string | number) => String(value).replace(/[&<>]/g, (each) => `&#${each.charCodeAt(0)};`);
+  const safe = (value: string | number) => savedCell(value).replace(/[&<>]/g, (each) => `&#${each.charCodeAt(0)};`);
   const table = rows.map((cells, i) => `<tr>${cells.map((cell) => (i ? `<td>${safe(cell)}</td>` : `<th>${safe(cell)}</th>`)).join("")}</tr>`).join("\n");
   return `<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>${safe(title)}</title>
 <style>body{font:14px sans-serif;margin:2rem}svg{max-width:100%;height:auto}td,th{padding:.1rem .6rem .1rem 0;text-align:right}</style></head>

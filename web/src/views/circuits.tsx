@@ -36,7 +36,7 @@ function Picture({ name, title, tensor, axes }: PictureOf) {
 }
 
 export function Circuits() {
-  const { params, go, theme, modules } = usePage();
+  const { params, go, theme, modules, listed } = usePage();
   const [kind, subject] = (params.source ?? "").split(/:(.*)/s);
   const name = params.circuits ?? (kind === "module" ? subject : (modules[0]?.name ?? ""));
   const later = params.with ?? "";
@@ -52,6 +52,7 @@ export function Circuits() {
     const path = of(name, "circuits");
     return { ...(await callTensors<CircuitsReply>(path, body)), asked: { method: "POST" as const, path, body } };
   });
+  if (!listed) return <Waiting what="Asking the server for its modules" />;
   if (!modules.length) return <p>No module is resident. Create one or import a checkpoint under Model.</p>;
   const tensors: Partial<Record<string, Tensor>> = value?.tensors ?? {};
   const pictures = [

@@ -9,7 +9,7 @@ import { precise, real } from "../format";
 import { forwardOf } from "../live";
 import { decimal, integer } from "../state";
 import { notComputed, subjectKey } from "../subject";
-import type { Named, Spec, VariantInfo } from "../types";
+import type { ModuleInfo, Named, Spec, VariantInfo } from "../types";
 import { Choice, Commands, Drawing, Field, ProblemBox, Table } from "../ui";
 
 /** Shares of scores at a temperature: exp(s/τ) / Σ exp(s/τ), without overflow. */
@@ -34,7 +34,7 @@ function partsOf(spec: Spec | undefined): [string, Named][] {
 }
 
 export function Learn({ subject, layer, head }: SubjectProps) {
-  const { params, go, theme, modules } = usePage();
+  const { params, go, theme } = usePage();
   const asked = subject.layers[layer];
   const wanted = integer(params.query, 0, 0, asked.queries.length - 1);
   const temperature = decimal(params.tau, 1, 0.125, 8);
@@ -42,8 +42,7 @@ export function Learn({ subject, layer, head }: SubjectProps) {
     const [live, { variants }] = await Promise.all([subject.live(layer), call<{ variants: VariantInfo[] }>("GET", "v1/variants")]);
     const select = { queries: [wanted], ...(asked.heads.length > 1 ? { heads: [head] } : {}) };
     const made = live && (await forwardOf(live, { return: ["q", "masked_scores", "weights"], select }, integer(params.sequence, 0)));
-    const module = modules.find((each) => each.name === live?.module);
-    const spec = module ? module.config.spec : (live?.body.spec as Spec | undefined);
+    const spec = live?.module ? (await call<ModuleInfo>("GET", `v1/modules/${encodeURIComponent(live.module)}`)).config.spec : (live?.body.spec as Spec | undefined);
     return { variants, made, spec, width: made?.tensors.q.shape.at(-1) ?? 0, layer, name: asked.heads[head], query: wanted };
   });
   if (!value) return problem ? <ProblemBox problem={problem} /> : <p class="empty">Asking the server…</p>;
@@ -56,7 +55,7 @@ export function Learn({ subject, layer, head }: SubjectProps) {
   const parts = partsOf(spec);
   const formulaOf = (kind: string) => {
     const name = parts.find(([each]) => each === kind)?.[1].name;
-    return <code>{variants.find((each) => each.kind === kind && each.name === name)?.formula}</code>;
+    return <><code>{variants.find((each) => each.kind === kind && each.name === name)?.formula}</code>.</>;
   };
   const scaled = (spec?.score?.name ?? "scaled_dot") === "scaled_dot" && (spec?.score?.scale ?? null) === null;
   const normalizer = spec?.normalizer ?? { name: "softmax" };

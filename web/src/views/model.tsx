@@ -96,7 +96,7 @@ const headsOf = ({ num_heads: all, num_kv_heads: kv }: ModuleConfig) => (kv && k
 const sourceOf = (from: ModuleInfo["source"]) => (from ? `${from.checkpoint}, layer ${from.layer}${from.part === "cross" ? ", cross" : ""}` : "created here");
 
 function Modules() {
-  const { modules, models, refresh, go } = usePage();
+  const { modules, listed, models, refresh, go } = usePage();
   const { busy, problem, done, run } = useWork();
   const [given, setGiven] = useState({ name: "demo", d_model: "64", num_heads: "4", seed: "0", causal: false });
   const remove = (name: string) => run(async () => {
@@ -127,7 +127,7 @@ function Modules() {
   return (
     <section aria-labelledby="modules-title">
       <h3 id="modules-title">Modules</h3>
-      {modules.length === 0 && <p class="empty">No module is resident. Create one below, import a checkpoint, or use raw attention.</p>}
+      {listed && modules.length === 0 && <p class="empty">No module is resident. Create one below, import a checkpoint, or use raw attention.</p>}
       {modules.length > 0 && <Table caption="Resident modules" quiet rows={modules} columns={[
         { head: "name", header: true, cell: (m) => m.name },
         { head: "d_model", number: true, cell: (m) => String(m.config.d_model) },

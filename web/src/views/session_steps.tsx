@@ -14,7 +14,7 @@ import { normal } from "../random";
 import { integer } from "../state";
 import type { Body } from "../tensors";
 import type { Ran, SessionInfo } from "../types";
-import { Button, Choice, Commands, Export, FactList, Field, ProblemBox, RanTable } from "../ui";
+import { Button, Choice, Commands, Export, FactList, Field, ProblemBox, RanTable, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
 const CAPACITY = 512;
@@ -50,7 +50,7 @@ function stepsMatrix(session: string, head: number): { of: Matrix; queries: stri
 }
 
 export function SessionSteps() {
-  const { params, go, modules, theme, announce } = usePage();
+  const { params, go, modules, listed, theme, announce } = usePage();
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const [working, setWorking] = useState(false);
   const [again, setAgain] = useState(0);
@@ -107,6 +107,7 @@ export function SessionSteps() {
   });
   const shown = stepsMatrix(session, head);
   const title = `weights of head ${head}, step by step`;
+  if (!listed) return <Waiting what="Asking the server for its modules" />;
   if (!modules.length) return <p>A session needs a module: create one under Model, or import a checkpoint.</p>;
   return (
     <>

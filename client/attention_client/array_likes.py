@@ -55,12 +55,18 @@ def plain(value: Any) -> Any:
 def _plain_list(value: Sequence[Any]) -> Any:
     leaf = _first_leaf(value)
     if _is_array(leaf):
-        return np.stack([np.asarray(plain(item)) for item in value])
+        try:
+            return np.stack([np.asarray(plain(item)) for item in value])
+        except ValueError as fault:
+            raise InvalidTensor(f"a list of arrays cannot be stacked: {fault}") from None
     return value if isinstance(leaf, bool | int | float | str) else [plain(item) for item in value]
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Return one array. A torch tensor is detached and moved to the host; its memory is shared if possible."""
+    """Return one array. A torch tensor is detached and moved to the host; its memory is shared if possible.
+
+    Raises InvalidTensor for a tensor that numpy cannot hold, and for masked values, whose numbers mean nothing.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.is_meta:
@@ -71,6 +77,10 @@ def as_array(value: Any) -> NDArray[Any]:
         return _numpy(value)
     if not hasattr(value, "__array__") or not _on_host(value):
         return _exchanged(value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise InvalidTensor(
+            "a numpy array with masked values: fill them (.filled(0)) and send the mask in its own field"
+        )
     return np.asarray(value)
 
 

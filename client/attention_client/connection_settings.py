@@ -19,6 +19,8 @@ LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100,
 """httpx's own, but every connection may be kept: calls that run side by side are mostly followed by as many."""
 
 
+_LONGEST: Final = 2**31 // 1000 - 1
+"""Seconds, about 24 days: a socket counts its timeout in milliseconds of 32 bits."""
 _OF_HTTP: Final = frozenset({"accept", "accept-encoding", "connection"})
 """Headers that a WebSocket's handshake has values of its own for, or none."""
 
@@ -43,8 +45,10 @@ class Policy:
         return replace(self, **given)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"timeout: expected a positive number of seconds or None, got {self.timeout}")
+        if self.timeout is not None and not 0 < self.timeout <= _LONGEST:
+            raise ValueError(
+                f"timeout: expected seconds above 0 and up to {_LONGEST}, or None for no limit; got {self.timeout}"
+            )
         if self.retries is not None and self.retries < 0:
             raise ValueError(f"retries: expected 0 or more, or None, got {self.retries}")
         if self.media_type not in get_args(MediaType):
@@ -73,7 +77,7 @@ def server_url(given: str | None) -> httpx.URL:
         url = httpx.URL(text)
     except httpx.InvalidURL as fault:
         raise ValueError(f"base_url: {text!r} is not a URL: {fault}") from None
-    if url.scheme not in {"http", "https"} or not url.host:
+    if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
         raise ValueError(f"base_url: expected something like {DEFAULT_URL}, got {text!r}")
     return url
 

@@ -108,6 +108,7 @@ def test_models_and_plain_values_make_the_same_call():
         ("get_module", ("",), {}, "name"),
         ("get_module", ("..",), {}, "name"),
         ("get_module", ("demo/parameters",), {}, "name"),
+        ("get_module", ("\udcff",), {}, "name"),  # a byte of the command line that is not UTF-8
         ("forward", ("demo", X), {"return_": ["nothing"]}, "return.0"),
         ("hopfield_retrieve", (X, X), {"steps": 0}, "steps"),
     ],
@@ -133,7 +134,14 @@ def test_the_public_names_hold_every_error():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"base_url": "localhost:8000"}, {"base_url": "http://a:b"}, {"timeout": 0}, {"retries": -1}]
+    "wrong",
+    [
+        {"base_url": "localhost:8000"},
+        {"base_url": "http://a:b"},
+        {"base_url": "http://a?b=1"},
+        {"timeout": 0},
+        {"retries": -1},
+    ],
 )
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_a_client_that_could_never_work_is_refused(client, wrong):

@@ -71,6 +71,20 @@ def test_a_torch_tensor_that_numpy_cannot_hold_is_refused():
         call_of("forward", "demo", torch.ones(2, 2, device="meta"))
 
 
+def test_masked_values_are_refused_and_the_field_is_named():
+    masked = np.ma.masked_greater(np.arange(6.0).reshape(2, 3), 3)
+    for value in (masked, [masked, masked]):
+        with pytest.raises(InvalidTensor, match=r"^key: .*masked") as refused:
+            call_of("forward", "demo", np.zeros((2, 3)), value)
+        assert refused.value.param == "key"
+    assert call_of("forward", "demo", np.ma.masked_array(np.zeros((2, 3)))).request.query.shape == (2, 3)
+
+
+def test_arrays_of_several_shapes_in_a_list_are_refused():
+    with pytest.raises(InvalidTensor, match="query: a list of arrays cannot be stacked"):
+        call_of("forward", "demo", [np.zeros(3), np.zeros(2)])
+
+
 def test_torch_masks_and_lengths_keep_their_meaning():
     request = call_of(
         "forward",

@@ -5,6 +5,7 @@ spec, shape, …), a plain dict does as well; where it is a tensor, see ``Tensor
 InvalidTensor if the service would refuse the request whatever the module.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Formatter
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 from attention_client.array_likes import plain
 from attention_contract.base import WireModel
-from attention_contract.errors import InvalidRequest
+from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.operations import Operation
 from attention_contract.schemas.complexity import Sweep
 from attention_contract.validation import validate
@@ -97,7 +98,7 @@ def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Rep
         known = operation.request.model_fields
         given |= {name: value for name, value in options.items() if name in known}
         options = {name: value for name, value in options.items() if name not in known}
-    fields = {name: plain(value) for name, value in given.items() if value is not None}
+    fields = {name: _plain(name, value) for name, value in given.items() if value is not None}
     path = {name: _checked(name, fields.pop(name, None)) for _, name, _, _ in Formatter().parse(operation.path) if name}
     if operation.request is None:
         version = fields.pop("version", None)
@@ -106,8 +107,19 @@ def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Rep
     return Call(operation, path, validate(operation.request, fields), options=options)
 
 
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+"""Half characters, as of a byte of the command line that is not UTF-8. No URL holds them."""
+
+
+def _plain(param: str, value: Any) -> Any:
+    try:
+        return plain(value)
+    except InvalidTensor as fault:
+        raise InvalidTensor.at(param.rstrip("_"), fault.detail) from None
+
+
 def _checked(param: str, value: Any) -> str:
-    if not isinstance(value, str) or value in {"", ".", ".."}:
+    if not isinstance(value, str) or value in {"", ".", ".."} or _SURROGATES.search(value):
         raise InvalidRequest.at(param, f"expected a name, got {value!r}")
     if "/" in value and param != "path":  # the server would read it as another path
         raise InvalidRequest.at(param, f"expected a name without a slash, got {value[:80]!r}")

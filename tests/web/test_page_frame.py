@@ -56,6 +56,33 @@ def test_formulas_come_with_the_numbers_at_hand(visit):
     visit.picture("learn")
 
 
+def test_formulas_are_those_of_the_module(visit):
+    spec = {"score": {"name": "additive"}, "normalizer": {"name": "softmax", "sinks": True}}
+    config = {"d_model": 8, "num_heads": 2, "spec": spec}
+    assert visit.http.post("/v1/modules", json={"name": "page-sinks", "config": config}).is_success
+    page = visit.open("#/learn?source=module:page-sinks&tau=-1")
+    steps = page.locator("ol.steps li").all_inner_texts()
+    formulas = {
+        (each["kind"], each["name"]): each["formula"] for each in visit.http.get("/v1/variants").json()["variants"]
+    }
+    assert formulas["score", "additive"] in steps[0]
+    assert formulas["normalizer", "softmax"] in steps[2]
+    assert page.get_by_label("Temperature").count() == 0  # its weights are no softmax of the scores alone
+    visit.http.delete("/v1/modules/page-sinks")
+
+
+def test_a_server_that_refuses_for_now_is_not_said_to_have_no_modules(visit):
+    refusal = {"title": "Busy", "status": 429, "code": "overloaded", "detail": "Later."}
+    headers = {"Retry-After": "1", "Content-Type": "application/problem+json"}
+    visit.page.route(
+        "**/v1/modules", lambda route: route.fulfill(status=429, headers=headers, body=json.dumps(refusal))
+    )
+    visit.page.goto(f"{visit.url}/#/circuits")
+    visit.page.locator(".health", has_text="overloaded").wait_for()
+    visit.page.get_by_text("Asking the server for its modules…").wait_for()
+    visit.refused(1)
+
+
 def test_costs_follow_the_sliders(visit):
     page = visit.open("#/cost?against=window&cost_causal=1")
     page.wait_for_selector("table >> text=flops")

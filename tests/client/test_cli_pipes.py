@@ -94,3 +94,9 @@ def test_commands_are_joined_by_a_real_pipe(piped, server):
     expected = piped.forward("piped", piped.forward("piped", X).output).output
     np.testing.assert_allclose(np.load(BytesIO(ended.stdout)), expected, atol=1e-6)
     assert ended.stderr == b""
+
+
+def test_a_file_that_cannot_be_written_ends_in_one_sentence(run, piped, tmp_path):
+    (tmp_path / "out.npy").mkdir()
+    result = run("forward", "piped", "--query", "-", "-o", "out.npy", stdin=as_npy(X), code=1)
+    assert result.stderr == "out.npy: Is a directory\n"

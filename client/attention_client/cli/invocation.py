@@ -33,7 +33,7 @@ class Invocation:
 
 
 class Commands(TyperGroup):
-    """Commands that end with one paragraph on standard error if the service refuses."""
+    """Commands that end with one paragraph on standard error if the service refuses, or a file cannot be written."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override,unused-ignore]
         """Run the command. What the client warns of, its repeats, is told on standard error."""
@@ -46,6 +46,11 @@ class Commands(TyperGroup):
         except AttentionError as fault:
             known_as = f" (request {fault.request_id})" if fault.request_id else ""
             typer.echo(f"{fault.title}: {fault.detail}{known_as}", err=True)
+            raise typer.Exit(1) from None
+        except BrokenPipeError:  # the reader has read enough
+            raise
+        except OSError as fault:
+            typer.echo(f"{fault.filename or 'the output'}: {fault.strerror}", err=True)
             raise typer.Exit(1) from None
         finally:
             log.removeHandler(warnings)

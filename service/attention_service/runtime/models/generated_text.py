@@ -15,9 +15,8 @@ class GeneratedText:
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
         """``tokenizer``: one of transformers."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        before = list(prompt[-_CONTEXT:])
         self._tokenizer = tokenizer if backend is None else backend
-        self._stream = _DecodeStream(before)
+        self._stream = _DecodeStream(self._tokenizer, list(prompt[-_CONTEXT:]))
         self._held: list[int] = []
         """The last tokens, as long as they do not end a character."""
         self._stops = stops
@@ -35,7 +34,7 @@ class GeneratedText:
     def add(self, token: int) -> str:
         """The characters that are certain after another token."""
         before = len(self._text)
-        if (piece := self._stream.step(self._tokenizer, token)) is None:
+        if (piece := self._stream.step(token)) is None:
             self._held.append(token)
         else:
             self._held.clear()
@@ -79,16 +78,16 @@ class _DecodeStream:
     In a run of bytes that is no UTF-8, a tokenizer with byte fallback turns the good ones before into U+FFFD too.
     """
 
-    def __init__(self, ids: list[int]) -> None:
-        self._ids = ids
+    def __init__(self, tokenizer: Any, ids: list[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, ids
         self._before = len(ids)
         """The number of ``ids`` whose text was given out; the last of these are decoded for the spaces behind them."""
 
-    def step(self, tokenizer: Any, token: int) -> str | None:
+    def step(self, token: int) -> str | None:
         """Return the text of the tokens since the last text; None if they do not end a character."""
         self._ids.append(token)
         known, text = (
-            tokenizer.decode(ids, skip_special_tokens=True) for ids in (self._ids[: self._before], self._ids)
+            self._tokenizer.decode(ids, skip_special_tokens=True) for ids in (self._ids[: self._before], self._ids)
         )
         known = known.rstrip(_INCOMPLETE)  # a character that the prompt begins belongs to the text
         if len(text) <= len(known) or text.endswith(_INCOMPLETE):

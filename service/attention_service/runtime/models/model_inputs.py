@@ -137,7 +137,8 @@ class InputReader:
         """The chat template."""
         self.names = frozenset(inspect.signature(model.forward).parameters)
         """The names of the model's arguments."""
-        self.max_length = _max_length(model)
+        behind = _positions_behind_padding(model)
+        self.max_length = _max_length(model) if behind is None else behind
         self.vocabulary = _vocabulary(model)
         """The number of token ids that the model reads."""
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -145,7 +146,7 @@ class InputReader:
         """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
         self._device = model.device
         self._pads_left = bool(model.can_generate()) and not self.pairs
-        self._counts_positions = "position_ids" in self.names and _positions_behind_padding(model) is None
+        self._counts_positions = "position_ids" in self.names and behind is None
         """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
         pad: Any = getattr(config.get_text_config(), "pad_token_id", None)
         self._pad = int(pad) if self.knows(pad) else 0
@@ -394,9 +395,7 @@ def _first_token(model: PreTrainedModel, default: int) -> int:
 
 
 def _max_length(model: PreTrainedModel) -> int | None:
-    """The most tokens that the model has positions for; None if there is no limit."""
-    if (behind := _positions_behind_padding(model)) is not None:
-        return behind
+    """The most tokens for which its config has positions; None if there is no limit."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:

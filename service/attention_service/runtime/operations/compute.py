@@ -72,9 +72,9 @@ def converted(array: Array, name: str, device: torch.device, dtype: torch.dtype)
     the lowest numbers hide their keys as −∞ does.
     """
     host = to_torch(array)
-    if host.data_ptr() % _ALIGNMENT and host.nbytes <= _MOST_ALIGNED:
-        host = host.clone()
     result = to_device(host, device, dtype)
+    if result is host and host.data_ptr() % _ALIGNMENT and host.nbytes <= _MOST_ALIGNED:
+        result = host.clone()
     if host.dtype == dtype or result.is_meta:
         return result
     narrowed = torch.finfo(dtype).max < _largest(host.dtype)

@@ -10,66 +10,47 @@ _CONTEXT = 8
 
 
 class GeneratedText:
-    """The text of one choice."""
+    """The text of one choice, up to the first stop text in it, however the tokens divide it.
+
+    A character is given out once no stop text can begin at it or before it, whatever comes.
+    """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
         """``tokenizer``: one of transformers."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._tokenizer = tokenizer if backend is None else backend
-        self._stream = _DecodeStream(self._tokenizer, list(prompt[-_CONTEXT:]))
-        self._held: list[int] = []
-        """The last tokens, as long as they do not end a character."""
+        self._stream = _DecodeStream(tokenizer if backend is None else backend, list(prompt[-_CONTEXT:]))
         self._stops = stops
-        self._longest = max(map(len, stops), default=0)
         self._text = ""
-        self._given = 0
+        self.given = 0
+        """The number of characters that were given out."""
         self.stopped = False
         """True once a stop text came."""
 
-    @property
-    def given(self) -> int:
-        """The number of characters that were given out."""
-        return self._given
-
     def add(self, token: int) -> str:
         """The characters that are certain after another token."""
-        before = len(self._text)
-        if (piece := self._stream.step(token)) is None:
-            self._held.append(token)
-        else:
-            self._held.clear()
-            self._text += piece
-        end = len(self._text)
-        if self._stops and end > before:
-            found = [at for stop in self._stops if (at := self._text.find(stop, max(0, before - self._longest))) >= 0]
-            if found:
-                self.stopped, end = True, min(found)
-                self._text = self._text[:end]
-            else:
-                end -= self._begun()
-        return self._give(end)
+        self._text += self._stream.step(token)
+        return self._give(self._certain())
 
     def rest(self) -> str:
         """The characters that were held back, once no token comes any more; an incomplete one is U+FFFD."""
-        if self._held and not self.stopped:
-            self._text += self._tokenizer.decode(self._held, skip_special_tokens=True)
+        if not self.stopped:
+            self._text += self._stream.rest()
         return self._give(len(self._text))
 
-    def _give(self, end: int) -> str:
-        piece = self._text[self._given : end]
-        self._given = max(self._given, end)
-        return piece
+    def _certain(self) -> int:
+        """The end of the text in which no stop text begins that is still to be completed."""
+        text, places = self._text, range(self.given, len(self._text)) if self._stops else ()
+        return next((at for at in places if any(stop.startswith(text[at:]) for stop in self._stops)), len(text))
 
-    def _begun(self) -> int:
-        """The length of the longest end of the text with which a stop text begins."""
-        tail = self._text[-self._longest :]
-        ends = (
-            length
-            for stop in self._stops
-            for length in range(min(len(stop), len(tail)), 0, -1)
-            if tail.endswith(stop[:length])
-        )
-        return max(ends, default=0)
+    def _give(self, end: int) -> str:
+        """Give out the text before ``end``, or before the first stop text if that begins there or earlier."""
+        found = [at for stop in self._stops if 0 <= (at := self._text.find(stop, self.given)) <= end]
+        if found:
+            self.stopped, end = True, min(found)
+            self._text = self._text[:end]
+        piece = self._text[self.given : end]
+        self.given = end
+        return piece
 
 
 class _DecodeStream:
@@ -83,14 +64,20 @@ class _DecodeStream:
         self._before = len(ids)
         """The number of ``ids`` whose text was given out; the last of these are decoded for the spaces behind them."""
 
-    def step(self, token: int) -> str | None:
-        """Return the text of the tokens since the last text; None if they do not end a character."""
+    def step(self, token: int) -> str:
+        """Return the text of the tokens since the last text; none as long as they do not end a character."""
         self._ids.append(token)
-        known, text = (
-            self._tokenizer.decode(ids, skip_special_tokens=True) for ids in (self._ids[: self._before], self._ids)
-        )
-        known = known.rstrip(_INCOMPLETE)  # a character that the prompt begins belongs to the text
-        if len(text) <= len(known) or text.endswith(_INCOMPLETE):
-            return None
+        text = self.rest()
+        if not text or text.endswith(_INCOMPLETE):
+            return ""
         self._ids, self._before = self._ids[self._before :], len(self._ids) - self._before
-        return str(text[len(known) :])
+        return text
+
+    def rest(self) -> str:
+        """Return the text of the tokens since the last text, whether they end a character or not."""
+        known, text = (
+            str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in (self._ids[: self._before], self._ids)
+        )
+        if not text.startswith(known):  # a character that the prompt begins belongs to the text
+            known = known.rstrip(_INCOMPLETE)
+        return text[len(known) :]

@@ -156,9 +156,10 @@ class TokenEvents(StoppingCriteria):
             if self._finished[choice]:
                 continue
             at, piece = text.given, text.add(token)
-            finish = "stop" if token in self.plan.ends or text.stopped else "length" if last else None
-            if finish is not None:
+            ends = token in self.plan.ends
+            if ends or last or text.stopped:
                 self._finished[choice], piece = True, piece + text.rest()
+            finish = None if not self._finished[choice] else "stop" if ends or text.stopped else "length"
             attention = None
             if layers is not None:
                 place = length - self.pads[choice]

@@ -43,6 +43,13 @@ STEPS = (
     Step("machine", "which GPU, which driver", "nvidia-smi", 1, "nvidia-smi"),
     Step("tests", "every test that needs a GPU", "python -m pytest -q -p no:cacheprovider -m gpu tests", 15),
     Step("claims", "one line a claim, beside its goal", "python -m benchmarks.gpu_claims", 15),
+    Step("models", "a whole model of a billion parameters beside transformers", "python -m benchmarks.gpu_models", 5),
+    Step(
+        "walk",
+        "every model type beside its eager self, both on the GPU",
+        "python -m tests.models_walk --device cuda --jobs 8 --output .cache/gpu-hour/models-table.md",
+        10,
+    ),
     Step("kernels", "kernels, a long request and HTTP beside the bare kernels", "python -m benchmarks.cuda", 15),
     Step(
         "memcheck",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attention_service.runtime.device.torch_device import Device
-from benchmarks import gpu_claims, gpu_hour
+from benchmarks import gpu_claims, gpu_hour, gpu_models
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,9 @@ def test_the_steps_are_printed_in_order(monkeypatch, capsys):
     told = capsys.readouterr().out
     places = [told.index(f"{number}. {step.name}: ") for number, step in enumerate(gpu_hour.STEPS, 1)]
     assert places == sorted(places)
-    assert [step.name for step in gpu_hour.STEPS] == ["machine", "tests", "claims", "kernels", "memcheck", "ncu"]
+    assert [step.name for step in gpu_hour.STEPS] == [
+        "machine", "tests", "claims", "models", "walk", "kernels", "memcheck", "ncu",
+    ]  # fmt: skip
     assert all(step.command in told for step in gpu_hour.STEPS)
 
 
@@ -105,3 +107,16 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(monkeypatch):
     assert "no such kernel" in failed
     assert held == "held  this: 1.2, goal 1.3"
     assert missed == "MISS  that: 2 ms, goal 1"
+
+
+@pytest.mark.slow
+def test_every_question_to_a_whole_model_is_measured():
+    told = list(gpu_models.lines("cpu", gpu_models.SMALL))
+    assert not [line for line in told if line.startswith("FAIL")], "\n".join(told)
+    for words in (
+        "gradients of embeddings, 16 tokens",
+        "4 tokens of 2 texts",
+        "2 callers: ",
+        "in flight afterwards: 0",
+    ):
+        assert any(words in line for line in told), words

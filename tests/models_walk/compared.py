@@ -133,8 +133,8 @@ def prepare() -> None:
     logs.disable_progress_bar()
 
 
-def limited(kind: str) -> Found:
-    """Compare one type within its time."""
+def limited(kind: str, device: str = "cpu") -> Found:
+    """Compare one type on a device, within its time."""
 
     def late(*_: Any) -> None:
         raise TimeoutError(f"it took more than {SECONDS} seconds")
@@ -142,13 +142,13 @@ def limited(kind: str) -> Found:
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:
-        return compared(kind)
+        return compared(kind, device)
     finally:
         signal.alarm(0)
 
 
-def compared(kind: str) -> Found:
-    """Compare every part of one model type."""
+def compared(kind: str, device: str = "cpu") -> Found:
+    """Compare every part of one model type; both models are on the device."""
     found = Found(kind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -157,14 +157,14 @@ def compared(kind: str) -> Found:
             found.reasons["whole"] = f"it reads {reading}"
             return found
         try:
-            model = built(kind)
+            model = built(kind).to(device)
         except Exception as fault:
             found.reasons["whole"] = f"not built small: {told(fault)}"
             return found
         found.architecture = type(model).__name__
         try:
             own = copy.deepcopy(model).requires_grad_(False)
-            loaded = LoadedModel(kind, own, tokenizer(), Device.open("cpu"), _processor(model))
+            loaded = LoadedModel(kind, own, tokenizer(), Device.open(device), _processor(model))
         except AttentionError as fault:
             found.reasons["whole"] = told(fault)
             return found
@@ -189,7 +189,7 @@ def told(fault: BaseException) -> str:
 
 def error(found: Any, expected: Any) -> float:
     """Return the largest difference as a share of the largest expected number."""
-    a, b = (np.asarray(x.detach() if isinstance(x, torch.Tensor) else x, np.float64) for x in (found, expected))
+    a, b = (np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x, np.float64) for x in (found, expected))
     if a.shape != b.shape:
         raise ValueError(f"shapes {a.shape} and {b.shape}")
     finite = np.isfinite(b)
@@ -336,7 +336,7 @@ def _row_sums(scores: np.ndarray, place: AttentionPlace) -> np.ndarray:
         return np.ones(scores.shape[:-1])
     (sink,) = (value for name, value in place.module.named_parameters() if "sink" in name)
     keys = np.exp(scores.astype(np.float64)).sum(-1)
-    return keys / (keys + np.exp(sink.detach().numpy().reshape(-1, 1).astype(np.float64)))
+    return keys / (keys + np.exp(sink.detach().cpu().numpy().reshape(-1, 1).astype(np.float64)))
 
 
 def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTrainedModel | None = None) -> Any:
@@ -352,7 +352,7 @@ def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTr
                 output = loaded.run(asked.inputs.arguments, AttentionPass(questions))
     rows = output["logits" if getattr(output, "logits", None) is not None else "last_hidden_state"]
     mask = asked.inputs.predicted.mask
-    found = [row if mask is None else row[mask[number]] for number, row in enumerate(rows)]
+    found = [row if mask is None else row[mask[number].to(row.device)] for number, row in enumerate(rows)]
     return found if isinstance(tokens[0], list) else found[0]
 
 
@@ -389,8 +389,8 @@ def _own_tokens(model: PreTrainedModel, loaded: LoadedModel, options: dict[str, 
     torch.manual_seed(options.get("seed", 0))
     with torch.no_grad():
         tokens: Any = model.generate(
-            torch.tensor(rows), attention_mask=torch.tensor(mask), max_new_tokens=NEW, num_beams=1,
-            do_sample=drawn, **sampling,
+            torch.tensor(rows, device=model.device), attention_mask=torch.tensor(mask, device=model.device),
+            max_new_tokens=NEW, num_beams=1, do_sample=drawn, **sampling,
         )  # fmt: skip
     rows = tokens[:, width if left else 1 :].tolist()
     return [row[: row.index(2) + 1] if 2 in row else row for row in rows]

@@ -21,7 +21,7 @@ __all__ = [
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 1000
 _MAX_PARAM = 200
-_MEMBERS = frozenset({"type", "title", "status", "detail", "code", "param", "request_id"})
+_MEMBERS = frozenset({"type", "title", "status", "detail", "code", "param", "request_id", "error"})
 
 
 class AttentionError(Exception):

@@ -83,7 +83,7 @@ async function send({ method, path, body }: Asked, headers: Record<string, strin
   let problem: ProblemDocument | null = null;
   try {
     const told = JSON.parse(text) as ProblemDocument & { error?: OpenAIFault };
-    problem = told.error ? { ...ofOpenAI(told.error), status: response.status } : told;
+    problem = told.error && !told.detail ? { ...ofOpenAI(told.error), status: response.status } : told;
   } catch {
     // A proxy answers in its own words.
   }

@@ -25,7 +25,14 @@ from attention_contract.errors import (
 )
 from attention_contract.wire import JSON, to_json
 from attention_service.api.oip.v2_errors import is_v2, v2_error, v2_status
-from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_error, openai_headers, openai_status
+from attention_service.api.openai.openai_errors import (
+    OPENAI_OFFER,
+    OPENAI_PATHS,
+    is_beside_openai,
+    openai_error,
+    openai_headers,
+    openai_status,
+)
 from attention_service.runtime.request_timing import timing
 
 log = structlog.get_logger(__name__)
@@ -66,6 +73,9 @@ class ProblemResponse(Response):
             self.status_code, self.body = openai_status(self._error), to_json(openai_error(self._error))
             told = {"content-type": JSON, "content-length": str(len(self.body)), **openai_headers(self._error)}
             self.headers.update(told)
+        elif is_beside_openai(scope.get("path", "")):
+            self.body = to_json(self._error.to_problem() | openai_error(self._error))
+            self.headers["content-length"] = str(len(self.body))
         elif is_v2(scope):
             self.status_code, self.body = v2_status(self._error), to_json(v2_error(self._error))
             self.headers.update({"content-type": JSON, "content-length": str(len(self.body))})
@@ -113,7 +123,8 @@ def forget(fault: BaseException | None) -> None:
 def _from_http(request: Request, error: HTTPException) -> AttentionError:
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFound(f"there is nothing at {path[:200]}; GET /docs lists every path")
+        offered = f". Here {OPENAI_OFFER}" if path.startswith("/v1/") else ""
+        return NotFound(f"there is nothing at {path[:200]}; GET /docs lists every path{offered}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _methods(request)
         return MethodNotAllowed(

@@ -78,6 +78,10 @@ def test_errors_have_the_form_of_openai_on_its_paths_alone(http):
     assert http.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
     elsewhere = http.post("/v1/models/talker/forward", json={"texts": 1})
     assert elsewhere.headers["content-type"] == "application/problem+json"
+    assert "error" not in elsewhere.json()
+    beside = http.put("/v1/models", json={})  # a path of both APIs
+    assert beside.headers["content-type"] == "application/problem+json"
+    assert beside.json()["error"]["code"] == beside.json()["code"] == "method_not_allowed"
 
 
 def test_what_would_never_fit_is_not_to_be_repeated(http):

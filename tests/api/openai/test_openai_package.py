@@ -185,3 +185,33 @@ def test_keys_are_those_of_the_server(door):
     with pytest.raises(openai.AuthenticationError) as refusal:
         openai.OpenAI(base_url=f"{door.url}/v1", api_key="wrong").chat.completions.create(model="talker", messages=CHAT)
     assert refusal.value.type == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    ("ask", "code"),
+    [
+        (lambda client: client.responses.create(model="talker", input="Hello"), "not_found"),
+        (lambda client: client.moderations.create(input="Hello"), "not_found"),
+        (lambda client: client.files.list(), "not_found"),
+        (lambda client: client.chat.completions.retrieve("one"), "not_found"),
+        (lambda client: client.models.retrieve("nobody"), "model_not_found"),
+        (lambda client: client.models.delete("nobody"), "model_not_found"),
+    ],
+)
+def test_what_the_server_does_not_have_is_told_as_the_package_reads_it(client, ask, code):
+    with pytest.raises(openai.NotFoundError) as refusal:
+        ask(client)
+    assert (refusal.value.type, refusal.value.code) == ("invalid_request_error", code)
+    told = refusal.value.response.json()
+    # OpenAI's package for JavaScript shows the message alone, or "404 status code (no body)".
+    assert told["error"]["message"] == told["detail"]
+    assert code == "model_not_found" or "/v1/chat/completions" in told["detail"]
+    assert told["error"]["request_id"] == told["request_id"] == refusal.value.request_id
+
+
+def test_a_wrong_key_is_told_on_every_path_of_the_package(door):
+    client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="wrong", max_retries=0)
+    for ask in (client.models.list, client.files.list, lambda: client.responses.create(model="talker", input="Hello")):
+        with pytest.raises(openai.AuthenticationError) as refusal:
+            ask()
+        assert refusal.value.type == "authentication_error"

@@ -1,7 +1,10 @@
-"""Errors in the form of OpenAI's API, on its paths."""
+"""Errors in the form of OpenAI's API, on its paths and wherever else its clients come."""
 
 from typing import Any, Final
 
+from starlette.routing import compile_path
+
+from attention_contract import operations
 from attention_contract.errors import AttentionError, Forbidden, InvalidRequest, Overloaded, Unauthorized
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.openai import OpenAIRequest
@@ -12,11 +15,23 @@ OPENAI_PATHS: Final = frozenset(
     if operation.request is not None and issubclass(operation.request, OpenAIRequest)
 )
 """The paths on which errors have this form."""
+_SHARED: Final = {operations.list_models.path, operations.get_model.path}
+_OWN: Final = [compile_path(path)[0] for path in sorted({each.path for each in OPERATIONS} - OPENAI_PATHS - _SHARED)]
+"""Patterns of the paths that OpenAI's API does not have."""
+OPENAI_OFFER: Final = f"the paths of OpenAI's API are {', '.join(sorted(OPENAI_PATHS | {operations.list_models.path}))}"
 _TYPES: Final[tuple[tuple[type[AttentionError], str], ...]] = (
     (Unauthorized, "authentication_error"),
     (Forbidden, "permission_error"),
     (Overloaded, "rate_limit_error"),
 )
+
+
+def is_beside_openai(path: str) -> bool:
+    """True if clients of OpenAI's API read the errors of a path that has this service's own form.
+
+    These are the paths of models, which both APIs have, and those under ``/v1`` that only OpenAI has.
+    """
+    return path.startswith("/v1/") and path not in OPENAI_PATHS and not any(own.match(path) for own in _OWN)
 
 
 def openai_status(error: AttentionError | type[AttentionError]) -> int:

@@ -44,8 +44,8 @@ VOLATILE = frozenset(
     | {"time_exponent", "limits", "decode"}
 )
 """Fields of replies that depend on the machine, its settings or the moment."""
-SERVER_SETTINGS: dict[str, Any] = {"memory_budget": 2**30, "threads": 1, "mcp": True, "oip": True}
-"""Settings of the server that answers the documents' code blocks."""
+SERVER_SETTINGS: dict[str, Any] = {"threads": 1, "mcp": True, "oip": True}
+"""Settings of the server that answers the documents' code blocks; its memory budget is the default, as a reader's."""
 
 _RAN = re.compile(r"^(?:fused|materialized) on \S+ (in .*?: [\d.]+ \w*FLOP), .*")
 """Match the command's line about the execution. Dtype, version and FLOPs are compared; times and bytes are not."""

@@ -6,21 +6,27 @@ from tests.conftest import live_server
 from tests.docs.snippets import DOCUMENTS, SERVER_SETTINGS, Block, Session, SnippetError, blocks, check
 
 RUNNABLE = [document for document in DOCUMENTS if any(block.language in {"python", "sh"} for block in blocks(document))]
+BUDGETED = [document for document in RUNNABLE if "memory_budget" in document.read_text("utf-8")]
+"""Pages whose examples read or show the server's memory budget."""
 LONG = {"api", "cli", "capacity", "from-others", "models", "openai", "pictures", "recordings"}
 """Pages that start many commands or the processes of several models, or compile another library."""
 
 
 @pytest.mark.parametrize(
-    "document",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each.stem in LONG)) for each in RUNNABLE],
-    ids=lambda document: document.stem,
+    ("document", "budget"),
+    [
+        pytest.param(each, budget, marks=[pytest.mark.slow] * (each.stem in LONG), id=f"{each.stem}{name}")
+        for pages, budget, name in ((RUNNABLE, None, ""), (BUDGETED, 2**30, " with 1 GiB"))
+        for each in pages
+    ],
 )
-def test_every_example_gives_the_output_shown(document, tmp_path):
+def test_every_example_gives_the_output_shown(document, budget, tmp_path):
+    """``budget``: the memory budget of the server; None for the default, a share of the machine's memory."""
     models, folder = tmp_path / "models", tmp_path / "folder"
     folder.mkdir()
     models.mkdir()
     wrong = []
-    with live_server(models, **SERVER_SETTINGS) as url:
+    with live_server(models, memory_budget=budget, **SERVER_SETTINGS) as url:
         session = Session(url, models, folder)
         for block in blocks(document):
             if block.language in {"python", "sh"}:

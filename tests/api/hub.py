@@ -32,6 +32,12 @@ class Hub:
     """Bytes that tensors have by the hub's list, if not their own."""
     broken: bool = False
     """Every download answers 500."""
+    hidden: int = 0
+    """Bytes of each file that the list leaves out; its hashes are those of the whole file."""
+    stray: str | None = None
+    """The name of a file that is listed besides."""
+    sent: int = 0
+    """Bytes of tensors that were sent."""
 
 
 def _listed(repository: Path, hub: Hub) -> list[dict[str, object]]:
@@ -44,8 +50,8 @@ def _listed(repository: Path, hub: Hub) -> list[dict[str, object]]:
             size = hub.claimed or len(body)
             lfs = {"sha256": hashlib.sha256(body).hexdigest(), "size": size, "pointerSize": 134}
             entry |= {"size": size, "blobId": COMMIT, "lfs": lfs}
-        entries.append(entry)
-    return entries
+        entries.append(entry | {"size": int(str(entry["size"])) - hub.hidden})
+    return entries + ([{"rfilename": hub.stray, "size": 1, "blobId": COMMIT}] if hub.stray else [])
 
 
 @contextmanager
@@ -110,12 +116,15 @@ def hub(folder: Path) -> Iterator[Hub]:
             half = max(start, len(body) // 2)
             self.wfile.write(body[start:half])
             self.wfile.flush()
+            state.sent += half - start
             if state.cuts:
                 state.cuts -= 1
                 self.close_connection = True
                 return
             if state.go_on.wait(8):
-                self.wfile.write(body[half:])
+                for at in range(half, len(body), 2**16):
+                    self.wfile.write(body[at : at + 2**16])
+                    state.sent += len(body[at : at + 2**16])
 
         do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
 

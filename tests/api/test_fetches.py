@@ -20,6 +20,7 @@ from attention_client import (
     DeadlineExceeded,
     Forbidden,
     InvalidCheckpoint,
+    InvalidRequest,
     Overloaded,
     StoreFull,
     Unavailable,
@@ -56,6 +57,13 @@ def mirror(tmp_path_factory):
         shutil.copytree(folder / "org" / "net", folder / "org" / other)
     (folder / "org" / "pickled").mkdir()
     (folder / "org" / "pickled" / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    for name, shard, content in (("indexed", "notes.txt", b"a secret"), ("unlike", "part.safetensors", b"a secret")):
+        shutil.copytree(folder / "org" / "net", folder / "org" / name / "second")
+        index = json.dumps({"metadata": {}, "weight_map": {"x": shard}})
+        (folder / "org" / name / "second" / "model.safetensors.index.json").write_text(index)
+        (folder / "org" / name / "second" / shard).write_bytes(content)
+    shutil.copytree(folder / "org" / "net", folder / "org" / "large")
+    save_file({"x": torch.zeros(20 * MEGABYTE)}, folder / "org" / "large" / "model.safetensors")
     return folder
 
 
@@ -275,6 +283,45 @@ def test_what_the_hub_does_not_have_is_told(net, repository, revision, error, to
         client.checkpoints.fetch(repository, revision=revision)
     assert served.taken == []
     assert leftovers(store) == []
+
+
+@pytest.mark.parametrize(
+    ("repository", "told"),
+    [("indexed", "names 'notes.txt' as a file"), ("unlike", "part.safetensors is not a readable")],
+)
+def test_an_index_that_names_no_file_of_tensors_is_not_fetched(net, repository, told):
+    _, store, client = net
+    with pytest.raises(InvalidCheckpoint, match=told):
+        client.checkpoints.fetch(f"org/{repository}")
+    assert leftovers(store) == []
+    assert not (store / "org").exists()
+
+
+def test_a_fetch_stops_at_the_size_that_the_hub_lists(net, mirror):
+    served, store, client = net
+    served.hidden = 79 * MEGABYTE
+    (size,) = (file.stat().st_size for file in (mirror / "org/large").glob("*.safetensors"))
+    with pytest.raises(InvalidCheckpoint, match=r"more of .* than the bytes that it lists"):
+        client.checkpoints.fetch("org/large")
+    assert served.sent < size
+    assert leftovers(store) == []
+
+
+@pytest.mark.parametrize("name", ["../up.json", "/etc/up.json", "a/../../up.json", "a//up.json"])
+def test_a_file_that_the_hub_lists_elsewhere_is_refused_by_its_name(net, name):
+    served, store, client = net
+    served.stray = name
+    with pytest.raises(InvalidCheckpoint, match="expected a path inside the repository"):
+        client.checkpoints.fetch("org/net")
+    assert served.taken == []
+    assert leftovers(store) == []
+
+
+@pytest.mark.parametrize("repository", ["org/a..b", "org/a--b", "org/a.git", "org/a."])
+def test_a_name_that_no_repository_has_is_told_as_such(net, repository):
+    with pytest.raises(InvalidRequest, match="no repository has such a name") as caught:
+        net[2].checkpoints.fetch(repository)
+    assert caught.value.param == "repository"
 
 
 def test_only_some_are_fetched_at_a_time(net, server):

@@ -23,8 +23,9 @@ attention import openai-community/gpt2     # downloaded from the Hugging Face hu
 
 The server downloads from the hub only if its operator allows it (`ATTENTION_HUB=true`). Otherwise the command
 downloads into the model repository of the machine on which it runs. It downloads only tensors, configs, templates and
-tokenizers, no code and no pickled file. A bar shows the progress. The folder appears when all files have arrived with
-the hashes that the hub states. `attention models fetch` downloads a checkpoint and [loads the whole model](models.md).
+tokenizers, no code and no pickled file. A bar shows the progress. A download stops at the size that the hub lists. The
+folder appears when all files have arrived with the hashes that the hub states, and when every file that an index names
+is a safetensors file. `attention models fetch` downloads a checkpoint and [loads the whole model](models.md).
 
 ## What an import computes
 

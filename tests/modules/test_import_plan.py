@@ -482,6 +482,10 @@ class Planted:
         return (pytest.fail, ("a checkpoint was unpickled",))
 
 
+INDEX = b'{"weight_map": {"a": "notes.txt"}}'
+EMPTY = (2).to_bytes(8, "little") + b"{}"
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -493,7 +497,19 @@ class Planted:
         ({"a.safetensors.index.json": b"[]"}, "is not a JSON object"),
         ({"a.safetensors.index.json": b"{}"}, "no weight_map"),
         ({"a.safetensors.index.json": b'{"weight_map": {"a": 1}}'}, "no weight_map"),
-        ({"a.safetensors.index.json": b'{"weight_map": {"a": "b"}}'}, "'b' of the checkpoint is missing"),
+        (
+            {"a.safetensors.index.json": b'{"weight_map": {"a": "b.safetensors"}}'},
+            r"'b\.safetensors' of the ch.* missing",
+        ),
+        ({"a.safetensors.index.json": INDEX, "notes.txt": b"a secret"}, r"names 'notes\.txt' as a file with tensors"),
+        (
+            {"a.safetensors.index.json": INDEX.replace(b"txt", b"safetensors"), "notes.safetensors": b"a secret"},
+            r"notes\.safetensors is not a readable safetensors file",
+        ),
+        ({"model.safetensors.index.json": INDEX, "a.safetensors.index.json": b"{}"}, r"names 'notes\.txt'"),
+        ({"config.json": b'{"transformers_weights": "notes.txt"}', "model.safetensors": b""}, r"names 'notes\.txt'"),
+        ({"model.safetensors": EMPTY}, r"holds no tensor \(model\.safetensors\)"),
+        ({"a.safetensors.index.json": b'{"weight_map": {}}'}, "holds no tensor"),
     ],
 )
 def test_the_error_for_files_without_checkpoint_gives_the_reason(root, read, files, words):
@@ -503,6 +519,13 @@ def test_the_error_for_files_without_checkpoint_gives_the_reason(root, read, fil
     with pytest.raises(InvalidCheckpoint, match=words) as caught:
         read(num_heads=2)
     assert str(root) not in caught.value.detail
+
+
+def test_the_tensors_of_a_file_that_the_config_names_are_those_of_transformers(save, read, root):
+    save(bert_state(), {"num_attention_heads": 2, "transformers_weights": "other.safetensors"})
+    other = bert_state()
+    save(other, file="other.safetensors")
+    assert read().parameters["o_proj.weight"].equal(other["encoder.layer.0.attention.output.dense.weight"])
 
 
 def test_two_files_with_the_same_tensor_are_refused(save, read):

@@ -12,6 +12,7 @@ from attention_service.modules.checkpoints.attention_blocks import Block, blocks
 from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, Checkpoint, open_checkpoint
 from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
 from attention_service.modules.resident import parameter_bytes
+from attention_service.modules.store_files import reason
 
 _DEPTH: Final = 4
 """Folders below the repository that are looked through."""
@@ -25,8 +26,8 @@ def listed(root: Path) -> CheckpointList:
     for path in paths(root):
         try:
             found.append(CheckpointInfo(**described(root, path).model_dump(exclude={"attentions"})))
-        except AttentionError as fault:
-            found.append(CheckpointInfo(path=path, bytes=0, problem=fault.detail))
+        except Exception as fault:  # whatever a folder holds, the others are listed
+            found.append(CheckpointInfo(path=path, bytes=0, problem=told(fault)))
         if len(found) == _MOST:
             break
     return CheckpointList(checkpoints=found)
@@ -47,6 +48,11 @@ def paths(root: Path) -> Iterator[str]:
             yield place.as_posix()
         elif not place.parts:
             yield from tensors
+
+
+def told(fault: Exception) -> str:
+    """Return the reason for which a checkpoint cannot be described."""
+    return fault.detail if isinstance(fault, AttentionError) else f"it cannot be read: {reason(fault)[:200]}"
 
 
 def described(root: Path, path: str) -> CheckpointReply:

@@ -22,6 +22,8 @@ _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64":
 _SUFFIX: Final = ".safetensors"
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = ".safetensors.index.json"
+_MAIN_INDEX: Final = f"model{_INDEX}"
+"""The index that transformers reads."""
 OWN_FOLDERS: Final = ("modules", "recordings")
 """Folders of the model repository with what the server keeps, which are no checkpoints."""
 _JSON_BYTES: Final = 2**26
@@ -82,11 +84,21 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
             param="checkpoint",
         )
     folder = place if place.is_dir() else place.parent
-    files = _tensor_files(root, place)
+    config = _read_json(root, folder, "config.json") or {}
+    files = _tensor_files(root, place, config.get("transformers_weights"))
     label = place.name if place.is_dir() else place.stem
-    return Checkpoint(
-        label if place != root.resolve() else "checkpoint", _read_json(root, folder, "config.json") or {}, files
-    )
+    return Checkpoint(label if place != root.resolve() else "checkpoint", config, files)
+
+
+def check_fetched(root: Path, folder: Path) -> None:
+    """Raise InvalidCheckpoint for a file below a folder that has, or whose index gives it, a name of tensors, but none.
+
+    An index may name only safetensors files, and a file with that ending must be one.
+    """
+    for index in sorted(folder.rglob(f"*{_INDEX}")):
+        _indexed(root, index.parent, index.name)
+    for file in sorted(folder.rglob(f"*{_SUFFIX}")):
+        _names_in(_shard(root, file.parent, file.name))
 
 
 def _inside(root: Path, folder: Path, path: str) -> Path | None:
@@ -100,14 +112,18 @@ def _inside(root: Path, folder: Path, path: str) -> Path | None:
     return place if place.is_relative_to(top) and not own else None
 
 
-def _tensor_files(root: Path, place: Path) -> dict[str, Path]:
+def _tensor_files(root: Path, place: Path, named: object) -> dict[str, Path]:
+    """The file of each tensor, found as transformers does; ``named``: what config.json says of it."""
     if place.is_file():
-        return dict.fromkeys(_names_in(place), place)
+        return _tensors_of(root, place.parent, [place.name])
+    if named is not None:
+        named = str(named)
+        return _indexed(root, place, named) if named.endswith(_INDEX) else _tensors_of(root, place, [named])
     if _inside(root, place, _SINGLE) is not None:
         return _tensors_of(root, place, [_SINGLE])
     indexes = sorted(entry.name for entry in place.glob(f"*{_INDEX}"))
-    if len(indexes) == 1:
-        return _indexed(root, place, indexes[0])
+    if len(indexes) == 1 or _MAIN_INDEX in indexes:
+        return _indexed(root, place, _MAIN_INDEX if _MAIN_INDEX in indexes else indexes[0])
     return _tensors_of(root, place, sorted(entry.name for entry in place.glob(f"*{_SUFFIX}")))
 
 
@@ -127,18 +143,31 @@ def _tensors_of(root: Path, folder: Path, files: list[str]) -> dict[str, Path]:
             f"the folder holds no {_SUFFIX} file; other formats are not read: convert the checkpoint",
             param="checkpoint",
         )
-    return tensors
+    return _some(tensors, ", ".join(files[:3]))
 
 
 def _indexed(root: Path, folder: Path, index: str) -> dict[str, Path]:
     listed = (_read_json(root, folder, index) or {}).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
         raise InvalidCheckpoint(f"{index} has no weight_map from tensors to files", param="checkpoint")
-    files = {file: _shard(root, folder, file) for file in sorted(set(listed.values()))}
-    return {tensor: files[file] for tensor, file in listed.items()}
+    shards = [_shard(root, folder, name) for name in sorted({*listed.values()})]
+    # As transformers does: what a shard holds counts, and not the entry of each tensor.
+    return _some({tensor: shard for shard in shards for tensor in _names_in(shard)}, index)
+
+
+def _some(tensors: dict[str, Path], source: str) -> dict[str, Path]:
+    if not tensors:
+        raise InvalidCheckpoint(f"the checkpoint holds no tensor ({source})", param="checkpoint")
+    return tensors
 
 
 def _shard(root: Path, folder: Path, name: str) -> Path:
+    """A file with tensors, by the name that an index or config.json gives it."""
+    if not name.endswith(_SUFFIX):  # whatever else a file holds, it is not opened
+        raise InvalidCheckpoint(
+            f"the checkpoint names {name[:128]!r} as a file with tensors; expected a name that ends in {_SUFFIX}",
+            param="checkpoint",
+        )
     file = _inside(root, folder, name)
     if file is None or not file.is_file():
         raise InvalidCheckpoint(f"the file {name[:128]!r} of the checkpoint is missing", param="checkpoint")

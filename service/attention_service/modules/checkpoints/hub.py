@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Any, Final
 
 from attention_contract.errors import (
+    AttentionError,
     CheckpointNotFound,
     InternalError,
     InvalidCheckpoint,
@@ -28,7 +29,7 @@ from attention_contract.errors import (
     Unavailable,
 )
 from attention_contract.schemas.server import SuggestedModel
-from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS
+from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, check_fetched
 from attention_service.modules.store_files import locked, make_folder, reason, refusal, sync
 
 PATTERNS: Final = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -128,8 +129,8 @@ def fetch(
     The folder appears when it is complete and every file has the hash that the hub states. ``limit`` is the largest sum
     of bytes, and ``claims`` those of the other fetches of this process. Raises InvalidRequest without huggingface_hub
     or for a name that no repository has, CheckpointNotFound if the hub has none or does not show it, InvalidCheckpoint
-    if it has no safetensors file or if a file came damaged, StoreFull if it is too large, Unavailable if the hub cannot
-    be reached, and FetchStoppedError.
+    if it has no safetensors file, names other files as such, or sends other bytes than it lists, StoreFull if it is too
+    large, Unavailable if the hub cannot be reached, and FetchStoppedError.
     """
     if _REPOSITORY.fullmatch(repository) is None or repository.partition("/")[0] in OWN_FOLDERS:
         raise InvalidRequest.at(
@@ -146,6 +147,7 @@ def fetch(
         with locked(staged):  # `clean` of another process leaves it alone
             _download(repository, revision, staged, limit, progress or Progress(), claims or DiskClaims())
             shutil.rmtree(staged / ".cache", ignore_errors=True)  # the hub's notes on what is downloaded
+            check_fetched(root, staged)
             make_folder(folder.parent)
             staged.rename(folder)
         sync(folder.parent)
@@ -181,6 +183,12 @@ def _download(
     with _faults_of_hub(repository, revision):
         found = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
     files = [file for file in found.siblings or [] if any(fnmatch(file.rfilename, each) for each in PATTERNS)]
+    for name in (file.rfilename for file in files):
+        if Path(name).is_absolute() or not {".", "..", ""}.isdisjoint(name.split("/")) or "\0" in name:
+            raise InvalidCheckpoint(
+                f"the hub lists the file {name[:128]!r} in {repository}; expected a path inside the repository",
+                param="repository",
+            )
     if not any(file.rfilename.endswith(".safetensors") for file in files):
         raise InvalidCheckpoint(
             f"{repository} has no safetensors file; other formats are not read: convert it", param="repository"
@@ -193,8 +201,9 @@ def _download(
             progress.add(0)
             with _faults_of_hub(repository, revision):
                 huggingface_hub.hf_hub_download(
-                    repository, file.rfilename, revision=found.sha, local_dir=folder, tqdm_class=_bar(progress)
-                )
+                    repository, file.rfilename, revision=found.sha, local_dir=folder,
+                    tqdm_class=_bar(progress, before + (file.size or 0), file.rfilename),
+                )  # fmt: skip
             progress.add(before + (file.size or 0) - progress.bytes)
             _check_hash(repository, folder / file.rfilename, file)
             sync(folder / file.rfilename)
@@ -202,8 +211,11 @@ def _download(
     progress.add(0)
 
 
-def _bar(progress: Progress) -> Any:
-    """A class of progress bars for the hub's client, which draws none."""
+def _bar(progress: Progress, most: int, name: str) -> Any:
+    """A class of progress bars for the hub's client, which draws none. ``most``: the bytes after the file ``name``.
+
+    Its ``update`` raises InvalidCheckpoint as soon as more come, before they are written.
+    """
 
     class Bar:
         def __init__(self, *_: object, **__: object) -> None:
@@ -216,6 +228,12 @@ def _bar(progress: Progress) -> Any:
             pass
 
         def update(self, count: float | None = 1) -> None:
+            if count and progress.bytes + count > most:
+                raise InvalidCheckpoint(
+                    f"the hub sends more of {name} than the bytes that it lists; fetch it again later, or from "
+                    "another address (HF_ENDPOINT)",
+                    param="repository",
+                )
             progress.add(int(count or 0))
 
     return Bar
@@ -255,8 +273,10 @@ def _faults_of_hub(repository: str, revision: str | None) -> Iterator[None]:
 
     try:
         yield
-    except FetchStoppedError:
+    except (FetchStoppedError, AttentionError):
         raise
+    except errors.HFValidationError as fault:
+        raise InvalidRequest.at("repository", f"no repository has such a name: {reason(fault)}") from None
     except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as fault:
         at = f" at revision {revision!r}" if isinstance(fault, errors.RevisionNotFoundError) else ""
         raise CheckpointNotFound(

@@ -31,7 +31,9 @@ is a safetensors file. `attention models fetch` downloads a checkpoint and [load
 
 `model_type` in `config.json` chooses the family, and the family makes the spec from the other entries. A missing entry
 has the default of its class in transformers. The fields of `spec` in the request replace those of the checkpoint:
-`--spec '{{"softcap": 30}}'` adds a softcap, and `--spec '{{"masks": []}}'` removes the causal mask.
+`--spec '{{"softcap": 30}}'` adds a softcap, and `--spec '{{"masks": []}}'` removes the causal mask. Entries that
+transformers reads for every class count too: `"is_causal": false` removes the causal mask of a decoder, and lets a
+sliding window see as many keys after the query as before it.
 
 If a field that changes the numbers is missing, the import is refused with 422, and `param` names the field:
 `num_heads`, `spec.masks` or `spec.add_zero_attn`. A state dict of `torch.nn.MultiheadAttention` has none of these

@@ -22,6 +22,8 @@ REFUSED = [
     Refused("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln", "a layer norm of queries and keys"),
     Refused("mpt", {"attn_config": {"prefix_lm": True}}, "prefix_lm", "the prefix comes with each call"),
     Refused("mpt", {"attn_config": {"alibi": False}}, "alibi", "positions are learned, before the first layer"),
+    Refused("mpt", {"is_causal": False}, "is_causal", "no such model of transformers runs"),
+    Refused("llama", {"per_layer_config": {"1": {"head_dim": 4}}}, "per_layer_config", "layers differ in their sizes"),
     Refused("olmo", {"clip_qkv": 8.0}, "clip_qkv", "queries, keys and values are clipped"),
     Refused("phi", {"qk_layernorm": True}, "qk_layernorm", "a layer norm of queries and keys"),
     Refused("stablelm", {"qk_layernorm": True}, "qk_layernorm", "a layer norm of queries and keys"),

@@ -55,6 +55,27 @@ def test_an_entry_that_is_left_out_has_the_default_of_its_class(kind, name):
             assert found == expected
 
 
+@pytest.mark.parametrize(("kind", "name"), MODEL_TYPES)
+def test_an_entry_under_the_common_name_of_transformers_means_the_same(kind, name):
+    for alias, own in CONFIG_MAPPING[kind].attribute_map.items():
+        value = complete(kind).get(own)
+        if alias not in {"num_attention_heads", "hidden_size"} or not isinstance(value, int):
+            continue
+        config = {"model_type": kind, alias: 2 * value}
+        try:
+            short = descriptions(FAMILIES[name], config)
+        except InvalidCheckpoint:
+            continue
+        assert short == descriptions(FAMILIES[name], complete(kind, config)), alias
+
+
+def test_a_mistral_with_types_of_layers_is_a_ministral_as_in_transformers(store, tmp_path):
+    store("mistral", {"layer_types": ["sliding_attention", "full_attention"]})
+    assert type(transformers.AutoConfig.from_pretrained(tmp_path / "net")).__name__ == "MinistralConfig"
+    windows = [plan(tmp_path, ImportModule(checkpoint="net", layer=layer)).config.spec.masks for layer in (0, 1)]
+    assert [len(masks) for masks in windows] == [2, 1]
+
+
 LENGTHS = {"max_position_embeddings": 131072}
 YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

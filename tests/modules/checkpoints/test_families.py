@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tests.modules.checkpoints.tiny_decoders import DECODERS
 from tests.modules.checkpoints.tiny_encoders import ENCODERS
 from tests.modules.checkpoints.tiny_models import TINY as OTHERS
-from tests.modules.checkpoints.tiny_models import Tiny
+from tests.modules.checkpoints.tiny_models import ModelOfTransformers, Tiny
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
@@ -187,6 +187,21 @@ FIRST = {tiny.family: tiny for tiny in reversed(TINY)}
 )
 def test_a_block_gives_the_numbers_of_eager_attention(tiny, run, engine, root):
     compared(tiny, run, engine, root, name_of(tiny))
+
+
+DECODERS_OF_TRANSFORMERS = [tiny for tiny in TINY if tiny.decodes and tiny.model_type not in {None, "mpt"}]
+
+
+@pytest.mark.parametrize(
+    "tiny",
+    {(tiny.family, "sliding_window" in tiny.build.options and name_of(tiny)): tiny for tiny in DECODERS_OF_TRANSFORMERS}
+    .values(),
+    ids=name_of,
+)  # fmt: skip
+def test_a_decoder_that_is_not_causal_by_its_config_gives_the_numbers_of_eager_attention(tiny, run, engine, root):
+    """Transformers reads ``is_causal`` in the function that makes the masks of all families."""
+    build = ModelOfTransformers(tiny.build.stem, tiny.build.options | {"is_causal": False})
+    compared(replace(tiny, build=build, decodes=False), run, engine, root, f"{name_of(tiny)}-bidirectional")
 
 
 def test_every_family_has_a_tiny_model():

@@ -121,8 +121,11 @@ def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
 
 def _sections(config: Mapping[str, Any]) -> list[tuple[Stack | None, Mapping[str, Any]]]:
     """The parts of config.json that describe a model: one for each stack, or the whole."""
-    own: tuple[Stack | None, Mapping[str, Any]] = (None, config)
     whole = _model_type(config)
+    if whole == "mistral" and "layer_types" in config:  # transformers takes its class for one with windows in some
+        whole = "ministral"
+        config = {**config, "model_type": whole}
+    own: tuple[Stack | None, Mapping[str, Any]] = (None, config)
     parts: list[tuple[Stack | None, Mapping[str, Any]]] = [
         (stack, _typed(config[entry], stack, whole))
         for entry, stack in _SECTIONS.items()

@@ -13,7 +13,7 @@ Add a family:
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.modules import Latent, Stack
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.modules.checkpoints.cuts import Cut, same
 
 Part = Literal["self", "cross"]
@@ -163,12 +163,18 @@ class Family:
     describe: Callable[[Entries], Attention]
     without_config: bool = False
     """True if the tensor names identify the family where config.json states no model_type."""
+    own_causal_mask: bool = False
+    """True if its class makes the causal mask itself, and not the function of transformers that reads ``is_causal``."""
 
 
 def described(family: Family, entries: Entries) -> Attention:
     """Describe a block. Raises InvalidCheckpoint where an entry has a value that no spec can have."""
+    entries.must_be("per_layer_config", {})  # entries of single layers, which transformers has for every class
     try:
-        return family.describe(entries)
+        attention = family.describe(entries)
+        if family.own_causal_mask or entries.config.get("is_causal", True):
+            return attention
+        return replace(attention, spec=_bidirectional(attention.spec))
     except ValidationError as fault:
         first = fault.errors()[0]
         place = ".".join(map(str, first["loc"])) or fault.title
@@ -179,6 +185,24 @@ def described(family: Family, entries: Entries) -> Attention:
         raise InvalidCheckpoint(
             f"config.json has entries that no {family.name} has: {str(fault)[:200]}", param="checkpoint"
         ) from None
+
+
+def _bidirectional(spec: AttentionSpec) -> AttentionSpec:
+    """The spec of a causal block whose config says ``is_causal: false``; others are as they were.
+
+    Source: ``create_causal_mask`` and ``create_sliding_window_causal_mask`` of ``transformers.masking_utils``, whose
+    windows count the query's own key if they are causal, and do not if they are not.
+    """
+    if not any(isinstance(mask, Causal) for mask in spec.masks):
+        return spec
+    masks = [
+        SlidingWindow(left=mask.left + 1, right=mask.left + 1)
+        if isinstance(mask, SlidingWindow) and mask.left is not None
+        else mask
+        for mask in spec.masks
+        if not isinstance(mask, Causal)
+    ]
+    return spec.model_copy(update={"masks": masks})
 
 
 def linear(**modules: str) -> Pieces:

@@ -50,7 +50,13 @@ def _opt(entries: Entries) -> Attention:
 
 
 FAMILIES: Final = (
-    Family("gpt-neo", frozenset({"gpt_neo"}), (BlockNames("h.{layer}.attn.attention.", _NAMES),), _gpt_neo),
+    Family(
+        "gpt-neo",
+        frozenset({"gpt_neo"}),
+        (BlockNames("h.{layer}.attn.attention.", _NAMES),),
+        _gpt_neo,
+        own_causal_mask=True,
+    ),
     Family("gpt-j", frozenset({"gptj"}), (BlockNames("h.{layer}.attn.", _NAMES),), _gptj),
     Family(
         "gpt-neox",

@@ -80,7 +80,10 @@ def _modernbert(entries: Entries) -> Attention:
 def _seq2seq(entries: Entries, heads: int = 16) -> Attention:
     """An encoder without masks, and a decoder with a causal mask and cross-attention."""
     masks = [Causal()] if entries.stack == "decoder" and entries.part == "self" else []
-    return Attention(AttentionSpec(masks=masks), entries.count(f"{entries.stack}_attention_heads", default=heads))
+    alias = ("num_attention_heads",) if entries.stack == "encoder" else ()
+    return Attention(
+        AttentionSpec(masks=masks), entries.count(f"{entries.stack}_attention_heads", *alias, default=heads)
+    )
 
 
 _STACKS: Final[tuple[Stack, ...]] = ("encoder", "decoder")

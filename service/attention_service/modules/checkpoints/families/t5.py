@@ -31,7 +31,10 @@ def _blocks(shared: bool) -> tuple[BlockNames, ...]:
 
 
 def _describe(entries: Entries, heads: int = 8) -> Attention:
-    heads, width = entries.count("num_heads", default=heads), entries.count("d_kv", default=64)
+    heads, width = (
+        entries.count("num_heads", "num_attention_heads", default=heads),
+        entries.count("d_kv", "head_dim", default=64),
+    )
     if entries.part == "cross":
         return Attention(AttentionSpec(score=Dot(), position=NoPosition()), heads, head_dim=width)
     decoder = entries.stack == "decoder"

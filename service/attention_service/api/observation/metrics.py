@@ -9,7 +9,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import get_args
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -20,6 +20,7 @@ from attention_contract.errors import Cancelled
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import Answered
 from attention_service.api.observation.device_metrics import DeviceMetrics
+from attention_service.api.observation.metrics_format import metrics_format
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.models.resident_model import ModelEvent
 from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
@@ -178,11 +179,12 @@ class Metrics:
         self.ratio.add([((run.kernel, run.purpose), run.seconds / run.predicted.median) for run in runs])
         self.batches.add([((run.purpose,), run.batch) for run in runs])
 
-    async def page(self, _: Request) -> Response:
-        """Metrics in Prometheus' text format."""
+    async def page(self, request: Request) -> Response:
+        """Metrics in the format that the scraper takes: OpenMetrics or Prometheus' text."""
         for settle in self.settle:
             settle()
-        return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+        encode, kind = metrics_format(", ".join(request.headers.getlist("accept")))
+        return Response(encode(self.registry), media_type=kind, headers={"vary": "Accept"})
 
 
 class Tally(Collector):

@@ -247,3 +247,13 @@ def test_a_request_without_a_preference_has_the_time_of_the_setting(tmp_path):
         answer = httpx.post(url + FORWARD, content=long(20_000), headers=TENSORS)
         assert (answer.status_code, answer.json()["code"]) == (503, "deadline_exceeded")
         assert httpx.post(url + FORWARD, json=BODY).status_code == 200
+
+
+def test_no_caller_is_told_to_wait_longer_than_the_package_of_openai_waits(clock):
+    from openai import _base_client as openai_client
+
+    quotas, caller = Quotas(), limited(requests_per_s=0.001)
+    quotas.enter(caller)
+    with pytest.raises(CallerLimit) as refusal:
+        quotas.enter(caller)
+    assert refusal.value.retry_after == openai_client.MAX_RETRY_AFTER_DELAY

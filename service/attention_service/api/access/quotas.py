@@ -13,6 +13,8 @@ from attention_service.runtime.request_timing import RequestTiming, timing
 
 WINDOW_S: Final = 2.0
 """Seconds of a rate that a caller may use at once."""
+LONGEST_RETRY_S: Final = 120
+"""The most seconds in ``Retry-After``: the package of OpenAI does not repeat a request that is to wait longer."""
 _REMEMBERED: Final = 4096
 """Callers beyond which those are forgotten who have used nothing for a while."""
 
@@ -102,5 +104,5 @@ def _check(caller: Caller, name: str, rate: float, level: float) -> None:
             limit=rate,
             actual=round(level / WINDOW_S, 3),
         )
-        error.retry_after = max(math.ceil((level - most) / rate), 1)
+        error.retry_after = min(max(math.ceil((level - most) / rate), 1), LONGEST_RETRY_S)
         raise error

@@ -6,12 +6,14 @@ stack and the number: ``"encoder.3"``, ``"decoder.3"``, ``"vision_model.3"``. Cr
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
 from attention_contract.errors import AttentionError
 
+_NO_MIXERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"})
+"""Kinds of layers that attend by a softmax over pairs, or that mix no tokens."""
 LayerKey = int | str
 """``3``, or ``"decoder.3"`` in a model of several stacks."""
 
@@ -63,6 +65,14 @@ def _is_own(module: nn.Module) -> bool:
     return learns and not any(map(uses_interface, module.modules()))
 
 
+def other_mixers(model: nn.Module) -> dict[int, str]:
+    """Return the kind of each layer that mixes tokens by other means than a softmax over pairs, by its number."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = getattr(text, "layer_types", None) or ()
+    return {number: str(kind) for number, kind in enumerate(kinds) if kind not in _NO_MIXERS}
+
+
 def attention_modules(model: nn.Module) -> list[AttentionModule]:
     """Return the attention modules of a model that use the interface.
 
@@ -92,21 +102,30 @@ def _keys(paths: list[str], model: nn.Module) -> dict[str, LayerKey]:
     """Return a key for each path; the paths themselves if they do not lead to numbered layers of named stacks."""
     split = {path: _split(path) for path in paths}
     stacks = {prefix for prefix, _, _ in split.values()}
-    shared = set.intersection(*map(set, stacks))
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        shared -= {"encoder", "decoder"}  # one may have no other attention, or lie in a part of the other's name
+    names = _stack_names(stacks, pairs=bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)))
     keys: dict[str, LayerKey] = {}
     for path, (prefix, number, role) in split.items():
         if number is None:
             continue
-        stack = (
-            "cross"
-            if _is_cross(model.get_submodule(path), role)
-            else next((part for part in prefix if part not in shared), "")
-        )
+        stack = "cross" if _is_cross(model.get_submodule(path), role) else names[prefix]
         keys[path] = f"{stack}.{number}" if stack else number
     unique = len(set(keys.values())) == len(paths)
     return keys if unique else {path: path for path in paths}
+
+
+def _stack_names(stacks: set[tuple[str, ...]], *, pairs: bool) -> dict[tuple[str, ...], str]:
+    """Name each stack by the first part of its path that not all have; ``pairs``: an encoder and a decoder."""
+    shared = set.intersection(*map(set, stacks))
+    if pairs:
+        shared -= {"encoder", "decoder"}  # one may have no other attention, or lie in a part of the other's name
+    names = {prefix: next((part for part in prefix if part not in shared), "") for prefix in stacks}
+    for name in set(names.values()):
+        alike = [prefix for prefix in stacks if names[prefix] == name]
+        common = set.intersection(*map(set, alike))
+        for prefix in alike if len(alike) > 1 else ():  # an encoder of text and one of images inside the same encoder
+            own = next((part for part in prefix if part not in common), name)
+            names[prefix] = name if own.startswith(("text", "language")) else own
+    return names
 
 
 def _split(path: str) -> tuple[tuple[str, ...], int | None, tuple[str, ...]]:

@@ -149,7 +149,8 @@ class LayerTaps(Taps):
 
     layer: LayerRef
     hidden: IfRequested[FloatArray] = ABSENT
-    """``[B, L, d_model]``: the output of the layer that has this attention."""
+    """``[B, L, d_model]``: the output of the layer that has this attention; ``[B, L, streams, d_model]`` with
+    hyper-connections."""
 
 
 class ModelForwardReply(ModelReply):

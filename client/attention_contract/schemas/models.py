@@ -40,10 +40,17 @@ def default_model_name(checkpoint: str) -> str:
     return checkpoint.strip("/").replace("/", "--")
 
 
+KeysOf = Literal["tokens", "compressed", "decoder + encoder"]
+
+
 class ModelLayer(WireModel):
     """One attention of a model."""
 
     layer: LayerRef
+    keys: KeysOf = "tokens"
+    """``tokens``: one key for each token of a text, or each patch of an image. ``compressed``: the tokens, then keys
+    that each stand for a span of them (as in DeepSeek V4). ``decoder + encoder``: one softmax over the
+    tokens of the decoder, then those of the encoder. ``key_labels`` of replies names such keys."""
     heads: int
     kv_heads: int
     head_dim: int | None = None

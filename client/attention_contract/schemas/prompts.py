@@ -145,7 +145,8 @@ class TokenLabelsReply(WireModel):
     part of a character are written as ``\\xe2``. Patches of an image are ``[row,column]``; other tokens of an image
     encoder are ``CLS`` and ``register 0``."""
     ids: list[int]
-    """The token ids; for an image encoder, the positions of the tokens."""
+    """The token ids; for an image encoder, the positions of the tokens; −1 for a key that stands for several tokens,
+    whose label is their first and last position, as in ``[4…7]``."""
     spans: list[tuple[int, int] | None]
     """Start and end (exclusive) of each token in the characters of the text; null for a token without text."""
     patches: IfRequested[list[tuple[int, int, int] | None]] = ABSENT
@@ -187,6 +188,9 @@ class ModelReply(WireModel):
     dimension; there is one entry for each index, which is a crop of an image, or all images as one sequence."""
     encoder_labels: IfRequested[TokenLabelsReply | list[TokenLabelsReply]] = ABSENT
     """The tokens of the encoder's text."""
+    key_labels: IfRequested[dict[LayerKey, TokenLabelsReply | list[TokenLabelsReply]]] = ABSENT
+    """The keys of those layers whose keys are not the tokens of one text: see ``keys`` in ``GET /v1/models/{model}``.
+    """
     recording: IfRequested[RecordingId] = ABSENT
     """The id of the recording, with ``keep``."""
     ran: ModelRan
@@ -204,6 +208,9 @@ class ModelReply(WireModel):
         if self.image_labels is not None and str(layer).startswith("vision."):
             return self.image_labels[text], self.image_labels[text]
         own, encoder = self.labels_of(text), self.encoder_labels
+        keys = (self.key_labels or {}).get(str(layer))
+        if keys is not None:
+            return own, keys[text] if isinstance(keys, list) else keys
         if encoder is None:
             return own, own
         read = encoder[text] if isinstance(encoder, list) else encoder

@@ -75,6 +75,9 @@ class RecordingFacts(WireModel):
     after crop, in the order in which the model has them; one crop sees nothing of another."""
     attentions: Listed[RecordedAttention] = Field(default_factory=list, max_length=4096)
     """Every recorded attention, in the order of the layers."""
+    unseen: dict[LayerName, Label] = Field(default_factory=dict, max_length=4096)
+    """The layers that mix tokens and have no recorded weights, with the reason: linear attention has no weights of
+    pairs of tokens, and other layers have keys that are no single tokens. No rollout goes through them."""
 
     def attention(self, name: str) -> RecordedAttention | None:
         """The attention of this name; None if there is none."""

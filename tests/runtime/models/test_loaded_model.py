@@ -278,6 +278,8 @@ def test_a_bad_request_names_its_field(field, request_):
 def test_a_model_describes_itself():
     told = loaded("lfm2").info()
     assert told["unseen"] == ["conv"]
+    assert loaded("lfm2").unseen() == {0: "conv has no weights of pairs of tokens"}
+    assert loaded("llama").unseen() == loaded("gemma2").unseen() == {}
     [layer] = told["layers"]
     assert (layer.layer, layer.heads, layer.kv_heads, layer.head_dim) == (1, 4, 2, 8)
     assert told["generates"]

@@ -1,7 +1,8 @@
 """Statistics of attention weights by head: one table of formulas over tiles of weights.
 
 Notation as in ``core.problem``; R are the queries of one tile. The shares of a query are p = w / Σ w. The position of
-query i is i + offset, and key j has position j. Rows are added up in the dtype of the weights, at least float32.
+query i is i + offset, and key j has position j; ``key_positions`` are those of keys that stand for something else.
+Rows are added up in the dtype of the weights, at least float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,6 +40,14 @@ class StatisticInputs:
     """Bool ``[B, K]`` by name: the keys of a class."""
     starts: Tensor | None = None
     """``[B]``: the first key of each sequence that is no padding; None for key 0."""
+    key_positions: Tensor | None = None
+    """``[K]``: the position of each key, first of those with position j; NaN for a key of another text; None for j."""
+
+    @cached_property
+    def tokens_first(self) -> int | None:
+        """The number of keys with position j, which come first; None for all."""
+        places = self.key_positions
+        return None if places is None else int((places == torch.arange(len(places), device=places.device)).sum())
 
     def queries(self, rows: slice | list[int]) -> "StatisticInputs":
         """The inputs of these queries."""
@@ -77,7 +86,10 @@ class WeightTile:
     @cached_property
     def signed(self) -> Tensor:
         """J − i − offset ``[B, 1, R, K]``: negative for keys before the query."""
-        keys = torch.arange(self.weights.shape[-1], dtype=self.weights.dtype, device=self.weights.device)
+        keys: Tensor | None = self.inputs.key_positions
+        if keys is None:
+            keys = torch.arange(self.weights.shape[-1], dtype=self.weights.dtype, device=self.weights.device)
+        keys = keys[: self.weights.shape[-1]].to(self.weights.dtype)
         return keys - self.positions[:, None, :, None]
 
     @cached_property
@@ -98,7 +110,7 @@ class WeightTile:
 
     def share_at(self, distance: int) -> Tensor:
         """The share of the key at this signed distance from the query; 0 where there is none."""
-        keys = self.weights.shape[-1]
+        keys = self.token_keys
         places = (self.positions + distance)[:, None, :, None]  # [B, 1, R, 1]
         inside = (places >= 0) & (places < keys)
         if not keys:
@@ -108,11 +120,26 @@ class WeightTile:
 
     def share_of_first(self, count: int) -> Tensor:
         """Sum the shares of the first keys of each sequence."""
-        starts = self.inputs.starts
+        starts, keys = self.inputs.starts, self.token_keys
         if starts is None:
-            return self.weights[..., :count].sum(-1) / self.total
-        place = torch.arange(self.weights.shape[-1], device=starts.device) - starts[:, None]  # [B, K]
-        return self.share_of(((place >= 0) & (place < count))[:, None, None])
+            return self.weights[..., : min(count, keys)].sum(-1) / self.total
+        place = torch.arange(self.weights.shape[-1], device=starts.device)
+        after = place - starts[:, None]  # [B, K]
+        return self.share_of(((after >= 0) & (after < count) & (place < keys))[:, None, None])
+
+    @property
+    def token_keys(self) -> int:
+        """The first keys, those with position j."""
+        keys = self.weights.shape[-1]
+        return keys if self.inputs.tokens_first is None else min(keys, self.inputs.tokens_first)
+
+    def mean_of(self, distances: Tensor) -> Tensor:
+        """Average distances ``[B, 1, R, K]`` over the keys that have one; 0 for a query that looks at none of them."""
+        if self.inputs.key_positions is None:
+            return self.share_of(distances)
+        known = distances.isfinite()
+        share = self.share_of(known)
+        return torch.where(share > 0, self.share_of(torch.where(known, distances, 0)) / share, 0)
 
     def share_of(self, chosen: Tensor) -> Tensor:
         """Sum the shares of the chosen keys, bool or numbers broadcastable to ``[B, H, R, K]``."""
@@ -150,20 +177,22 @@ def max_weight(tile: WeightTile) -> Tensor:
 @_register
 def mean_distance(tile: WeightTile) -> Tensor:
     """Σ p |j − i − offset|, in tokens. Source: Vig and Belinkov 2019."""
-    return tile.share_of(tile.signed.abs())
+    return tile.mean_of(tile.signed.abs())
 
 
 @_register
 def signed_distance(tile: WeightTile) -> Tensor:
     """Σ p (j − i − offset), in tokens: negative for a head that looks back. Source: Vig and Belinkov 2019."""
-    return tile.share_of(tile.signed)
+    return tile.mean_of(tile.signed)
 
 
 @_register
 def locality(tile: WeightTile) -> Tensor:
     """Σ p [|j − i − offset| ≤ window]. Source: Beltagy et al. 2020, sliding windows."""
     window = tile.inputs.window
-    if _FEW_NEAR * window < tile.weights.shape[-1]:  # the near keys are gathered, few of all
+    if (
+        tile.inputs.key_positions is None and _FEW_NEAR * window < tile.weights.shape[-1]
+    ):  # the near keys are gathered, few of all
         return torch.stack([tile.share_at(distance) for distance in range(-window, window + 1)]).sum(0)
     return tile.share_of(tile.signed.abs() <= window)
 

@@ -37,6 +37,8 @@ class BoundStatistics:
     """``[B, K]`` each."""
     starts: NDArray[np.int64] | None = None
     """``[B]``: the first key that is no padding; None for key 0."""
+    key_positions: NDArray[np.float64] | None = None
+    """``[K]``: the positions of keys that are not all tokens of the queries' text; NaN for none, None for j."""
 
     def repeated(self, times: int) -> "BoundStatistics":
         """Return those of a batch that is so many times this one."""
@@ -60,7 +62,8 @@ class BoundStatistics:
             # A query without a token of its own gets one that no key has.
             queries = torch.where(inside, own, tokens.amin() - 1 if keys else -1)
         starts = None if self.starts is None else to_device(torch.from_numpy(self.starts), device)
-        return StatisticInputs(self.window, self.sinks, tokens, queries, classes, starts)
+        places = None if self.key_positions is None else to_device(torch.from_numpy(self.key_positions), device)
+        return StatisticInputs(self.window, self.sinks, tokens, queries, classes, starts, places)
 
 
 def bind_statistics(

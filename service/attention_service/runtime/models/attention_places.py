@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.models import ModelLayer
+from attention_contract.schemas.models import KeysOf, ModelLayer
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
 from attention_service.runtime.binding.selection import check_edit
 from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention, widths_of
+from attention_service.runtime.models.layer_keys import Compression
 from attention_service.runtime.models.model_inputs import TARGET, TEXT
 from attention_service.runtime.models.module_hooks import after
 from attention_service.runtime.planning.blank_requests import new_request
@@ -29,9 +30,10 @@ from attention_transformers.model_layers import AttentionModule, LayerKey, layer
 _NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
 VISION: Final = "vision"
 """The stack of the layers that see images, in a model that reads text too."""
-TokensOf = Literal["text", "target", "images"] | None
+TokensOf = Literal["text", "target", "images", "target and text"] | None
 """The tokens that queries or keys stand for; None for others."""
-_OF: Final[dict[int, TokensOf]] = {TEXT: "text", TARGET: "target"}
+BOTH: Final = "target and text"
+_OF: Final[dict[int, TokensOf]] = {TEXT: "text", TARGET: "target", TARGET + TEXT: BOTH}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,8 @@ class AttentionPlace:
     """The call of the module that it is, among those of one pass: 0 unless layers share a module."""
     queries: TokensOf
     keys: TokensOf
+    compression: Compression | None
+    """The keys behind those of the tokens, if there are any."""
     length: int
     """The keys of the short run."""
     widths: Widths
@@ -60,7 +64,20 @@ class AttentionPlace:
     def described(self) -> ModelLayer:
         """The sizes of the attention."""
         widths = self.widths
-        return ModelLayer(layer=self.key, heads=widths.heads, kv_heads=widths.kv_heads, head_dim=widths.head_dim)
+        return ModelLayer(
+            layer=self.key,
+            keys=self.keys_of,
+            heads=widths.heads,
+            kv_heads=widths.kv_heads,
+            head_dim=widths.head_dim,
+        )
+
+    @property
+    def keys_of(self) -> KeysOf:
+        """The kind of its keys."""
+        if self.keys == BOTH:
+            return "decoder + encoder"
+        return "tokens" if self.compression is None else "compressed"
 
     @property
     def reach(self) -> int | None:
@@ -153,8 +170,8 @@ def named_layers(
     return short if len(unique) == sum(len(keys) for _, keys in short) else named
 
 
-def _tokens_of(key: LayerKey, tensor: Tensor) -> TokensOf:
-    return "images" if stack_of(key) == VISION else _OF.get(tensor.shape[2])
+def _tokens_of(key: LayerKey, length: int) -> TokensOf:
+    return "images" if stack_of(key) == VISION else _OF.get(length)
 
 
 def stack_of(key: LayerKey) -> str:
@@ -199,15 +216,18 @@ def find_places(
         one = where[key]
         path = layer_path(one.path)
         layer = one.module if path is None else model.get_submodule(path)
+        compression, length = Compression.of(one.module), raw.key.shape[2]
+        compressed = 0 if compression is None else compression.count(raw.query.shape[2])
         found[str(key)] = AttentionPlace(
             key,
             one.module,
             layer,
             layer if path is None else model.get_submodule(f"{path.rpartition('.')[0]}.0"),
             keys_of[key].index(key),
-            _tokens_of(key, raw.query),
-            _tokens_of(key, raw.key),
-            raw.key.shape[2],
+            _tokens_of(key, raw.query.shape[2]),
+            _tokens_of(key, length - compressed),
+            compression,
+            length,
             widths_of(raw),
             raw.spec,
             torch_dtype_name(raw.query.dtype),

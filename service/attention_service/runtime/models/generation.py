@@ -53,7 +53,7 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
     look = None
     if plan.look is not None:
-        look = TokenAttention(plan.look, [place.key for place in plan.places], pads, [*map(len, prompts)])
+        look = TokenAttention(plan.look, plan.places, pads, [*map(len, prompts)])
     padding = PromptPadding(pads, [*map(len, prompts)], model.device)
     attention = GenerationAttention(loaded, look, plan.edits, padding)
     if began := objects.begin():

@@ -25,9 +25,10 @@ from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, Sta
 from attention_service.core.inspection.weights import Totals, weights_of
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.tensors import to_numpy
-from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.attention_places import BOTH, AttentionPlace
 from attention_service.runtime.models.layer_attention import AttentionPass, problem_of
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_inputs import span_middle
 from attention_service.runtime.models.module_hooks import after
 from attention_service.runtime.operations.compute import bind_edits
 from attention_transformers.function_calls import attention_call
@@ -46,12 +47,12 @@ class TokenAttention:
     """Keeps the weights of the last query of each attention, pass by pass, and tells of them token by token."""
 
     def __init__(
-        self, wanted: AttentionOfTokens, layers: Sequence[LayerKey], pads: Sequence[int], prompts: Sequence[int]
+        self, wanted: AttentionOfTokens, places: Sequence[AttentionPlace], pads: Sequence[int], prompts: Sequence[int]
     ) -> None:
-        """``layers``: those to tell of. ``pads``, ``prompts``: the padding before each choice; its prompt's length."""
+        """``places``: the layers to tell of. ``pads``: the padding before each choice; ``prompts``: its length."""
         self._wanted = wanted
-        self._layers = layers
-        self._told = frozenset(layers)
+        self._places = {place.key: place for place in places}
+        self._longest = max(prompts)
         self._heads = None if wanted.heads is None else tuple(wanted.heads)
         self._names = DEFAULT_STATISTICS if wanted.statistics is None else tuple(dict.fromkeys(wanted.statistics))
         self._rows: dict[LayerKey, Tensor] = {}
@@ -65,7 +66,7 @@ class TokenAttention:
 
     def wants(self, layer: LayerKey) -> bool:
         """True if a layer is told of."""
-        return layer in self._told
+        return layer in self._places
 
     def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit], mask: object) -> None:
         """Take the weights of the last query of a layer, whose problem has this query alone.
@@ -98,35 +99,52 @@ class TokenAttention:
         self._compute()
         found: list[list[dict[str, Any]]] = [[] for _ in range(len(tokens))]
         for (pad, prompt), choices in self._groups.items():
-            rows = {layer: self._placed(layer, choices, slice(pad, tokens.shape[1]), prompt) for layer in self._layers}
-            by_shape: dict[tuple[torch.Size, bool], list[LayerKey]] = {}
+            rows = {layer: self._placed(layer, choices, slice(pad, tokens.shape[1]), prompt) for layer in self._places}
+            by_shape: dict[Hashable, list[LayerKey]] = {}
             for layer, weights in rows.items():
-                by_shape.setdefault((weights.shape, is_cross(layer)), []).append(layer)
+                place = self._places[layer]
+                by_shape.setdefault((weights.shape, is_cross(layer), place.keys, place.compression), []).append(layer)
             told: dict[LayerKey, list[dict[str, Any]]] = {}
             for alike in by_shape.values():
                 stacked = torch.cat([rows[layer] for layer in alike])
-                each = self._told_of(stacked, tokens[choices, pad:].repeat(len(alike), 1), cross=is_cross(alike[0]))
+                each = self._told_of(stacked, tokens[choices, pad:].repeat(len(alike), 1), self._places[alike[0]], pad)
                 for at, layer in enumerate(alike):
                     told[layer] = each[at * len(choices) : (at + 1) * len(choices)]
             for at, choice in enumerate(choices):
-                found[choice] = [{"layer": layer} | told[layer][at] for layer in self._layers]
+                found[choice] = [{"layer": layer} | told[layer][at] for layer in self._places]
         return found
 
     def _placed(self, layer: LayerKey, choices: list[int], place: slice, prompt: int) -> Tensor:
-        """The weights of some choices, by the position of the key. A sliding cache has only the last of them."""
+        """The weights of some choices, by the position of the key. A sliding cache has only the last of them.
+
+        Behind the tokens come the keys of a layer that are no tokens of the same text.
+        """
         weights = self._rows[layer][choices]
         if is_cross(layer):
             return weights[..., :prompt]
-        return nn.functional.pad(weights, (place.stop - weights.shape[-1], 0))[..., place]
+        own, behind = self._split(layer, weights, place.stop)
+        own = nn.functional.pad(own, (place.stop - own.shape[-1], 0))[..., place]
+        return torch.cat([own, behind[..., :prompt] if self._places[layer].keys == BOTH else behind], -1)
 
-    def _told_of(self, weights: Tensor, tokens: Tensor, *, cross: bool) -> list[dict[str, Any]]:
-        """``weights [N, H, 1, K]``, of several layers and choices; ``tokens [N, T]``, which no key of others has."""
+    def _split(self, layer: LayerKey, weights: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """The weights of tokens of the text, and those of other keys."""
+        place = self._places[layer]
+        others = self._longest if place.keys == BOTH else 0
+        if place.compression is not None:
+            others = place.compression.count(tokens)
+        own = weights.shape[-1] - others
+        return weights[..., :own], weights[..., own:]
+
+    def _told_of(self, weights: Tensor, tokens: Tensor, place: AttentionPlace, pad: int) -> list[dict[str, Any]]:
+        """``weights [N, H, 1, K]``, of several choices and layers like one; ``tokens [N, T]``, behind padding."""
         count, heads, _, keys = weights.shape
         found: list[dict[str, Any]] = [{} for _ in range(count)]
         if self._names:
             position = torch.full((count, 1), tokens.shape[1] - 1, device=weights.device)
-            of_keys = tokens.new_full((count, keys), -1) if cross else tokens
-            totals = Totals((count, heads, 1), weights.device, self._names, self._inputs(of_keys, tokens[:, -1:]))
+            own = 0 if is_cross(place.key) else tokens.shape[1]
+            of_keys = torch.cat([tokens[:, :own], tokens.new_full((count, keys - own), -1)], 1)
+            inputs = replace(self._inputs(of_keys, tokens[:, -1:]), key_positions=_positions(place, own, keys, pad))
+            totals = Totals((count, heads, 1), weights.device, self._names, inputs)
             totals.add(weights.double(), torch.ones_like(position, dtype=torch.bool), position)
             means = {name: _arrays(mean) for name, mean in totals.means().items()}
             for at, told in enumerate(found):
@@ -261,6 +279,15 @@ def _repeated(mask: Tensor | None, query: Tensor, times: int) -> Tensor | None:
     if mask is None or mask.ndim < 4 or len(mask) == 1:
         return mask
     return mask.expand(len(query), *mask.shape[1:]).repeat(times, 1, 1, 1)
+
+
+def _positions(place: AttentionPlace, own: int, keys: int, pad: int) -> Tensor | None:
+    """The positions of the text's own tokens and of the keys behind them; None if there are none behind."""
+    if place.keys_of == "tokens" or own == keys:
+        return None
+    spans = () if place.compression is None else place.compression.spans(own + pad)
+    behind = [span_middle(span) - pad for span in spans] or [torch.nan] * (keys - own)
+    return torch.tensor([*range(own), *behind], dtype=torch.float64)
 
 
 def is_cross(layer: LayerKey) -> bool:

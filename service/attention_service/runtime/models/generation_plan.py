@@ -14,7 +14,7 @@ from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionR
 from attention_contract.schemas.prompts import ImageBytes, Message, images_in
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.runtime.binding.selection import check_indices
-from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.attention_places import BOTH, AttentionPlace
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.logit_processors import DrawableLogits, LogitChanges
 from attention_service.runtime.models.model_inputs import Inputs, Stack
@@ -287,7 +287,14 @@ def _edits(
             known = ", ".join(each for each, other in loaded.places.items() if other.queries != "images")
             raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
         place.check_edits(edits, place.bound(1, length, length), "attention.edits")
+        if place.keys_of != "tokens" and any(edit.keys or edit.value is not None for edit in edits):
+            raise InvalidRequest.at(
+                "attention.edits",
+                f"layer {name} has the keys of {place.keys_of}, which are not counted as tokens are; leave keys and "
+                "value out",
+            )
         placed = any(edit.queries or edit.keys or edit.value is not None for edit in edits)
+        placed = placed or place.keys == BOTH
         if placed and len({len(row) for row in rows}) > 1:
             raise InvalidRequest.at(
                 "attention.edits", "edits of some queries or keys, or with a value, need prompts of one length"

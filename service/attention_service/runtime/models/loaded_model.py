@@ -18,10 +18,17 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.attention_places import VISION, AttentionPlace, find_places, named_layers
+from attention_service.runtime.models.attention_places import (
+    BOTH,
+    VISION,
+    AttentionPlace,
+    find_places,
+    named_layers,
+)
 from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention
+from attention_service.runtime.models.layer_keys import joined
 from attention_service.runtime.models.matrix_products import counted_products
 from attention_service.runtime.models.model_inputs import InputReader, Inputs, Stack
 from attention_service.runtime.models.model_loading import load_checkpoint, places_of_parts
@@ -31,13 +38,12 @@ from attention_transformers.model_layers import (
     LayerKey,
     UnsupportedModel,
     attention_modules,
+    other_mixers,
     own_attentions,
 )
 
 _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
-_ATTENDING: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Kinds of layers that attend by a softmax over pairs."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,22 @@ class Asked:
 
     def bound(self, place: AttentionPlace) -> BoundRequest:
         """The attention of a layer over this input, without numbers."""
-        queries, keys = (self.stack(name) for name in (place.queries, place.keys))
+        queries, keys = self.stack(place.queries), self.keys(place)
         return place.bound(len(queries.ids), queries.length, keys.length, batched=self.several(place))
 
+    def keys(self, place: AttentionPlace) -> Stack:
+        """The keys of a layer: tokens, and those that stand for several tokens or are those of another text."""
+        if place.keys == BOTH and self.inputs.target is not None:
+            return joined(self.inputs.target, self.inputs.text)
+        stack = self.stack(place.keys)
+        return stack if place.compression is None else place.compression.extended(stack)
+
+    def key_count(self, place: AttentionPlace) -> int:
+        """The number of keys of a layer."""
+        return self.keys(place).length
+
     def stack(self, name: str | None) -> Stack:
-        """The tokens of queries or of keys."""
+        """The tokens of queries, or of keys that are the tokens of one text."""
         own = {"target": self.inputs.target, "images": self.inputs.images}.get(name or "")
         return self.inputs.text if own is None else own
 
@@ -166,10 +183,7 @@ class LoadedModel:
 
     def info(self) -> dict[str, Any]:
         """The fields of ``ModelInfo`` that the model itself knows."""
-        kinds = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
-        others = {
-            kind for number, kind in enumerate(kinds) if kind not in _ATTENDING and str(number) not in self.places
-        }
+        others = {kind for number, kind in other_mixers(self.model).items() if str(number) not in self.places}
         return {
             "architecture": type(self.model).__name__,
             "model_type": self.model.config.model_type,
@@ -182,6 +196,16 @@ class LoadedModel:
             "layers": [place.described for place in self.places.values()],
             "unseen": sorted(others.union(own_attentions(self.model))),
         }
+
+    def unseen(self) -> dict[LayerKey, str]:
+        """The layers whose weights no recording holds, as they are not of pairs of tokens, and the reason."""
+        kinds = other_mixers(self.model)
+        others = {number: f"{kind} has no weights of pairs of tokens" for number, kind in kinds.items()}
+        found: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in self.places}
+        for place in self.places.values():
+            if place.keys_of != "tokens":
+                found[place.key] = f"its keys are those of {place.keys_of}"
+        return found
 
     def asked(self, request: ModelInput) -> Asked:
         """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
@@ -221,6 +245,10 @@ class LoadedModel:
         fields: dict[str, Any] = {name: told if inputs.several else told[0] for name, told in labels.items()}
         if inputs.images is not None:
             fields["image_labels"] = self.reader.labels(inputs.images)
+        keys = {str(place.key): asked.keys(place) for place in asked.places if place.keys_of != "tokens"}
+        named = {key: self.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
+        if named:
+            fields["key_labels"] = {key: told if inputs.several else told[0] for key, told in named.items()}
         ran = ModelRan(
             model=self.name,
             architecture=type(self.model).__name__,

@@ -15,7 +15,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import SCORES_AT_ONCE
 from attention_service.cost import Traffic, flops
-from attention_service.runtime.models.attention_places import AttentionPlace
+from attention_service.runtime.models.attention_places import BOTH, AttentionPlace
 from attention_service.runtime.models.images.image_costs import ImageCosts, told
 from attention_service.runtime.models.layer_attention import ROOM
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
@@ -68,7 +68,7 @@ class ModelCosts:
         """Estimate the memory of a request besides the model, its reply included."""
         text = asked.inputs.predicted
         batch, length = text.ids.shape
-        keys = max(length, asked.inputs.text.length)
+        keys = max([length, asked.inputs.text.length, *map(asked.key_count, self._places)])
         told = 0
         rows = length if not self._rows_alone else 1
         if isinstance(request, ModelForwardRequest):
@@ -138,7 +138,7 @@ class ModelCosts:
 
     def _recorded(self, asked: Asked, place: AttentionPlace, *, keep: bool) -> int:
         """Numbers that a recording keeps of one layer."""
-        queries, keys = (asked.stack(name).ids.numel() for name in (place.queries, place.keys))
+        queries, keys = asked.stack(place.queries).ids.numel(), asked.keys(place).ids.numel()
         return (place.widths.heads * queries * keys + queries * self._width) * keep
 
     # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +234,7 @@ class ModelCosts:
 
     def _cache_bytes(self, tokens: int) -> int:
         """Keys and values of so many tokens, in every layer whose keys are its own tokens."""
-        own = [each for each in self._places if each.queries == each.keys and not self._images.encodes]
+        own = [each for each in self._places if each.keys in {each.queries, BOTH} and not self._images.encodes]
         return self._itemsize * sum(each.cached_numbers(tokens) for each in own)
 
 
@@ -265,7 +265,7 @@ def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) 
 
 def _sizes(asked: Asked, place: AttentionPlace, request: Any) -> tuple[int, int, int, int, int]:
     """B, selected heads and queries, keys and L of one layer."""
-    stack, keys = asked.stack(place.queries), asked.stack(place.keys).length
+    stack, keys = asked.stack(place.queries), asked.keys(place).length
     batch, length = stack.ids.shape
     heads, queries = place.widths.heads, length
     if request.select is not None:

@@ -227,7 +227,7 @@ class ModelGradients:
         found = {place.key: LayerQuestion(traced=traced) for place in self.asked.places}
         for key, edits in self.asked.edits.items():
             place = self._loaded.places[key]
-            real = self.asked.stack(place.keys).mask
+            real = self.asked.keys(place).mask
             found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
         for (layer, name), value in (shifts or {}).items():
             if layer is not None and name not in _STATES:

@@ -56,6 +56,10 @@ class Stack:
     """The tokens for reading, if their ids do not tell."""
     patches: list[list[Patch | None]] | None = None
     """The patch of an image that each token is."""
+    compressed: tuple[range, ...] = ()
+    """The tokens that each of the last entries stands for, in a layer that has keys of several tokens."""
+    foreign: int = 0
+    """The last entries that are tokens of another text, in a layer whose keys are those of two texts."""
 
     @property
     def length(self) -> int:
@@ -67,6 +71,18 @@ class Stack:
         """The ids on the host."""
         found: NDArray[np.int64] = self.ids.cpu().numpy()
         return found
+
+    @cached_property
+    def positions(self) -> NDArray[np.float64] | None:
+        """The position of each entry in the text ``[L]``: None for its index, NaN for one of another text.
+
+        One that stands for several tokens is at the middle of them.
+        """
+        if not (self.compressed or self.foreign):
+            return None
+        middles = [span_middle(tokens) for tokens in self.compressed]
+        behind = [*middles, *[float("nan")] * self.foreign]
+        return np.array([*range(self.length - len(behind)), *behind])
 
     @cached_property
     def ends(self) -> list[int]:
@@ -218,7 +234,9 @@ class InputReader:
         """The labels of every token of each text, those of padding included."""
         found = []
         for row, (ids, spans) in enumerate(zip(stack.host_ids.tolist(), stack.spans, strict=True)):
-            tokens = self._cleaner.tokens(ids) if stack.names is None else stack.names[row]
+            single = ids[: len(ids) - len(stack.compressed)]
+            tokens = self._cleaner.tokens(single) if stack.names is None else stack.names[row]
+            tokens = [*tokens, *(f"[{each.start}…{each.stop - 1}]" for each in stack.compressed)]
             patches = {} if stack.patches is None else patch_labels(stack.patches[row])
             found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **patches))
         return found
@@ -330,6 +348,11 @@ class InputReader:
                 f"token {largest} is out of range; the vocabulary has {known} tokens, numbered from 0",
                 limit=known,
             )
+
+
+def span_middle(tokens: range) -> float:
+    """The position of a key that stands for several tokens: the middle of them."""
+    return (tokens.start + tokens.stop - 1) / 2
 
 
 def default_template(named: Any) -> Any:

@@ -1,6 +1,6 @@
 """Two questions to a loaded model: its predictions with taps of its layers, and what its heads look at."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -100,11 +100,11 @@ def weights_reply(loaded: LoadedModel, request: ModelWeightsRequest, asked: Aske
     """
     asked = asked or loaded.asked(request)
     inspected = _inspection(request)
-    statistics: dict[tuple[str | None, str | None], BoundStatistics] = {}
+    statistics: dict[Hashable, BoundStatistics] = {}
     unedited = KeptAttentions([place.key for place in asked.places])
 
     def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
-        over = place.queries, place.keys
+        over = place.queries, place.keys, place.compression
         if over not in statistics:
             statistics[over] = _statistics(request, asked, place, bound)
         before = unedited.problems.get(place.key)
@@ -139,13 +139,13 @@ def _questions(
         found[place.key] = replace(
             ask(place, bound),
             selection=selection,
-            whole=("weights",) if request.keep else (),
+            whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
             batched=asked.several(place),
             query_mask=asked.stack(place.queries).mask,
         )
     for key, edits in asked.edits.items():
         place = loaded.places[key]
-        real = asked.stack(place.keys).mask
+        real = asked.keys(place).mask
         found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
     return found
 
@@ -162,7 +162,7 @@ def _rows(
 def _recorded(
     loaded: LoadedModel, request: ModelInput, asked: Asked, found: Mapping[LayerKey, Fields], states: LayerStates
 ) -> RecordingFile:
-    return recording_of(loaded.name, loaded.reader, request, asked.inputs, found, states)
+    return recording_of(loaded, request, asked.inputs, found, states)
 
 
 def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:
@@ -179,7 +179,7 @@ def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
 def _statistics(
     request: ModelWeightsRequest, asked: Asked, place: AttentionPlace, bound: BoundRequest
 ) -> BoundStatistics:
-    options, queries, keys = request.statistic_options, asked.stack(place.queries), asked.stack(place.keys)
+    options, queries, keys = request.statistic_options, asked.stack(place.queries), asked.keys(place)
     of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
     given = StatisticOptions(
         window=options.window,
@@ -189,7 +189,7 @@ def _statistics(
         query_tokens=queries.host_ids if of_tokens else None,
     )
     found = bind_statistics(request.statistics, given, batch=bound.batch, queries=bound.queries, keys=bound.keys)
-    return replace(found, starts=keys.starts)
+    return replace(found, starts=keys.starts, key_positions=keys.positions)
 
 
 def _layer_weights(key: LayerKey, found: Fields) -> LayerWeights:

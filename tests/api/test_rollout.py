@@ -67,3 +67,19 @@ def test_bad_weights_name_their_field(http):
     assert refuse(http, PATH, weights=[[[1.0]]], queries=[1])["param"] == "queries"
     assert refuse(http, PATH, weights=[[[1.0]]], labels=["a", "b"])["param"] == "labels"
     assert post(http, PATH, weights=[[[1.0]]], method="flow")["values"] == [[1.0]]
+
+
+def test_a_rollout_names_the_layers_that_it_cannot_go_through(client, recorded):
+    file = recorded[1]
+    why = "linear_attention has no weights of pairs of tokens"
+    stored = client.recordings.create(file | {"unseen": {"decoder.3": why, "encoder.0": why}})
+    assert client.recordings.get(stored.id).unseen == {"decoder.3": why, "encoder.0": why}
+    assert client.recordings.rollout(stored.id).unseen == {"decoder.3": why}
+    with pytest.raises(InvalidRequest, match=f"no rollout goes through decoder.3: {why}"):
+        client.recordings.rollout(stored.id, layers=["decoder.0", "decoder.3"])
+    decoder = {name: x for name, x in file["decoder"].items() if "cross" in name}
+    bare = client.recordings.create(file | {"unseen": {"decoder.0": why}, "decoder": decoder})
+    with pytest.raises(InvalidRequest, match=f"no rollout goes through decoder.0: {why}"):
+        client.recordings.rollout(bare.id)
+    for each in (stored, bare):
+        client.recordings.delete(each.id)

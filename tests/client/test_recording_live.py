@@ -49,6 +49,7 @@ def test_a_layer_without_attention_keeps_its_number(tokenizer, client):
     for recording in (local, remote):
         assert [each.name for each in recording.attentions] == ["layers.1"]
         assert {"layers.0.hidden", "layers.1.hidden"} < set(recording.tensors)
+        assert recording.facts.unseen == {"layers.0": "conv has no weights of pairs of tokens"}
     np.testing.assert_allclose(remote.weights(1), local.weights(1), atol=2e-6)
 
 

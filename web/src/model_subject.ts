@@ -67,6 +67,8 @@ interface WeightsReply {
   labels: ModelLabels | ModelLabels[];
   image_labels?: ModelLabels[];
   encoder_labels?: ModelLabels | ModelLabels[];
+  /** The keys of layers whose keys are not the tokens of one text. */
+  key_labels?: Record<string, ModelLabels | ModelLabels[]>;
   layers: { layer: number | string }[];
   ran: ModelRan;
 }
@@ -78,9 +80,17 @@ function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels,
   const [stack] = ref.split(".");
   if (reply.image_labels && stack === "vision") return [reply.image_labels[crop], reply.image_labels[crop]];
   const own = first(reply.labels);
+  const keys = reply.key_labels?.[ref];
+  if (keys) return [own, first(keys)];
   if (!reply.encoder_labels) return [own, own];
   const read = first(reply.encoder_labels);
   return [stack === "encoder" ? read : own, stack === "decoder" ? own : read];
+}
+
+/** The layers that mix tokens otherwise than by weights of pairs: kinds of layers, and layers with other keys. */
+function unseenOf({ layers, unseen = [] }: ModelInfo, asked: { layer: number | string }[]): string[] {
+  const others = layers.filter(({ layer, keys }) => keys && keys !== "tokens" && asked.some((each) => each.layer === layer));
+  return [...unseen, ...others.map(({ layer, keys }) => `layer ${layer} (keys of ${keys})`)];
 }
 
 /** Open a whole model with the text and the image of the parameters. Throws Problem. */
@@ -136,6 +146,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   return {
     title: `${id}: ${text}`,
     counting,
+    unseen: unseenOf(model, reply.layers),
     whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input },
     facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`]],
     layers,
@@ -177,7 +188,8 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       const own = Object.entries(tensors).filter(([name]) => name.startsWith("layers.0."));
       return { asked, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, crop)])) };
     },
-    statistics: async (layer) => (whole ? null : (await served(counting))[layer]),
+    // The page counts keys as tokens; of others the server knows the positions.
+    statistics: async (layer) => (whole && !reply.key_labels?.[layers[layer].ref ?? ""] ? null : (await served(counting))[layer]),
     asked: (layer, head) => Promise.resolve<Asked>({ method: "POST", path: `${path}/weights`, body: body(layer, head) }),
     told: () => Promise.resolve(null),
   };

@@ -81,6 +81,8 @@ export interface Subject {
   picture?: string;
   facts: [string, string][];
   layers: Layer[];
+  /** The layers that also mix tokens, but have no weights of pairs of tokens. */
+  unseen?: string[];
   /** The weights of a head. */
   weights(layer: number, head: number): Promise<Matrix>;
   /** How to read the weights of a head in strips that the server pools; null where they are read whole. */
@@ -286,6 +288,7 @@ function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server:
     whole: { model: facts.model, text: facts.text, target: facts.target, tokens: facts.tokens["decoder" in facts.tokens ? "decoder" : "layers"].length },
     facts: [...told, ["recording", from], ...Object.entries(facts.versions)],
     layers,
+    unseen: Object.entries(facts.unseen ?? {}).map(([name, why]) => `${name} (${why})`),
     sequences: 1,
     weights,
     strips: (layer, head) => (server && isLarge(layers[layer]) ? server.strips(layers[layer].name, head) : null),

@@ -71,7 +71,9 @@ export interface ModelInfo {
   generates: boolean;
   bytes: number;
   max_length?: number | null;
-  layers: { layer: number | string; heads: number }[];
+  layers: { layer: number | string; heads: number; keys?: string }[];
+  /** Kinds of layers whose attention cannot be inspected. */
+  unseen?: string[];
   problem?: string;
 }
 export interface ModelLabels {
@@ -129,6 +131,8 @@ export interface Facts {
   versions: Record<string, string>;
   tokens: Record<string, string[]>;
   attentions: { name: string; heads: string[] }[];
+  /** The layers that also mix tokens, but have no recorded weights, and the reason. */
+  unseen?: Record<string, string>;
 }
 export interface RecordingSummary {
   id: string;

@@ -231,6 +231,7 @@ def _traced(reply: RolloutReply) -> None:
     table({"token": query, "comes from": _nearest(row, named)} for query, row in zip(traced, reply.values, strict=True))
     if recorded:
         line({"layers": recorded.layers})
+        line({f"without {name}": why for name, why in recorded.unseen.items()})
 
 
 def _costs(reply: complexity.ComplexityReply) -> None:

@@ -76,6 +76,7 @@ def record(
         "computed": computed,
         "tokens": tokens,
         "attentions": _attentions(tensors, model.config.get_text_config().num_attention_heads),
+        "unseen": _unseen(model, tensors) if "weights" in taps else {},
     }
     return Recording.of(file_of(facts, tensors))
 
@@ -244,6 +245,18 @@ def _attentions(tensors: Mapping[str, Array], num_heads: int) -> list[dict[str, 
     return [
         {"name": name, "heads": [f"L{place.number}H{head}" for head in range(many)]} for name, (place, many) in ordered
     ]
+
+
+def _unseen(model: "PreTrainedModel", tensors: Mapping[str, Array]) -> dict[str, str]:
+    """The layers that mix tokens without weights of pairs, and the reason."""
+    from attention_transformers.model_layers import other_mixers  # noqa: PLC0415 - imports torch
+
+    kinds = {f"layers.{number}": kind for number, kind in other_mixers(model).items()}
+    return {
+        name: f"{kind} has no weights of pairs of tokens"
+        for name, kind in kinds.items()
+        if f"{name}.weights" not in tensors
+    }
 
 
 def _model_id(model: "PreTrainedModel") -> str:

@@ -79,6 +79,9 @@ class RecordingRollout(RolloutReply):
     """The attentions in the rollout, in order."""
     tokens: list[Label]
     """The labels of the L inputs."""
+    unseen: dict[LayerName, Label] = Field(default_factory=dict)
+    """The layers of this stack that also mix tokens, but whose weights are not recorded, with the reason: what passes
+    through them has no part in ``values``."""
 
 
 EXAMPLE: Final[dict[str, Any]] = {"weights": [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]]}

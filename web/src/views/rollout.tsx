@@ -89,6 +89,7 @@ export function Rollout({ subject }: SubjectProps) {
         {method !== "relevance" && share("discard", 0, 0.95, "Leave out the smallest")}
       </div>
       <p class="small">{METHODS[method].about}</p>
+      {subject.unseen?.length ? <p class="small">Without what passes through {subject.unseen.join(", ")}: such layers mix tokens too, but have no weights of pairs of tokens.</p> : null}
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the ${METHODS[method].label} over ${upto} layers`} />}
       {value && of?.columns === queries.length && (

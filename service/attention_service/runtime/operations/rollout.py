@@ -94,7 +94,13 @@ def prepare_recorded(
     """Bind and plan the rollout of recorded weights. Raises RecordingNotFound and InvalidRequest."""
     info = store.get(recording, RecordingQuery(), owner)
     places = _places(info, request)
-    about = {"id": info.id, "layers": [place.layer for place, _ in places], "tokens": info.tokens[places[0][0].stack]}
+    stack = places[0][0].stack
+    about = {
+        "id": info.id,
+        "layers": [place.layer for place, _ in places],
+        "tokens": info.tokens[stack],
+        "unseen": {name: why for name, why in info.unseen.items() if name.startswith(f"{stack}.")},
+    }
     heads = RecordedHeads(store, recording, owner, places, "layers")
     return _job(BoundRollout(request, heads, [shape[0] for _, shape in places], about), device, off_loop=True)
 
@@ -103,6 +109,9 @@ def _places(info: RecordingInfo, request: RecordingRolloutRequest) -> list[Recor
     """The weights to go through, in the order of the model."""
     found = {name: each for name, each in info.placed("weights").items() if not each[0].cross}
     order = sorted(found.values(), key=lambda each: (_STACKS.index(each[0].stack), each[0].number))
+    unseen = [name for name in request.layers or info.unseen if name in info.unseen]
+    if unseen and (request.layers or not found):
+        raise InvalidRequest.at("layers", f"no rollout goes through {unseen[0]}: {info.unseen[unseen[0]]}")
     check_recorded(request.layers, found, [place.layer for place, _ in order], "weights of self-attention")
     stack = order[0][0].stack if request.layers is None else found[request.layers[0]][0].stack
     chosen = [each for each in order if each[0].stack == stack]

@@ -10,8 +10,8 @@ PAGE = ROOT / "docs" / "checkpoints.md"
 HEAD = f"""# Checkpoints
 
 A checkpoint is a folder in the model repository (`ATTENTION_MODELS_DIR`) with a `config.json` and safetensors files,
-sharded or not; or a single safetensors file. Other formats are refused, because reading them can run code. To convert
-one, use `AutoModel.from_pretrained(folder).save_pretrained(folder)` of transformers.
+sharded or not; or a single safetensors file. Other formats are refused, because reading them can run code;
+[convert](#convert) them.
 
 ```console
 attention checkpoints                      # the checkpoints in the model repository
@@ -67,6 +67,38 @@ Some families cannot be computed exactly, and the error says why:
 The import ignores a bias that the config excludes, and `source.ignored` of the module names it. It refuses a checkpoint
 without a bias that the config requires. It also refuses a `quantization_config`, because transformers then computes
 other numbers, unless `modules_to_not_convert` includes the attention.
+
+## Convert
+
+This function reads other forms of a model by transformers, and writes a folder of safetensors files without
+quantization. It keeps the head of a language model, which `AutoModel` drops. Run it where you trust the files, and copy
+the tokenizer's files too.
+
+```python
+from typing import Any
+
+import transformers
+
+
+def convert(source: str, target: str, **options: Any) -> None:
+    config = transformers.AutoConfig.from_pretrained(source, **options)
+    kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
+    read = kind.from_pretrained(source, **options)
+    vars(read.config).pop("quantization_config", None)  # it stays behind after a GGUF file
+    plain = type(read)(read.config).to(read.dtype)  # read.save_pretrained would write FP8 tensors again
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(target)
+```
+
+| form | call |
+|---|---|
+| pickled files (`pytorch_model.bin`) | `convert(source, target)` |
+| GGUF (the package `gguf`) | `convert(source, target, gguf_file="model.gguf")` |
+| FP8 in blocks (`"quant_method": "fp8"`) | `convert(source, target)` on a machine without a GPU |
+| other quantized forms | take the model from before its quantization |
+
+transformers 5.23 reads no RoPE scaling from a GGUF file: add it to `rope_parameters` of the new `config.json`. Do not
+remove `quantization_config` from a folder by hand: its tensors would be read without their scales.
 
 ## Refused
 

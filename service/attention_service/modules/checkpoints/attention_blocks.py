@@ -112,8 +112,8 @@ def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
         return
     raise InvalidCheckpoint(
         f"config.json has a quantization_config ({str(entries.get('quant_method'))[:80]}), so the library that wrote "
-        "it computes with other numbers than the tensors; import the model before quantization, or remove the entry to "
-        "use the tensors unchanged",
+        "it computes with other numbers than the tensors; import the model before quantization, or convert it as "
+        "docs/checkpoints.md shows under Convert",
         param="checkpoint",
         entry="quantization_config",
     )

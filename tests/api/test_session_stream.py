@@ -271,6 +271,13 @@ def test_a_page_of_another_host_opens_no_stream(server):
     assert json.loads(caught.value.response.body)["param"] == "Origin"
 
 
+def test_a_link_of_another_site_opens_no_stream(server):
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    with pytest.raises(InvalidStatus) as caught, stream(server, additional_headers=link):
+        pass
+    assert caught.value.response.status_code == 403
+
+
 def test_a_server_that_stops_answers_what_came_and_goes_away(tmp_path, gate):
     with ExitStack() as stack:
         server = stack.enter_context(ExitStack())

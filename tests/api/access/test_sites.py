@@ -118,6 +118,12 @@ def test_pages_of_other_sites_do_not(method, headers):
     assert caught.value.param == "Origin"
 
 
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+def test_a_stream_follows_no_link(scheme):
+    with pytest.raises(Forbidden):
+        check_site("GET", scheme, LINK, ())
+
+
 def test_an_allowed_origin_passes():
     headers = SAME | {b"origin": b"https://allowed.test", b"sec-fetch-site": b"cross-site"}
     assert check_site("POST", "http", headers, ("https://allowed.test",)) == "https://allowed.test"

@@ -65,8 +65,8 @@ def check_site(
 ) -> str | None:
     """Return the origin of a page of another site that may ask, or None. Raises Forbidden for any other such page.
 
-    scheme: that by which the request came. framed: True if its reply may be shown in a frame, by whom the reply's
-    ``frame-ancestors`` says.
+    scheme: that by which the request came. A WebSocket follows no link, since scripts read it. framed: True if its
+    reply may be shown in a frame, by whom the reply's ``frame-ancestors`` says.
     """
     site = headers.get(b"sec-fetch-site")
     if site is None and b"origin" not in headers:
@@ -78,7 +78,7 @@ def check_site(
         return None
     if site is None and origin is not None and _is_own(origin, scheme, headers):
         return None
-    if site is not None and _follows_a_link(method, headers, framed=framed):
+    if site is not None and scheme in _PORTS and _follows_a_link(method, headers, framed=framed):
         return None
     raise Forbidden.at(
         "Origin",

@@ -49,7 +49,7 @@ from attention_contract.schemas.recordings import (
 from attention_contract.tensors import DTYPES, dtype_name
 from attention_contract.wire import to_safetensors
 from attention_service.modules.recording_files import RECORDING_ID, SUFFIX, described, recordings_in, summary
-from attention_service.modules.store_files import STAGED, locked, make_folder, reason, refusal, staged_file, sync
+from attention_service.modules.store_files import locked, make_folder, reason, refusal, remove_staged, staged_file, sync
 
 _OWNED: Final = "of"
 """The folder of the recordings that belong to one owner each."""
@@ -246,8 +246,7 @@ class RecordingStore:
         if not self._folder.is_dir():
             return
         with self._locked():
-            for path in list(self._folder.glob(f"{STAGED}*")):
-                path.unlink(missing_ok=True)
+            remove_staged(self._folder)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,8 +52,24 @@ def staged_file(folder: Path, pieces: Iterable[bytes | memoryview], mode: int = 
         staged.unlink(missing_ok=True)
 
 
+def remove_staged(folder: Path) -> None:
+    """Remove the staged files of writers that were killed. The lock of the folder must be held."""
+    for left in folder.glob(f"{STAGED}*"):
+        left.unlink(missing_ok=True)
+
+
+def clean(folder: Path) -> None:
+    """Remove what writers have left in a folder whose process was killed, if it may be written to."""
+    with suppress(OSError), locked(folder):
+        remove_staged(folder)
+
+
 def replace_file(path: Path, pieces: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
-    """Put a file into the place of another once it is on the disk, or leave that as it was. Raises OSError."""
+    """Put a file into the place of another once it is on the disk, or leave that as it was. Raises OSError.
+
+    The lock of the folder must be held: what killed writers have left there is removed.
+    """
+    remove_staged(path.parent)
     with staged_file(path.parent, pieces, mode) as staged:
         os.replace(staged, path)
     sync(path.parent)

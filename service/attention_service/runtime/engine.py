@@ -21,6 +21,7 @@ from attention_contract.schemas.attention import AttentionInputs, ForwardReply, 
 from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
+from attention_service.modules import store_files
 from attention_service.modules.checkpoints import hub
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
@@ -132,6 +133,7 @@ class Engine:
             report(await self.runner.in_thread(self.library.load))
             await self.runner.in_thread(self._recordings.clean)
             await self.runner.in_thread(partial(hub.clean, self.library.root))
+            await self.runner.in_thread(partial(store_files.clean, self.library.root))
             await self.runner.in_thread(self.predictions.load)
             await self.executor.warm_up(partial(warm_up, self.device))
             await self.executor.measure()

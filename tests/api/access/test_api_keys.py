@@ -10,6 +10,7 @@ import pytest
 from attention_service.api.access import api_keys
 from attention_service.api.access.api_keys import FILE, KeyRing, create_key, read_keys, revoke_key
 from attention_service.api.access.key_commands import keys
+from attention_service.modules.store_files import STAGED, clean
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,16 @@ def test_the_file_has_hashes_alone_and_only_its_owner_reads_it(tmp_path):
     assert [entry["sha256"] for entry in json.loads(text)["keys"]] == [sha256(key.encode()).hexdigest() for key in made]
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_what_a_killed_command_has_left_is_removed(tmp_path):
+    """By the next command, and by the start of a server."""
+    left = tmp_path / f"{STAGED}0123"
+    for remove in (lambda: create_key(tmp_path, "one", ["infer"]), lambda: clean(tmp_path)):
+        left.write_text('{"keys": [')
+        remove()
+        assert not left.exists()
+    assert [key.name for key in read_keys(tmp_path)] == ["one"]
 
 
 def test_a_running_server_notices_new_and_revoked_keys(tmp_path):

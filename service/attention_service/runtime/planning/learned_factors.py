@@ -22,7 +22,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from attention_service.cost import Clock, Factor, LearnedClock, kind_of
-from attention_service.modules.store_files import read_regular, replace_file
+from attention_service.modules.store_files import locked, read_regular, replace_file
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.prediction_accuracy import Run
 
@@ -133,7 +133,8 @@ class LearnedFactors:
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, [json.dumps(stored, indent=1).encode()])
+            with locked(path.parent):
+                replace_file(path, [json.dumps(stored, indent=1).encode()])
         except OSError as fault:
             log.warning("learned times could not be kept: %s: %s", fault.strerror, path)
 

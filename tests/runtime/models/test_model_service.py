@@ -436,18 +436,28 @@ def test_processes_end_with_their_server(stand_ins, repository):
     assert not psutil.pid_exists(process)
 
 
-def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins):
-    server = (
-        "import subprocess, sys, time\n"
-        "print(subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).pid, flush=True)\n"
-        "time.sleep(60)"
-    )
-    command = worker_process.COMMAND
-    with subprocess.Popen([sys.executable, "-c", server, *command], stdout=subprocess.PIPE, text=True) as parent:
-        process = int(parent.stdout.readline())
-        assert psutil.pid_exists(process)
+SERVER = """
+import subprocess, sys, time
+from attention_service.runtime.models.worker_messages import pieces_of, read_message
+started = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+facts = {"folder": "one", "dtype": "float32", "device": "cpu", "room": None, "memories": []}
+started.stdin.write(b"".join(pieces_of("load", facts)))
+assert read_message(started.stdout).kind == "loaded"
+print(started.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins, stopped):
+    """Also one that is stopped, which does not see the end of its input."""
+    command = [sys.executable, "-c", SERVER, *worker_process.COMMAND]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        process = psutil.Process(int(parent.stdout.readline()))
+        if stopped:
+            process.suspend()
         parent.kill()
-    eventually(lambda: not psutil.pid_exists(process))
+    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_server_without_transformers_says_what_to_install(http, monkeypatch):

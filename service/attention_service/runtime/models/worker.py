@@ -1,16 +1,19 @@
 """The loop of a model's process: it loads one checkpoint, and answers one request after another.
 
-It ends when its standard input is closed, so that none outlives its server.
+It ends when its standard input is closed, and with the thread that started it, so that none outlives its server.
 """
 
+import ctypes
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import FileIO
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, InternalError, NeverFits
@@ -22,6 +25,9 @@ from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_
 from attention_service.runtime.device.torch_device import is_out_of_memory
 from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
+
+_PR_SET_PDEATHSIG: Final = 1
+"""Of ``linux/prctl.h``."""
 
 
 class Work(NamedTuple):
@@ -151,6 +157,12 @@ class Worker:
                 view = view[self._sink.write(view) :]
 
 
+def _end_with_server() -> None:
+    """Have the system end this process with the thread that started it, also while it is stopped. On Linux alone."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _held_after_giving_back() -> int:
     give_back_freed_memory()
     return private_bytes()
@@ -171,6 +183,7 @@ def problem_of(fault: Exception) -> dict[str, Any]:
 
 def serve(load: Load) -> None:
     """Serve a model over standard input and output; what libraries print goes to standard error."""
+    _end_with_server()
     keep_freed_memory()
     source, sink = FileIO(os.dup(0), "r"), FileIO(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -23,6 +23,7 @@ CAUSAL = {"masks": [{"name": "causal"}], "position": {"name": "rope"}}
 CONFIG = {"d_model": WIDTH, "num_heads": HEADS, "num_kv_heads": 2, "spec": CAUSAL}
 SHARED = "soak.shared"
 """A module that every user computes with, and nobody changes."""
+PROMPT = 75 * "The river bends. "
 TOLERANCE = 1e-4
 _OF_MODELS = "/v1/models", "/v1/chat", "/v1/completions", "/v1/embeddings"
 BUSY = {429, 503}
@@ -55,7 +56,7 @@ class Walker:
             for each in OPERATIONS
             if each.example is not None and each.method == "POST" and not each.path.startswith(_OF_MODELS)
         ]
-        """Those of the whole models are left out: one of them stays, in a process with pipes, once it was asked."""
+        """Those of the whole models are left out: ``leave_model`` asks one."""
         steps = [self.step] * 12 + [
             self.fork,
             self.truncate,
@@ -65,7 +66,7 @@ class Walker:
             self.cancel,
         ]
         plain = [self.forward] * 6 + [self.weights] * 3 + [self.gradients] * 2 + [self.cost, self.look]
-        others = [self.replace, self.remake, *[self.bad_input] * 4, *[self.abort] * 2, self.attack]
+        others = [self.replace, self.remake, *[self.bad_input] * 4, *[self.abort] * 2, self.attack, self.leave_model]
         self.moves: list[Callable[[], Awaitable[None]]] = [*steps, *plain, *others]
 
     async def walk(self, until: Callable[[], bool]) -> None:
@@ -263,6 +264,21 @@ class Walker:
             await asyncio.wait_for(asked, self.random.choice([1e-3, 0.01, 0.05]))
         except TimeoutError:
             self.counts["abort", 0] += 1
+
+    async def leave_model(self) -> None:
+        """Leave a whole model, most often while it prepares the request; or let its deadline pass."""
+        body = {"model": "tiny", "prompt": [PROMPT] * 60, "max_tokens": 2}
+        seconds = self.random.choice([0.01, 0.03, 0.05, 0.1, 0.3])
+        headers = {"prefer": f"wait={seconds}"} if self.random.random() < 0.3 else {}
+        try:
+            async with asyncio.timeout(None if headers else seconds):
+                answer = await self.http.post("/v1/completions", json=body, headers=headers)
+        except TimeoutError:
+            self.counts["leave_model", 0] += 1
+            return
+        self.counts["leave_model", answer.status_code] += 1
+        if answer.status_code not in {200} | BUSY:
+            raise FaultError(f"leave_model: {answer.status_code}: {answer.text[:300]}")
 
     async def attack(self) -> None:
         """Send a part of a request, or what is none, and leave."""

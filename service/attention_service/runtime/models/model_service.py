@@ -205,7 +205,7 @@ class ModelService:
             "model": model.name,
             "queue_ms": (question.began - loaded) * 1e3,
             "load_ms": (loaded - question.came) * 1e3,
-            "peak_bytes": question.need,
+            "peak_bytes": question.peak_bytes,
         }
         told |= {} if ran.compute_ms else {"compute_ms": (time.monotonic() - question.began) * 1e3}
         noted: ModelRan = ran.model_copy(update=told)

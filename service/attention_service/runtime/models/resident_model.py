@@ -1,14 +1,15 @@
 """One model by its name: its process while it is resident, and the requests that wait for their turn."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextvars import Context, copy_context
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from attention_contract.errors import AttentionError, ModelEnded, from_problem
+from attention_contract.errors import AttentionError, InternalError, ModelEnded, from_problem
 from attention_contract.schemas.models import ModelInfo
 from attention_service.runtime.callers import caller
 from attention_service.runtime.device.torch_device import Device
@@ -19,7 +20,9 @@ from attention_service.runtime.models.worker_process import WorkerProcess
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.fair_queue import FairQueue
 from attention_service.runtime.scheduling.passes import draining
+from attention_service.runtime.scheduling.reservation import Reservation
 
+log = logging.getLogger(__name__)
 _STOP_S: Final = 5.0
 """Seconds that a process has to stop work that nobody waits for, before it is ended."""
 _KEEP_S: Final = 5.0
@@ -85,13 +88,12 @@ class Question:
     on_event: Callable[[memoryview], None] = lambda _: None
     """Called with each event of a generation."""
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    context: Context = field(default_factory=copy_context)
     caller: str = field(default_factory=lambda: caller.get().name)
     came: float = field(default_factory=time.monotonic)
     began: float = 0.0
     loaded: float = 0.0
     """Time at which the model had been loaded, if the request waited for that; else 0."""
-    need: int = 0
+    peak_bytes: int = 0
     """Bytes that it was admitted for."""
     memory: ReplyMemory | None = None
     """The memory in which its reply is made; None if the reply goes through the pipe."""
@@ -181,8 +183,7 @@ class ResidentModel:
         check_transformers()
         self._waiting.add(question)
         if self._life is None:
-            self.progress = 0.0
-            self._life = asyncio.create_task(self._live(), context=Context())
+            self._begin()
         self._came.set()
         try:
             await question.done
@@ -214,15 +215,25 @@ class ResidentModel:
 
     # ── its life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _begin(self) -> None:
+        self.progress = 0.0
+        self._life = asyncio.create_task(self._live(), context=Context())
+        self._life.add_done_callback(self._ended)
+
     async def _live(self) -> None:
-        try:
-            while self._waiting.size:
-                await self._live_once()
-        except asyncio.CancelledError:
+        while self._waiting.size:
+            await self._live_once()
+
+    def _ended(self, life: "asyncio.Task[None]") -> None:
+        """Answer those who still wait; a task that was cancelled before its first step has answered nobody."""
+        self._life = self.progress = None
+        if life.cancelled():
             self._fail_all(draining())
-            raise
-        finally:
-            self._life = self.progress = None
+        elif (fault := life.exception()) is not None:
+            log.error("a model could not be served", exc_info=fault)
+            self._fail_all(_unexpected())
+        elif self._waiting.size:  # they came in the turn in which it ended
+            self._begin()
 
     async def _live_once(self) -> None:
         """Load the model, and answer until nobody asks any more or its process ends."""
@@ -253,11 +264,9 @@ class ResidentModel:
         need, most = folder.loading_bytes(self.dtype), int(host.budget.capacity * _SHARE)
         room = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
         need = need if room is None else most
-        await self._acquire(
-            self._waiting.first(), need, "loading the model takes an estimated {need} bytes", "Load a smaller one"
-        )
-        worker = None
+        worker, held = None, Reservation(host.budget, self._waiting.first().caller)
         try:
+            await self._reserve(held, need, "loading the model takes an estimated {need} bytes", "Load a smaller one")
             worker = self._worker = await WorkerProcess.start(need, self._keep, watched=not host.device.is_cuda)
             facts = {
                 "name": self.name,
@@ -284,7 +293,7 @@ class ResidentModel:
             self._facts = message.facts
         finally:
             self.progress = None
-            host.budget.release(need)
+            held.give_back()
         host.counts["loads"] += 1
         now = time.monotonic()
         for each in self._waiting:
@@ -313,6 +322,7 @@ class ResidentModel:
             return
         self._running, question.began = question, time.monotonic()
         watch = asyncio.create_task(_stop_with(question, worker))
+        held = Reservation(self._host.budget, question.caller)
         try:
             if question.operation is not None:
                 free = [index for index, memory in enumerate(worker.memories) if memory.is_free]
@@ -325,7 +335,7 @@ class ResidentModel:
                 }
                 await worker.send("ask", facts, question.body)
                 while (message := await worker.receive()).kind != "done":
-                    await self._take(message, question, worker)
+                    await self._take(message, question, worker, held)
                 self._hold(message.facts["held_bytes"])
             if question.fault is not None:
                 question.fail(question.fault)
@@ -339,10 +349,12 @@ class ResidentModel:
         except asyncio.CancelledError:
             question.fail(draining())
             raise
+        except Exception:
+            question.fail(_unexpected())
+            raise
         finally:
             watch.cancel()
-            if question.need:
-                self._host.budget.release(question.need)
+            held.give_back()
             self._running, self.used = None, time.monotonic()
             self._keep()
 
@@ -370,7 +382,7 @@ class ResidentModel:
         worker.limit = own + sum(each.bytes for each in worker.memories if each is not used)
         if running is not None:
             worker.limit += _READING * sum(map(len, running.body)) + max(
-                running.need, 0 if used is None else used.bytes
+                running.peak_bytes, 0 if used is None else used.bytes
             )
         kept = sum(memory.bytes for memory in self._free_memories())
         if kept != self.kept:
@@ -389,11 +401,11 @@ class ResidentModel:
             self._host.hold(self, PROCESS_BYTES + reserved + self.kept)
             self._host.budget.wake()
 
-    async def _take(self, message: Message, question: Question, worker: WorkerProcess) -> None:
+    async def _take(self, message: Message, question: Question, worker: WorkerProcess, held: Reservation) -> None:
         """Take one message about a request."""
         match message.kind:
             case "need":
-                await worker.send("go" if await self._admit(question, message.facts["bytes"]) else "cancel")
+                await worker.send("go" if await self._admit(question, held, message.facts["bytes"]) else "cancel")
                 self._count_kept()
             case "event":
                 if not question.done.done():
@@ -412,18 +424,13 @@ class ResidentModel:
                 # The cancellation of a refused request is answered with a problem, too.
                 question.fault = question.fault or from_problem(message.facts["status"], message.facts)
 
-    async def _admit(self, question: Question, need: int) -> bool:
-        """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile.
-
-        A request that needs more than it said first gives that back, so that no two wait for each other.
-        """
-        if question.need:
-            self._host.budget.release(question.need)
-            question.need = 0
-        advice = "Ask for fewer layers, heads or tokens at a time"
-        taking = asyncio.create_task(
-            self._acquire(question, need, "the request takes an estimated {need} bytes in the model", advice)
+    async def _admit(self, question: Question, held: Reservation, need: int) -> bool:
+        """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile."""
+        what, advice = (
+            "the request takes an estimated {need} bytes in the model",
+            "Ask for fewer layers, heads or tokens",
         )
+        taking = asyncio.create_task(self._reserve(held, need, what, f"{advice} at a time"))
         try:
             await asyncio.wait({taking, question.done}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -431,33 +438,34 @@ class ResidentModel:
             await asyncio.wait({taking})
         if taking.cancelled():
             return False
-        fault = taking.exception()
-        if isinstance(fault, AttentionError):
+        try:
+            taking.result()
+        except AttentionError as fault:
             question.fault = fault
             return False
-        taking.result()
-        question.need = need
+        if question.done.done():  # in the same turn
+            return False
+        question.peak_bytes = need
         if question.memory is not None:
             question.memory.cut(need)
         return True
 
-    async def _acquire(self, question: Question, need: int, what: str, advice: str) -> None:
-        """Take memory of the budget as the caller of a request, who waits for it in turn. Raises what it does."""
+    async def _reserve(self, held: Reservation, need: int, what: str, advice: str) -> None:
+        """Take memory of the budget as a caller who waits for it in turn. Raises what the budget does."""
         host = self._host
         host.budget.check(need, what, advice, own=self.bytes)
-        await asyncio.create_task(host.budget.acquire(need), context=question.context)
-        if not host.device.is_cuda:
-            return
-        try:  # PyTorch keeps freed memory for this process, where the model's cannot take it
+        await held.take(need)
+        if host.device.is_cuda:  # PyTorch keeps freed memory for this process, where the model's cannot take it
             await asyncio.to_thread(host.device.give_back_cached, need)
-        except BaseException:
-            host.budget.release(need)
-            raise
 
     def _fail_all(self, fault: AttentionError) -> None:
         for question in list(self._waiting):
             self._waiting.remove(question)
             question.fail(fault)
+
+
+def _unexpected() -> AttentionError:
+    return InternalError("the model could not be served; the server's log has the cause")
 
 
 async def _stop_with(question: Question, worker: WorkerProcess) -> None:

@@ -174,8 +174,10 @@ class Budget:
             self.trim()
         return True
 
-    async def acquire(self, need: int) -> None:
+    async def acquire(self, need: int, of: str | None = None) -> None:
         """Take this many bytes of the budget, to be given back by ``release``; wait for them if they are not free.
+
+        ``of``: the name of the caller; by default the one whose request this is.
 
         Requests of one caller are admitted in the order of their arrival; several callers get the same share of the
         memory. Raises NeverFits, OverBudget, or Overloaded where too many wait already.
@@ -185,7 +187,7 @@ class Budget:
         self.check(need)
         if self.is_full:
             raise self.crowded()
-        await self._turn(need)
+        await self._turn(need, caller.get().name if of is None else of)
 
     def crowded(self) -> AttentionError:
         """The refusal of one request more than may wait."""
@@ -274,10 +276,10 @@ class Budget:
         self.refused[error.code] += 1
         return error
 
-    async def _turn(self, need: int) -> None:
-        """Wait until these bytes have been taken for the caller, who is first in line then."""
+    async def _turn(self, need: int, of: str) -> None:
+        """Wait until these bytes have been taken for a caller, who is first in line then."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turn = _Turn(need, caller.get().name, done)
+        turn = _Turn(need, of, done)
         self._waiting.add(turn)
         if self.reclaim is not None and need > self.available:
             self.reclaim(need - self.available)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 from attention_contract.errors import NoRoom
 from attention_service.api import residency
-from attention_service.api.residency import keep_within_budget, resident_bytes
+from attention_service.api.residency import Unused, keep_within_budget, resident_bytes
+from attention_service.runtime.device.freed_memory import MUCH
 from attention_service.runtime.scheduling.budget import Budget
 
 
@@ -56,6 +57,36 @@ async def test_far_beyond_the_budget_no_work_begins_until_the_memory_is_back(mon
     assert cleared
     budget.exceeded = 7
     assert isinstance(budget.crowded(), NoRoom)
+
+
+def test_memory_that_nobody_used_for_a_while_goes_back():
+    """After a burst, although the process never exceeded its budget."""
+    unused, rest = Unused(MUCH), residency._REST_S
+    assert not any(unused.is_due(5 * MUCH, 4 * MUCH, now) for now in (0, rest, 2 * rest))  # requests run
+    assert not unused.is_due(5 * MUCH, 0, 2 * rest + 1)  # the next may come soon
+    assert not unused.is_due(5 * MUCH, 4 * MUCH, 2 * rest + 2)  # it came
+    assert not unused.is_due(5 * MUCH, 0, 3 * rest)
+    assert unused.is_due(5 * MUCH, 0, 4 * rest)
+    unused.went_back(3 * MUCH)  # modules that have come to stay
+    assert not any(unused.is_due(4 * MUCH, 0, now) for now in (5 * rest, 7 * rest))
+    assert not unused.is_due(2 * MUCH, 0, 8 * rest)  # they were deleted
+    assert not unused.is_due(4 * MUCH, 0, 9 * rest)
+    assert unused.is_due(4 * MUCH, 0, 10 * rest)
+
+
+async def test_the_server_gives_it_back(monkeypatch):
+    given = []
+    monkeypatch.setattr(residency, "_LOOK_S", 0)
+    monkeypatch.setattr(residency, "_REST_S", 0)
+    monkeypatch.setattr(residency, "resident_bytes", lambda: held.pop() if _is_here() and len(held) > 1 else MUCH)
+    monkeypatch.setattr(residency, "give_back_freed_memory", lambda: given.append(1))
+    held = [MUCH, 3 * MUCH, MUCH, MUCH]
+    budget = Budget(100 * MUCH, 2**60, lambda: 0, 4)
+    engine = SimpleNamespace(library=SimpleNamespace(resident_bytes=0), budget=budget, host=budget)
+    watching = asyncio.create_task(keep_within_budget(engine))
+    while not given:
+        await asyncio.sleep(0.001)
+    watching.cancel()
 
 
 def test_resident_memory_is_known_here():

@@ -28,12 +28,12 @@ from attention_service.api import problems
 from attention_service.api.access.scopes import HELD, lacking
 from attention_service.api.bodies import negotiation, pictures
 from attention_service.api.bodies.negotiation import Headers, header, tensor_bytes
-from attention_service.api.bodies.request_body import UNCOUNTED, query_of, read_request
+from attention_service.api.bodies.request_body import query_of, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented, signature_of
 from attention_service.api.http_limits.connection_limits import CAME
 from attention_service.runtime.engine import Engine
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 from attention_service.settings import Settings
 
 
@@ -150,7 +150,7 @@ class OperationRoute(APIRoute):
         reply: Any = await unless_gone(receive, work, call.deadline)
         if isinstance(reply, Response):
             memory.give_back()
-            return reply
+            return _held(reply, memory)
         if drawn:
             if (size := tensor_bytes(reply)) > UNCOUNTED:
                 memory.become_reply(size)
@@ -160,10 +160,14 @@ class OperationRoute(APIRoute):
         encoding: Encoding = getattr(body, "encoding", "list")
         del body, work  # the reply may take their memory
         memory.give_back()
-        answer = await _reply(call.headers, operation, reply, media_type, encoding)
-        if (size := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
-            memory.become_reply(size)
-        return answer
+        return _held(await _reply(call.headers, operation, reply, media_type, encoding), memory)
+
+
+def _held(answer: Response, memory: Body) -> Response:
+    """A response whose memory is held until it is sent. Raises NoRoom."""
+    if (size := getattr(answer, "held_bytes", 0)) > UNCOUNTED:
+        memory.become_reply(size)
+    return answer
 
 
 def _facts(call: Call, operation: Operation[Any], body: Any) -> tuple[dict[str, Any], int | None]:

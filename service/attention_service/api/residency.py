@@ -1,21 +1,22 @@
-"""Resident memory within the budget: memory that was freed goes back to the system when the process holds too much."""
+"""Resident memory within the budget: freed memory goes back to the system, at once if it is too much."""
 
 import asyncio
 import resource
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from attention_service.runtime.device.freed_memory import give_back_freed_memory
+from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_memory
 from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling.budget import Budget
 
 _STATM: Final = Path("/proc/self/statm")
 _LOOK_S: Final = 0.25
 _REST_S: Final = 5.0
-"""Seconds until the next attempt after one that freed little."""
+"""Seconds for which freed memory is kept for later requests, and until the attempt after one that freed little."""
 _LITTLE: Final = 2**24
 _TOLERATED: Final = 0.25
 """Share of the budget by which the process may exceed it. Estimates cover tensors, not what allocators keep beside."""
@@ -33,16 +34,40 @@ def resident_bytes() -> int:
     return 0
 
 
+class Unused:
+    """Tells when the process has held much more than requests use for a while: what they used has been freed since."""
+
+    def __init__(self, resident: int) -> None:
+        self._least = resident
+        """Bytes in memory when all that was freed had gone back."""
+        self._since: float | None = None
+
+    def is_due(self, resident: int, used: int, now: float) -> bool:
+        """Return True if freed memory is to go back. ``used``: bytes of requests and replies under way."""
+        self._least = min(self._least, resident)
+        if resident - used <= self._least + MUCH:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return self._since is not None and now - self._since >= _REST_S
+
+    def went_back(self, resident: int) -> None:
+        """Note what is in memory now that it has."""
+        self._least, self._since = resident, None
+
+
 async def keep_within_budget(engine: Engine) -> None:
     """Watch resident memory until cancelled, from a moment at which no request runs.
 
-    The C library keeps freed memory for the next tensors. It gives that back when the process exceeds its own memory
-    and the budget together, which beside a GPU is the host's. If the process exceeds them by far even then, kept passes
-    are given up, and the budget admits no work until the memory is back. Unused pinned memory goes back before that.
+    The C library keeps freed memory for the next tensors. It gives that back when nobody used it for a while, and when
+    the process exceeds its own memory and the budget together, which beside a GPU is the host's. If the process exceeds
+    them by far even then, kept passes are given up, and the budget admits no work until the memory is back. Unused
+    pinned memory goes back before that.
     """
     budget, shared = engine.host, engine.host is engine.budget
     own = resident_bytes() - (engine.library.resident_bytes if shared else 0)
     tolerated = max(int(_TOLERATED * budget.total), _TOLERATED_BYTES)
+    unused = Unused(resident_bytes())
     while True:
         await asyncio.sleep(_LOOK_S)
         if not shared:
@@ -51,11 +76,15 @@ async def keep_within_budget(engine: Engine) -> None:
         before = resident_bytes()
         if before <= own + budget.total:
             _note(budget, 0)
+            if unused.is_due(before, budget.in_flight + budget.bodies + budget.replies, time.monotonic()):
+                await asyncio.to_thread(give_back_freed_memory)
+                unused.went_back(resident_bytes())
             continue
         if shared and before > own + budget.total + tolerated:
             engine.passes.clear()
         await asyncio.to_thread(give_back_freed_memory)
         after = resident_bytes()
+        unused.went_back(after)
         beyond = after - own - budget.total
         # Memory that is still used falls slowly: what was refused is let in again at half of what is tolerated.
         _note(budget, beyond if beyond > tolerated / (2 if budget.exceeded else 1) else 0)

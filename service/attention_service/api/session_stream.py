@@ -25,7 +25,7 @@ from attention_service.api import problems
 from attention_service.api.access.layer import PROTOCOL
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.bodies import negotiation
-from attention_service.api.bodies.request_body import UNCOUNTED, parsed
+from attention_service.api.bodies.request_body import parsed
 from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
 from attention_service.api.observation.access_log import Answered
@@ -33,7 +33,7 @@ from attention_service.api.observation.telemetry import RequestLog
 from attention_service.api.routes import HANDLERS
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import RequestTiming, note, note_bytes, timing
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 from attention_service.settings import Settings
 
 PATH: Final = "/v1/sessions/stream"

@@ -1,6 +1,7 @@
 """OpenAI's API over plain HTTP: the form of events and errors, callers who leave, deadlines, limits, recordings."""
 
 import json
+import socket
 import time
 
 import httpx
@@ -43,6 +44,24 @@ def test_a_caller_who_leaves_stops_the_generation(http):
     assert http.post("/v1/completions", json=SHORT).status_code == 200  # one request at a time
     assert time.monotonic() - began < 2
     assert eventually(lambda: metric(http, "attention_in_flight_bytes") == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_caller_has_not_read_counts_until_it_is_sent(http, door, stream):
+    asked = {"model": "talker", "prompt": 1500 * "a", "max_tokens": 100, "attention": {"weights": True}}
+    body = json.dumps(asked | {"stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {door.key}\r\n"
+
+    def held():
+        return http.get("/v1").json()["memory"]
+
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**15)
+        slow.connect(("127.0.0.1", httpx.URL(door.url).port))
+        slow.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        free = eventually(lambda: (now := held())["reply_bytes"] > 2**22 and not now["in_flight_bytes"] and now)
+    after = eventually(lambda: (now := held())["reply_bytes"] == 0 and now)
+    assert after["free_bytes"] >= free["free_bytes"] + free["reply_bytes"]
 
 
 def test_a_deadline_ends_a_stream_with_an_error(http):

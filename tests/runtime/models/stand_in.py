@@ -23,7 +23,8 @@ class StandIn:
     """A model whose commands are texts: ``sleep 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``, ``print``.
 
     After ``hold 100`` it says that it holds 100 MiB of a GPU, which ``lose`` loses. ``needs 20 large 4`` is estimated
-    at 20 MiB and answers with a tensor of 4 MiB, which is made where results are.
+    at 20 MiB and answers with a tensor of 4 MiB, which is made where results are. A generation of ``5 100`` emits five
+    events of 100 bytes.
     """
 
     def __init__(self, facts):
@@ -90,9 +91,10 @@ class StandIn:
         return ModelForwardReply(labels=labels, ran=ran, layers=[tap]), recording
 
     def count(self, request, emit):
-        for number in range(int(request.text)):
+        count, _, size = request.text.partition(" ")
+        for number in range(int(count)):
             checkpoint()
-            emit(str(number).encode())
+            emit(str(number).encode().ljust(int(size or 1)))
             time.sleep(0.001)
         return ()
 

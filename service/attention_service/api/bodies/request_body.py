@@ -25,7 +25,7 @@ from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, Headers, 
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import LATE
 from attention_service.runtime.request_timing import note, note_bytes
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 from attention_service.settings import Settings
 
 if sys.version_info >= (3, 14):
@@ -34,8 +34,6 @@ else:
     from backports import zstd
 
 ReadT = TypeVar("ReadT")
-UNCOUNTED: Final = 32 * 1024
-"""Largest body in bytes that is not counted."""
 _INLINE_HEADER: Final = 2**16
 """Largest header in bytes of a safetensors file that is read on the event loop; a thread reads others."""
 _INLINE_TEXT: Final = 2**16

@@ -9,11 +9,10 @@ from websockets.exceptions import HeaderLineTooLong, InvalidState, RequestLineTo
 from websockets.frames import DATA_OPCODES, Frame
 
 from attention_contract.errors import AttentionError, HeadTooLarge, Unreadable
-from attention_service.api.bodies.request_body import UNCOUNTED
 from attention_service.api.http_limits.connection_limits import LEAVING_S
 from attention_service.api.http_limits.guarded_connection import GuardedConnection
 from attention_service.api.http_limits.guarded_http import response
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 
 _POLICY: Final = 1008
 _TRY_AGAIN: Final = 1013

@@ -16,11 +16,10 @@ from attention_contract.validation import clip
 from attention_contract.wire import JSON
 from attention_service.api.bodies import negotiation
 from attention_service.api.bodies.negotiation import Reply, tensor_bytes
-from attention_service.api.bodies.request_body import UNCOUNTED
 from attention_service.api.oip.inference_envelope import DATATYPES, SIZE
 from attention_service.api.oip.model_questions import VERSION, Model
 from attention_service.runtime.request_timing import note
-from attention_service.runtime.scheduling.budget import Body
+from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 """The header with the bytes of the JSON object, where other bytes follow it."""

@@ -11,6 +11,7 @@ from attention_contract.errors import AttentionError, Cancelled
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Embeddings
 from attention_contract.wire import EVENTS, JSON, to_json
 from attention_service.api import problems
+from attention_service.api.bodies.negotiation import Reply
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.endpoint import Call
 from attention_service.api.openai.openai_errors import openai_error
@@ -24,7 +25,7 @@ async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest) 
         first = await anext(objects)  # a fault before it has a status of its own
         return EventStream(first, objects, call.deadline)
     async with aclosing(objects):
-        return Response(b"".join([bytes(each) async for each in objects]), media_type=JSON)
+        return Reply([each async for each in objects], JSON, 200, {})
 
 
 async def embed(call: Call, body: EmbeddingRequest) -> Embeddings:

@@ -7,7 +7,7 @@ from typing import Final
 import psutil
 
 MUCH: Final = 2**26
-"""Freed bytes that a model's process gives back to the system, or to the GPU; less is kept for its next request."""
+"""Freed bytes that a process gives back to the system, or to the GPU; less is kept for its next request."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Constants of ``malloc.h``."""
 

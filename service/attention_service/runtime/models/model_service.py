@@ -23,6 +23,7 @@ from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.runtime.callers import caller
 from attention_service.runtime.models import model_catalogue
 from attention_service.runtime.models.resident_model import Host, Question, ResidentModel
+from attention_service.runtime.models.unread_events import UnreadEvents
 from attention_service.runtime.recording_service import RecordingService
 from attention_service.runtime.request_timing import note_run
 from attention_service.runtime.scheduling.request_runner import RequestRunner
@@ -153,19 +154,19 @@ class ModelService:
     async def stream(self, name: str, operation: str, request: WireModel) -> AsyncGenerator[memoryview]:
         """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does."""
         model = await self._named(name)
-        events: asyncio.Queue[memoryview | None] = asyncio.Queue()
-        question = Question(operation, to_body(request, JSON, "request", "base64"), events.put_nowait)
+        events = UnreadEvents(self._runner.host)
+        question = Question(operation, to_body(request, JSON, "request", "base64"), events.put)
         asking = asyncio.create_task(self._ask(model, question))
-        asking.add_done_callback(lambda _: events.put_nowait(None))
+        asking.add_done_callback(lambda _: events.end())
         try:
             while (event := await events.get()) is not None:
-                yield event
+                yield event if event is not question.last else await self._with_recording(event, question)
             await asking
-            if question.last:
-                yield await self._with_recording(question.last, question)
         finally:
             asking.cancel()
             await asyncio.wait([asking])
+            events.close()
+            question.last = question.recording = None  # the model keeps its last question
             if question.began:
                 self._noted(ran_of(model), model, question)
 

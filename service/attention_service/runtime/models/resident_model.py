@@ -86,7 +86,7 @@ class Question:
     operation: str | None = None
     body: Sequence[Piece] = ()
     on_event: Callable[[memoryview], None] = lambda _: None
-    """Called with each event of a generation."""
+    """Called with each event of a generation. Raises AttentionError if there is no room for it."""
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     caller: str = field(default_factory=lambda: caller.get().name)
     came: float = field(default_factory=time.monotonic)
@@ -100,7 +100,7 @@ class Question:
     reply: Sequence[memoryview] | None = None
     """The pieces of its safetensors file."""
     last: memoryview | None = None
-    """The last event of a generation."""
+    """The last event of a generation, which ``on_event`` got too."""
     recording: memoryview | None = None
     info: ModelInfo | None = None
     """The answer to a question without an operation: the model as it was then."""
@@ -408,11 +408,11 @@ class ResidentModel:
                 await worker.send("go" if await self._admit(question, held, message.facts["bytes"]) else "cancel")
                 self._count_kept()
             case "event":
-                if not question.done.done():
-                    question.on_event(message.body)
+                await self._pass_on(message.body, question, worker)
             case "last":
                 question.last = message.body
                 self._host.generated_tokens += message.facts["tokens"]
+                await self._pass_on(message.body, question, worker)
             case "recording":
                 question.recording = message.body
             case "reply":
@@ -423,6 +423,16 @@ class ResidentModel:
             case _:
                 # The cancellation of a refused request is answered with a problem, too.
                 question.fault = question.fault or from_problem(message.facts["status"], message.facts)
+
+    async def _pass_on(self, event: memoryview, question: Question, worker: WorkerProcess) -> None:
+        """Give an event to the caller, and stop the work if there is no room for it."""
+        if not event or question.fault is not None or question.done.done():
+            return
+        try:
+            question.on_event(event)
+        except AttentionError as fault:
+            question.fault = fault
+            await worker.send("cancel")
 
     async def _admit(self, question: Question, held: Reservation, need: int) -> bool:
         """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile."""

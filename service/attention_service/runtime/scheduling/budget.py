@@ -18,6 +18,8 @@ from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.fair_queue import FairQueue
 
 RefusalT = TypeVar("RefusalT", bound=AttentionError)
+UNCOUNTED: Final = 32 * 1024
+"""Bytes of a body, or of a reply that is being sent, up to which it is not counted."""
 
 
 @dataclass(frozen=True)
@@ -254,21 +256,21 @@ class Budget:
                 )
             )
 
-    def check_reply(self, size: int) -> None:
-        """Raise NoRoom unless a reply of this many bytes can wait for its reader.
+    def check_reply(self, more: int, *, held: int = 0) -> None:
+        """Raise NoRoom unless this many bytes of a reply, which holds others already, can wait for its reader.
 
         Callers who read slowly keep memory from computations, so their replies may take half of the room, or one
         reply more than that.
         """
         limit = self.capacity // 2
-        if self.replies and self.replies + size > limit:
+        if self.replies > held and self.replies + more > limit:
             raise self._refusal(
                 NoRoom(
-                    f"replies of {self.replies} bytes wait for their readers, and this one has {size}; together they "
-                    f"may have {limit}, half of what {self._words.setting} leaves beside {self._words.beside}. Try "
-                    "again in a moment, or ask for less at a time",
+                    f"replies of {self.replies - held} bytes wait for their readers, and this one has {held + more}; "
+                    f"together they may have {limit}, half of what {self._words.setting} leaves beside "
+                    f"{self._words.beside}. Try again in a moment, or ask for less at a time",
                     limit_bytes=limit,
-                    needed_bytes=self.replies + size,
+                    needed_bytes=self.replies + more,
                 )
             )
 

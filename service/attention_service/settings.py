@@ -224,7 +224,8 @@ class Settings(BaseSettings):
 
     stuck_seconds: float = Field(default=120, gt=0, allow_inf_nan=False)
     """If a running computation makes no progress for this number of seconds, or for ten times its predicted time if
-    that is longer, /health/live answers 503."""
+    that is longer, /health/live answers 503. A process of a whole model that uses no processor for so long is ended;
+    /health/ready answers 503 after a quarter of the time."""
 
     drain_seconds: int = Field(default=30, ge=0)
     """Seconds that a stopping server waits for running requests."""

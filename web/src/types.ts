@@ -63,7 +63,7 @@ export interface CheckpointInfo {
 export interface ModelInfo {
   id: string;
   checkpoint: string;
-  state: "idle" | "loading" | "resident";
+  state: "idle" | "loading" | "resident" | "stuck";
   /** The share that is loaded, 0 to 1, while it is loading. */
   progress?: number | null;
   architecture?: string | null;

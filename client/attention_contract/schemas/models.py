@@ -67,8 +67,9 @@ class ModelInfo(WireModel):
     owned_by: str = "attention-service"
     checkpoint: str
     """Its path inside the model repository."""
-    state: Literal["idle", "loading", "resident"]
-    """``idle``: the first request that names it loads it."""
+    state: Literal["idle", "loading", "resident", "stuck"]
+    """``idle``: the first request that names it loads it. ``stuck``: its process computes nothing although it is asked;
+    it goes on, or is ended soon, and the next request starts it again."""
     progress: float | None = None
     """The share of a loading model that is loaded, 0 to 1."""
     architecture: str | None = None

@@ -76,8 +76,7 @@ async def health_live(call: Call, _: None) -> Health:
 
 async def health_ready(call: Call, _: None) -> Health:
     """The health of a server that takes work."""
-    call.engine.runner.check_ready()
-    call.engine.runner.check_live()
+    call.engine.check_ready()
     return call.engine.health("ready")
 
 

@@ -107,7 +107,7 @@ class Engine:
         self.modules = ModuleService(self.library, self.runner, self.passes, max_modules, hub_limit, siblings=siblings)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(self._recordings, self.runner)
-        self.models = ModelService(root, self.runner, self.recordings, model_idle_s, siblings=siblings)
+        self.models = ModelService(root, self.runner, self.recordings, model_idle_s, stuck_s, siblings=siblings)
         """Whole models, each in a process of its own."""
         self.analyses = AnalysisService(self.library, self.runner)
         room = int(session_share * budget)
@@ -167,6 +167,12 @@ class Engine:
     async def catch_up(self) -> None:
         """Take over the modules that other processes have stored, replaced or deleted until now."""
         await self._follower.catch_up()
+
+    def check_ready(self) -> None:
+        """Raise Loading, Draining or Stuck unless work is taken, and every thread and process makes progress."""
+        self.runner.check_ready()
+        self.runner.check_live()
+        self.models.check_progress()
 
     def health(self, status: Literal["live", "ready"]) -> Health:
         """The answer of a health check that found nothing wrong."""

@@ -25,7 +25,7 @@ def stand_ins():
 def repository(tmp_path_factory):
     """A model repository with some checkpoints of 64 KiB."""
     tmp_path = tmp_path_factory.mktemp("models")
-    for name in ("one", "org/two", "slow", "broken"):
+    for name in ("one", "org/two", "slow", "broken", "stands"):
         write_checkpoint(tmp_path / name)
     (tmp_path / "bare").mkdir()
     save_file({"x": np.zeros(4, np.float32)}, tmp_path / "bare/model.safetensors")

@@ -20,7 +20,8 @@ MIB = 2**20
 
 
 class StandIn:
-    """A model whose commands are texts: ``sleep 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``, ``print``.
+    """A model whose commands are texts: ``sleep 1``, ``compute 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``,
+    ``print``.
 
     After ``hold 100`` it says that it holds 100 MiB of a GPU, which ``lose`` loses. ``needs 20 large 4`` is estimated
     at 20 MiB and answers with a tensor of 4 MiB, which is made where results are. A generation of ``5 100`` emits five
@@ -63,6 +64,10 @@ class StandIn:
                     time.sleep(0.01)
             case "stubborn":
                 time.sleep(float(amount))
+            case "compute":
+                until = time.monotonic() + float(amount)
+                while time.monotonic() < until:
+                    pass
             case "take":
                 self.kept.append(np.ones(int(amount) * MIB, np.uint8))
                 time.sleep(0.5)
@@ -109,6 +114,8 @@ class StandIn:
 
 def load(facts, progress):
     assert "ATTENTION_API_KEY" not in os.environ
+    if "stands" in facts["folder"]:
+        time.sleep(600)
     for name in ("slow", "broken"):
         if name in facts["folder"]:
             for step in range(10):

@@ -23,7 +23,7 @@ class Told:
     """A process that answers in the same turn; a request tells of its memory twice, as one with images does."""
 
     memories = ()
-    limit = 0
+    limit = stands_s = 0
 
     def __init__(self):
         self.messages, self.needs = asyncio.Queue(), []
@@ -74,7 +74,7 @@ def host(request, monkeypatch):
     monkeypatch.setattr(asyncio, "to_thread", lambda *_: turns(2))  # as long in each run
     device = SimpleNamespace(is_cuda=request.param, place="somewhere", threads=1, give_back_cached=None)
     total = 2 * FOLDER.loading_bytes("float32")
-    made = Host(device, Budget(total, total, lambda: made.bytes, 8), 60)
+    made = Host(device, Budget(total, total, lambda: made.bytes, 8), 60, 60)
     return made
 
 

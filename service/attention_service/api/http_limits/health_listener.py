@@ -88,6 +88,7 @@ class HealthListener:
         if engine is None:
             raise Loading("the server is starting; try again in a moment")
         if path == "/health/ready":
-            engine.runner.check_ready()
+            engine.check_ready()
+            return engine.health("ready")
         engine.runner.check_live()
-        return engine.health("ready" if path == "/health/ready" else "live")
+        return engine.health("live")

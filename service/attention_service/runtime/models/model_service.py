@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import orjson
 
 from attention_contract.base import WireModel
-from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded
+from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded, Stuck
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
@@ -39,14 +39,21 @@ class ModelService:
     """Answers requests about whole models. Used from the event loop only."""
 
     def __init__(
-        self, root: Path, runner: RequestRunner, recordings: RecordingService, idle_s: float, *, siblings: bool = False
+        self,
+        root: Path,
+        runner: RequestRunner,
+        recordings: RecordingService,
+        idle_s: float,
+        stuck_s: float,
+        *,
+        siblings: bool = False,
     ) -> None:
         """``siblings``: other processes answer for the same models."""
         self._root = root
         self._runner = runner
         self._recordings = recordings
         self._siblings = siblings
-        self.host = Host(runner.device, runner.budget, idle_s)
+        self.host = Host(runner.device, runner.budget, idle_s, stuck_s)
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""
         self._unloaded: set[ResidentModel] = set()
@@ -56,6 +63,15 @@ class ModelService:
     def resident(self) -> int:
         """The number of resident models."""
         return sum(model.state == "resident" for model in (*self._models.values(), *self._unloaded))
+
+    def check_progress(self) -> None:
+        """Raise Stuck if the process of a model stands still."""
+        for model in (*self._models.values(), *self._unloaded):
+            if model.stands_s:
+                raise Stuck(
+                    f"the process of the model {model.name} has computed nothing for {model.stands_s:.0f} s; it is "
+                    f"ended after {self.host.stuck_s:g} s, and the next request starts it again"
+                )
 
     # ── which there are ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -42,6 +42,8 @@ class Host:
     budget: Budget
     idle_s: float
     """Seconds without a request after which a model ends."""
+    stuck_s: float
+    """Seconds without progress after which a process is ended."""
     generated_tokens: int = 0
     counts: Counter[ModelEvent] = field(default_factory=Counter)
     holders: "set[ResidentModel]" = field(default_factory=set)
@@ -145,9 +147,16 @@ class ResidentModel:
     # ── as others see it ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def state(self) -> Literal["idle", "loading", "resident"]:
+    def state(self) -> Literal["idle", "loading", "resident", "stuck"]:
         """Its state to a caller. A model whose process is ending is idle: the next request loads it."""
+        if self.stands_s:
+            return "stuck"
         return "resident" if self._facts is not None else "idle" if self.progress is None else "loading"
+
+    @property
+    def stands_s(self) -> float:
+        """Seconds for which its process stands still; 0 if these are few."""
+        return 0.0 if self._worker is None else self._worker.stands_s
 
     @property
     def is_alive(self) -> bool:
@@ -166,12 +175,12 @@ class ResidentModel:
     def info(self) -> ModelInfo:
         """Describe the model as it is now."""
         told = self.folder.info(self.name, self.dtype)
-        if self.state == "loading":
-            told = told.model_copy(update={"state": "loading", "progress": self.progress})
-        elif self._facts is not None:
+        if self._facts is None:
+            told = told.model_copy(update={"state": self.state, "progress": self.progress})
+        else:
             own = {"id", "created", "checkpoint", "bytes"}
             facts = {name: value for name, value in self._facts.items() if name not in own}
-            now = {"state": "resident", "progress": None, "bytes": self.bytes}
+            now = {"state": self.state, "progress": None, "bytes": self.bytes}
             told = ModelInfo(**told.model_dump(exclude={*now, *facts}), **facts | now)
         return told
 
@@ -267,7 +276,9 @@ class ResidentModel:
         worker, held = None, Reservation(host.budget, self._waiting.first().caller)
         try:
             await self._reserve(held, need, "loading the model takes an estimated {need} bytes", "Load a smaller one")
-            worker = self._worker = await WorkerProcess.start(need, self._keep, watched=not host.device.is_cuda)
+            worker = self._worker = await WorkerProcess.start(
+                need, self._keep, host.stuck_s, watched=not host.device.is_cuda
+            )
             facts = {
                 "name": self.name,
                 "folder": str(folder.folder),

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from asyncio import create_subprocess_exec
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,7 +29,9 @@ COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.runtime.models.
 _MARGIN: Final = 1.2
 """Memory that a process may take, as a multiple of its estimate, before it is ended."""
 _LOOK_S: Final = 0.1
-"""Seconds between two looks at the memory of a process."""
+"""Seconds between two looks at a process."""
+_TOLD_AFTER: Final = 0.25
+"""Share of the patience after which it is told that a process stands still."""
 _GRACE_S: Final = 2.0
 """Seconds that a process has to end by itself."""
 _TOLD: Final = 4096
@@ -48,6 +51,7 @@ class WorkerProcess:
         source: FileIO,
         limit: int,
         memories: Sequence[ReplyMemory],
+        patience_s: float,
         *,
         watched: bool,
     ) -> None:
@@ -59,19 +63,28 @@ class WorkerProcess:
         self._incoming: asyncio.Queue[Message | None] = asyncio.Queue()
         self._told = b""
         self._outgrown = 0
+        self._asked = False
+        """True while somebody waits for what it says next."""
+        self._idle_s = 0.0
+        """Seconds for which it has used no processor although somebody waits."""
+        self._patience_s = patience_s
         loop = asyncio.get_running_loop()
         # A thread reads: the event loop would copy a large reply twice, in pieces of 64 KiB.
         threading.Thread(target=self._listen, args=(source, loop), name="attention-model", daemon=True).start()
-        self._tasks = [asyncio.create_task(self._keep_last_words())]
-        if watched:
-            self._tasks.append(asyncio.create_task(self._watch()))
+        self._tasks = [
+            asyncio.create_task(self._keep_last_words()),
+            asyncio.create_task(self._watch(memory=watched)),
+        ]
 
     @classmethod
-    async def start(cls, limit: int, on_free: Callable[[], None], *, watched: bool) -> "WorkerProcess":
+    async def start(
+        cls, limit: int, on_free: Callable[[], None], patience_s: float, *, watched: bool
+    ) -> "WorkerProcess":
         """Start a process that may take so many bytes of memory by the estimate.
 
-        ``on_free`` is called when a memory of its replies is free again. ``watched``: end it if it takes more. False
-        for a model on a GPU, which tells what it holds there.
+        ``on_free`` is called when a memory of its replies is free again. ``patience_s``: seconds without progress after
+        which it is ended. ``watched``: end it if it takes more memory. False for a model on a GPU, which tells what it
+        holds there.
         """
         loop = asyncio.get_running_loop()
 
@@ -95,7 +108,12 @@ class WorkerProcess:
             raise
         finally:
             os.close(writing)
-        return cls(process, FileIO(reading, "r"), limit, memories, watched=watched)
+        return cls(process, FileIO(reading, "r"), limit, memories, patience_s, watched=watched)
+
+    @property
+    def stands_s(self) -> float:
+        """Seconds for which it stands still, computing nothing although it is asked; 0 if these are few."""
+        return self._idle_s if self._asked and self._idle_s > _TOLD_AFTER * self._patience_s else 0.0
 
     async def send(self, kind: str, facts: dict[str, Any] | None = None, body: Sequence[Piece] = ()) -> None:
         """Send a message. That a process has ended is told by ``receive``."""
@@ -106,7 +124,11 @@ class WorkerProcess:
 
     async def receive(self) -> Message:
         """Wait for a message. Raises OverBudget if the process was ended for its memory, and ModelEnded otherwise."""
-        message = await self._incoming.get()
+        self._asked = True
+        try:
+            message = await self._incoming.get()
+        finally:
+            self._asked = False
         if message is None:
             self._incoming.put_nowait(None)
             raise await self._end_of_process()
@@ -146,6 +168,11 @@ class WorkerProcess:
                 needed_bytes=self._outgrown,
                 limit_bytes=allowed,
             )
+        if self._idle_s > self._patience_s:
+            return ModelEnded(
+                f"the process of the model computed nothing for {self._idle_s:.0f} s, and {self._patience_s:g} s are "
+                "allowed (stuck_seconds); it was ended, and the next request starts it again"
+            )
         with suppress(asyncio.CancelledError):
             await asyncio.wait(self._tasks[:1], timeout=_GRACE_S)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
@@ -165,13 +192,22 @@ class WorkerProcess:
             while part := await self._process.stderr.read(_TOLD):
                 self._told = (self._told + part)[-_TOLD:]
 
-    async def _watch(self) -> None:
-        """End the process once it holds much more than was estimated."""
+    async def _watch(self, *, memory: bool) -> None:
+        """End the process once it holds much more than was estimated, or stands still for too long.
+
+        Progress is time of a processor, however little: a computation of hours is never taken for a standstill.
+        """
         with suppress(psutil.NoSuchProcess):
             seen = psutil.Process(self._process.pid)
-            while (taken := int(seen.memory_info().rss)) <= _MARGIN * self.limit:
+            used, moved = 0.0, time.monotonic()
+            while self._idle_s <= self._patience_s:
+                if memory and (taken := int(seen.memory_info().rss)) > _MARGIN * self.limit:
+                    self._outgrown = taken
+                    break
+                before, used, now = used, sum(seen.cpu_times()[:2]), time.monotonic()
+                moved = now if used > before or not self._asked else moved
+                self._idle_s = now - moved
                 await asyncio.sleep(_LOOK_S)
-            self._outgrown = taken
             self.kill()
 
 

@@ -12,17 +12,43 @@
 nested lists; replies are the typed models of ``attention_contract.schemas`` and hold numpy arrays.
 """
 
-from attention_client.array_likes import TensorLike
-from attention_client.async_client import AsyncClient
-from attention_client.client import Client
-from attention_client.errors import ConnectionFailed, UnexpectedReply
-from attention_client.sessions.live_session import AsyncSession, Session
-from attention_contract import errors as _errors
-from attention_contract.errors import *  # noqa: F403 - every class of errors
-from attention_contract.spec import AttentionSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = [
-    "AsyncClient", "AsyncSession", "AttentionSpec", "Client", "ConnectionFailed", "Session",
-    "TensorLike", "UnexpectedReply",
-]  # fmt: skip
-__all__ += _errors.__all__
+if TYPE_CHECKING:
+    from attention_client.array_likes import TensorLike as TensorLike
+    from attention_client.async_client import AsyncClient as AsyncClient
+    from attention_client.client import Client as Client
+    from attention_client.errors import ConnectionFailed as ConnectionFailed
+    from attention_client.errors import UnexpectedReply as UnexpectedReply
+    from attention_client.sessions.live_session import AsyncSession as AsyncSession
+    from attention_client.sessions.live_session import Session as Session
+    from attention_contract.errors import *  # noqa: F403 - every class of errors
+    from attention_contract.spec import AttentionSpec as AttentionSpec
+
+_PLACES: Final = {
+    "AsyncClient": "attention_client.async_client",
+    "AsyncSession": "attention_client.sessions.live_session",
+    "AttentionSpec": "attention_contract.spec",
+    "Client": "attention_client.client",
+    "ConnectionFailed": "attention_client.errors",
+    "Session": "attention_client.sessions.live_session",
+    "TensorLike": "attention_client.array_likes",
+    "UnexpectedReply": "attention_client.errors",
+}
+"""The modules of the names, imported when one is used. The other names are the contract's errors."""
+_ERRORS: Final = "attention_contract.errors"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return [*_PLACES, *import_module(_ERRORS).__all__]
+    if name not in _PLACES and (name.startswith("_") or name not in import_module(_ERRORS).__all__):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_PLACES.get(name, _ERRORS)), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__getattr__("__all__")]

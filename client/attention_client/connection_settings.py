@@ -10,10 +10,9 @@ import httpx
 from pydantic import SecretStr
 
 from attention_client.calls import CallOptions, MediaType
+from attention_client.environment import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
 
-KEY_VARIABLE: Final = "ATTENTION_API_KEY"
 ApiKey = str | SecretStr
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
 OWN_VERSION: Final = version("attention-service")
 LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=100, keepalive_expiry=5.0)
 """httpx's own, but every connection may be kept: calls that run side by side are mostly followed by as many."""
@@ -72,7 +71,7 @@ class StreamSettings:
 
 def server_url(given: str | None) -> httpx.URL:
     """Return the server's URL: the given one, that of the environment, or the default."""
-    text = given or os.environ.get("ATTENTION_URL") or DEFAULT_URL
+    text = given or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as fault:

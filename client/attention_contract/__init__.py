@@ -1,5 +1,1 @@
 """The wire contract of the attention service: spec, operations, schemas, tensors and errors. No I/O, no torch."""
-
-from attention_contract.spec import AttentionSpec
-
-__all__ = ["AttentionSpec"]

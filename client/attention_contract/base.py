@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from attention_contract.descriptions import described
 from attention_contract.exact_types import exact
 
 ItemT = TypeVar("ItemT")
@@ -44,7 +45,7 @@ class WireModel(BaseModel):
         extra="forbid",
         frozen=True,
         arbitrary_types_allowed=True,
-        use_attribute_docstrings=True,
+        defer_build=True,  # a command that sends one request needs the schemas of two or three
         serialize_by_alias=True,
         validate_by_name=True,
         validate_by_alias=True,
@@ -54,7 +55,8 @@ class WireModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Refuse flags for numbers and numbers for flags in all fields."""
+        """Refuse flags for numbers and numbers for flags in all fields, which are described by their docstrings."""
+        described(cls)
         schema = handler(source)
         return schema if cls.reads_text else cast("CoreSchema", exact(schema, cls))
 
@@ -62,6 +64,13 @@ class WireModel(BaseModel):
     def request_id(self) -> str | None:
         """Id of the request that this is the reply to, as in the server's log; None for what is no reply."""
         return cast("str | None", getattr(self, "_request_id", None))
+
+
+def build_schemas(model: type[BaseModel] = WireModel) -> None:
+    """Build the schemas of all models now, as a server does before its first request, and not with the first use."""
+    for each in model.__subclasses__():
+        each.model_rebuild()
+        build_schemas(each)
 
 
 def valid(model: type[ModelT], values: dict[str, Any]) -> ModelT:

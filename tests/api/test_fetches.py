@@ -25,7 +25,7 @@ from attention_client import (
     StoreFull,
     Unavailable,
 )
-from attention_client.cli import fetch_commands
+from attention_client.cli import model_commands
 from tests.api.hub import COMMIT, asked_here, hub
 from tests.api.processes import process
 from tests.conftest import eventually, live_server
@@ -199,9 +199,9 @@ def test_an_interrupt_of_the_command_cancels_the_fetch(net, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch_commands.Progress, "update", interrupted)
+    monkeypatch.setattr(model_commands.Progress, "update", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fetch_commands.fetch_shown(client, "org/net")
+        model_commands.fetch_shown(client, "org/net")
     assert client.server.info().hub.fetching == []
     served.go_on.set()
     eventually(lambda: not leftovers(store))

@@ -6,6 +6,7 @@ from typer.main import get_command
 from attention_client.cli import app
 from attention_client.cli.command_table import COMMANDS
 from attention_client.cli.model_options import options_of
+from attention_contract.descriptions import described
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.schemas.sessions import OpenSession
 from attention_contract.schemas.weights import RawWeightsRequest
@@ -19,12 +20,13 @@ def parameters(command):
     found = get_command(app)
     for part in command.split():
         found = found.commands[part]
+        found = getattr(found, "command", found)
     return {option: each for each in found.params for option in each.opts}
 
 
 def test_an_option_has_the_name_the_type_and_the_docstring_of_its_field():
     weights = parameters("weights")
-    field = RawWeightsRequest.model_fields["pool"]
+    field = described(RawWeightsRequest)["pool"]
     assert weights["--pool"].help == field.description.replace("``", "").replace("\n", " ")
     assert weights["--query"].metavar == weights["--parameters"].metavar == "FILE"
     assert weights["--edits"].metavar == weights["--statistic-options"].metavar == "JSON|FILE"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from attention_contract.descriptions import described
 from attention_contract.errors import InvalidRequest, Unreadable
 from attention_contract.recording_tensors import AXES, place_of, take, take_pooled, taken_numbers
 from attention_contract.schemas.attention import Tap, Taps
@@ -22,7 +23,7 @@ LETTERS = {"Lq": "queries", "Lk": "keys", "H": "heads", "Hkv": "heads", "D": "wi
 
 @pytest.mark.parametrize("tap", Tap.__args__)
 def test_the_dimensions_of_a_tap_are_those_of_a_forward_reply(tap):
-    shape = Taps.model_fields[tap].description.partition("``")[2].partition("``")[0]
+    shape = described(Taps)[tap].description.partition("``")[2].partition("``")[0]
     assert AXES[tap] == tuple(LETTERS[letter] for letter in shape.strip("[]").split(", ")[1:])
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ def command_folder() -> Path:
 def main(address: str) -> None:
     """Import the command, and fork for each run."""
     from attention_client.cli import main as command
+
+    for name in ("command_table", "generation_commands", "module_commands", "recording_commands", "explain_commands"):
+        import_module(f"attention_client.cli.{name}")
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)

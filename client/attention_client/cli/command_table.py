@@ -1,11 +1,14 @@
 """The commands that send one request, each in a row of ``COMMANDS``."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, get_args
 
 import typer
 
 from attention_client.cli import completion
+from attention_client.cli.command_index import PANELS
+from attention_client.cli.lazy_commands import Listed, command_of, listing
 from attention_client.cli.model_options import Fields, Form
 from attention_client.cli.reply_output import AsJson, Ending
 from attention_client.cli.request_commands import RequestCommand
@@ -184,20 +187,23 @@ COMMANDS: Final = {
 """The commands by their words. The help of most is the summary of the operation."""
 
 
-def group(words: str, text: str) -> typer.Typer:
+def group(words: str) -> typer.Typer:
     """Return a group of commands, which lists by itself."""
-    app = typer.Typer(help=text, rich_markup_mode="rich")
     rows = {name.removeprefix(f"{words} "): row for name, row in COMMANDS.items() if name.startswith(f"{words} ")}
-    commands = {name: row.command() for name, row in rows.items()}
-    for name, command in commands.items():
-        app.command(name)(command)
+    text = next(entries[words].summary for entries in PANELS.values() if words in entries)
+    listed = [Listed(name, row.summary, None, partial(_made, name, row)) for name, row in rows.items()]
+    app = typer.Typer(help=text, cls=listing(listed), add_completion=False, rich_markup_mode="rich")
 
     @app.callback(invoke_without_command=True, help=text)
-    def listing(ctx: typer.Context, as_json: AsJson = False) -> None:
+    def list_all(ctx: typer.Context, as_json: AsJson = False) -> None:
         if ctx.invoked_subcommand is None:
-            commands["list"](ctx=ctx, as_json=as_json)
+            rows["list"].command()(ctx=ctx, as_json=as_json)
         elif as_json:
             where = f"it belongs behind the command, as in attention {words} list --json"
             raise typer.BadParameter(where, param_hint="--json")
 
     return app
+
+
+def _made(name: str, row: RequestCommand) -> Any:
+    return command_of(name, row.command())

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from attention_client.cli.invocation import send
 from attention_client.cli.model_options import Fields
@@ -21,8 +21,6 @@ Draw = Callable[[tuple[int, ...]], NDArray[Any]]
 
 class RandomInputs(BaseModel):
     """The sizes of random inputs."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     keys: int | None = Field(default=None, ge=1)
     """Keys of one sequence; default: as many as queries."""

@@ -1,28 +1,30 @@
-"""Commands that other packages contribute through the entry-point group ``attention.commands``.
+"""Commands that packages contribute through the entry-point group ``attention.commands``.
 
 Such an entry point is a function that takes the remaining arguments as a list of strings and returns the exit status.
 It is loaded when its command is called, not before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
 GROUP = "attention.commands"
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-_SUMMARIES = {
-    "serve": "Start the server (its own options: attention serve --help).",
-    "fetch": "Download a checkpoint from the Hugging Face hub into the model repository of this machine.",
-    "keys": "Create, list and revoke the API keys of the server on this machine.",
-}
 
 
-def add_extensions(app: typer.Typer) -> None:
-    """Add every contributed command to the app."""
+def contributed() -> Iterator[tuple[str, str]]:
+    """Yield the name of each contributed command, and a summary."""
     for entry in entry_points(group=GROUP):
-        summary = _SUMMARIES.get(entry.name, f"From {entry.value.partition('.')[0]}.")
-        app.command(entry.name, help=summary, context_settings=dict(_PASS_ON))(_command(entry))
+        yield entry.name, f"From {entry.value.partition('.')[0]}."
+
+
+def extension(name: str) -> Callable[[typer.Context], None]:
+    """Return a contributed command."""
+
+    def command(ctx: typer.Context) -> None:
+        run_extension(name, list(ctx.args))
+
+    return command
 
 
 def run_extension(name: str, arguments: list[str]) -> None:
@@ -34,13 +36,6 @@ def run_extension(name: str, arguments: list[str]) -> None:
     status = _load(found[0])(arguments)
     if status:
         raise typer.Exit(status)
-
-
-def _command(entry: EntryPoint) -> Callable[[typer.Context], None]:
-    def command(ctx: typer.Context) -> None:
-        raise typer.Exit(_load(entry)(list(ctx.args)) or 0)
-
-    return command
 
 
 def _load(entry: EntryPoint) -> Callable[[list[str]], int | None]:

@@ -1,18 +1,25 @@
 """State and helpers of every command: the client, its calls, and the end by an error."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import StreamHandler, getLogger
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 import typer
-from typer.core import TyperGroup
 
-from attention_client.async_client import AsyncClient
-from attention_client.client import Client
-from attention_contract.errors import AttentionError
+from attention_client.cli.lazy_commands import EveryCommand
+
+if TYPE_CHECKING:
+    import httpx
+
+    from attention_client.async_client import AsyncClient
+    from attention_client.client import Client
+
+_UNUSED: Final = ("httpx._main", "h2")
+"""Parts of httpx that it takes if they are there: its own command, which draws source code, and HTTP/2."""
 
 
 @dataclass
@@ -22,21 +29,28 @@ class Invocation:
     url: str | None = None
     timeout: float = 60.0
     retries: int | None = None
-    transport: httpx.BaseTransport | None = None
+    transport: "httpx.BaseTransport | None" = None
 
-    def client(self) -> Client:
+    def client(self) -> "Client":
         """Make a client of that server."""
+        from attention_client.client import Client  # noqa: PLC0415 - --help and --version need none
+
         try:
             return Client(self.url, timeout=self.timeout, retries=self.retries, transport=self.transport)
         except ValueError as fault:
             raise typer.BadParameter(str(fault)) from None
 
 
-class Commands(TyperGroup):
+class Commands(EveryCommand):
     """Commands that end with one paragraph on standard error if the service refuses, or a file cannot be written."""
 
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override,unused-ignore]
+    def invoke(self, ctx: Any) -> Any:
         """Run the command. What the client warns of, its repeats, is told on standard error."""
+        with _without(*_UNUSED):
+            import httpcore  # noqa: F401, PLC0415
+            import httpx  # noqa: F401, PLC0415
+        from attention_contract.errors import AttentionError  # noqa: PLC0415
+
         warnings = StreamHandler()
         warnings.setLevel("WARNING")
         log = getLogger("attention_client")
@@ -56,12 +70,24 @@ class Commands(TyperGroup):
             log.removeHandler(warnings)
 
 
-def client_of(ctx: typer.Context) -> Client:
+@contextmanager
+def _without(*modules: str) -> Iterator[None]:
+    """Have the imports within find no such modules, unless they are imported already."""
+    hidden = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def client_of(ctx: typer.Context) -> "Client":
     """Make the client that the global options ask for."""
     return ctx.ensure_object(Invocation).client()
 
 
-def send(client: Client | AsyncClient, method: str, name: str | None, fields: Mapping[str, Any]) -> Any:
+def send(client: "Client | AsyncClient", method: str, name: str | None, fields: Mapping[str, Any]) -> Any:
     """Call a client's method by its dotted name, with a NAME or, for raw attention, without.
 
     Returns the reply, or of an AsyncClient its awaitable.

@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from attention_client.cli import completion
 from attention_client.cli.tensor_arguments import read, read_all, read_json, read_object
+from attention_contract.descriptions import described
 from attention_contract.schemas.attention import Tap
 from attention_contract.validation import members_of
 
@@ -79,7 +80,7 @@ def options_of(
     ``checked``: the options check the bounds of numbers and the choices of names, since no request does.
     """
     found: dict[str, FieldOption] = {}
-    for name, field in model.model_fields.items():
+    for name, field in described(model).items():
         if name in _WITHOUT or name in without or (only and name not in only):
             continue
         if name in _SPREAD:

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
-from attention_client import Client
 from attention_client.cli import completion, tensor_arguments
 from attention_client.cli.command_table import group
 from attention_client.cli.extensions import run_extension
-from attention_client.cli.fetch_commands import fetch_shown
 from attention_client.cli.invocation import client_of
+from attention_client.cli.model_commands import fetch_shown
 from attention_client.cli.model_options import Fields, Form, options_of, takes
 from attention_client.cli.reply_output import AsJson, present
 from attention_client.cli.request_commands import Module
+from attention_client.client import Client
 from attention_contract.errors import CheckpointNotFound, Forbidden
 from attention_contract.schemas.modules import (
     CreateModule,
@@ -30,7 +30,7 @@ from attention_contract.schemas.modules import (
 )
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-app = group("modules", "List, make, describe, change and remove resident modules.")
+app = group("modules")
 
 
 @app.command()

@@ -18,7 +18,7 @@ from attention_client.recording.checkpoint_model import load_model, path_in_repo
 from attention_client.recording.recorder import check_taps
 from attention_contract.wire import to_json
 
-app = group("recordings", "List, store, fetch and remove recordings of a server.")
+app = group("recordings")
 Checkpoint = Annotated[str, typer.Argument(help="A folder of transformers, here or inside the model repository.")]
 Text = Annotated[str, typer.Argument(help="The text to read.")]
 Target = Annotated[

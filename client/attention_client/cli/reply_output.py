@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from attention_client import Client
 from attention_client.cli import tensor_arguments
 from attention_client.cli.invocation import client_of
 from attention_client.cli.model_options import FieldOption, Fields, fields_of, options_of
 from attention_client.cli.reply_tables import show
+from attention_client.client import Client
 from attention_contract.base import WireModel
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.validation import validate
@@ -63,7 +63,8 @@ class Ending:
         if look and ending.plot is None:
             option = f"--{next(iter(look))}"
             raise typer.BadParameter("it is an option of pictures; add --plot FILE", param_hint=option)
-        validate(PictureOptions, look)
+        if look:
+            validate(PictureOptions, look)
         return ending
 
     def answer(self, ctx: typer.Context, call: Callable[[Client], Any], chief: str | None = None) -> None:

@@ -110,6 +110,11 @@ class RequestCommand:
     help: str = ""
     """The text of ``--help``; default: the summary of the operation."""
 
+    @property
+    def summary(self) -> str:
+        """The text of ``--help``."""
+        return self.help or f"{self.operation.summary}."
+
     def command(self) -> Callable[..., None]:
         """Return the function that the library calls with the values of the options."""
         of_module = self.operation.request or BaseModel
@@ -143,7 +148,7 @@ class RequestCommand:
         with_signature(
             run,
             self.call.rpartition(".")[2],
-            self.help or f"{self.operation.summary}.",
+            self.summary,
             self._parameters(place, options),
         )
         return run

@@ -7,10 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Final, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
 
-import websockets.asyncio.client as awaited
-import websockets.sync.client as blocking
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from attention_client.arguments import ForwardFields, StepLike
@@ -34,6 +32,10 @@ from attention_contract.schemas.sessions import (
     StepsReply,
     StepsRequest,
 )
+
+if TYPE_CHECKING:
+    import websockets.asyncio.client as awaited
+    import websockets.sync.client as blocking
 
 PATH: Final = "/v1/sessions/stream"
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -110,10 +112,12 @@ class StepStream(StepCalls[Blocking]):
                 raise _broken(fault, self._settings) from fault
         return _checked(_read(received))
 
-    def _connected(self) -> blocking.ClientConnection:
+    def _connected(self) -> "blocking.ClientConnection":
         if self._connection is None:
+            from websockets.sync.client import connect  # noqa: PLC0415 - few calls need it
+
             try:
-                self._connection = self._opened.enter_context(blocking.connect(**_arguments(self._settings, self._ssl)))
+                self._connection = self._opened.enter_context(connect(**_arguments(self._settings, self._ssl)))
             except (OSError, WebSocketException) as fault:
                 raise _refused(fault, self._settings) from fault
         return self._connection
@@ -167,8 +171,10 @@ class AsyncStepStream(StepCalls[Awaited]):
     async def _connected(self) -> "_Link":
         async with self._lock:
             if self._link is None or self._link.reader.done():
+                from websockets.asyncio.client import connect  # noqa: PLC0415 - few calls need it
+
                 try:
-                    connection = await awaited.connect(**_arguments(self._settings, self._ssl))
+                    connection = await connect(**_arguments(self._settings, self._ssl))
                 except (OSError, WebSocketException) as fault:
                     raise _refused(fault, self._settings) from fault
                 self._link = _Link(connection)
@@ -178,7 +184,7 @@ class AsyncStepStream(StepCalls[Awaited]):
 class _Link:
     """An open connection and the replies that wait on it."""
 
-    def __init__(self, connection: awaited.ClientConnection) -> None:
+    def __init__(self, connection: "awaited.ClientConnection") -> None:
         self.connection = connection
         self._waiting: dict[str, deque[asyncio.Future[Reply]]] = {}
         """The replies of each session that have not come, in the order in which they will."""

@@ -18,6 +18,7 @@ from attention_client.calls.base import CallOptions
 from attention_client.calls.method import Flow
 from attention_client.survey.head_survey import HeadSurvey
 from attention_client.survey.survey_flow import OnTexts, asked
+from attention_contract.descriptions import described
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
@@ -187,9 +188,8 @@ def _config(
 ) -> dict[str, Any]:
     """The content of ``config.json``."""
     names = {METRICS.get(name, name): name for name in survey.values}
-    described = {
-        metric: " ".join(str(HeadStatistics.model_fields[name].description).split()) for metric, name in names.items()
-    }
+    fields = described(HeadStatistics)
+    meanings = {metric: " ".join(str(fields[name].description).split()) for metric, name in names.items()}
     plots = {"histogram": "Largest weight of a text", "qk_distance_histogram": "Q-K distance"}
     plots |= {f"distribution_{metric}": f"{metric} of a text" for metric in names}
     return {
@@ -199,7 +199,7 @@ def _config(
         "n_heads": max(row["head"] for row in rows) + 1,
         "n_intervals": intervals,
         "metrics": [*names],
-        "metric_descriptions": described,
+        "metric_descriptions": meanings,
         "head_data_pattern": "L{layer}H{head}.json",
         "has_umap": False,
         "umap_heads": [],

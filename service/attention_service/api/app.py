@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
+from attention_contract.base import build_schemas
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.models import LoadModel
 from attention_service import __version__
@@ -40,7 +41,7 @@ from attention_service.api.session_stream import SessionStreams
 from attention_service.runtime.device.freed_memory import keep_freed_memory
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.engine import Engine
-from attention_service.settings import Settings
+from attention_service.settings import Settings, listed
 
 log = structlog.get_logger(__name__)
 _WEB = Path(__file__).parent.parent / "web"
@@ -61,6 +62,7 @@ def create_app(
     """
     settings = share_of(settings or Settings())
     keep_freed_memory()
+    build_schemas()
     metrics = Metrics()
     traces = telemetry_config()
     access = AccessLog(settings.log_level, settings.log_format)
@@ -199,12 +201,12 @@ async def _go_on(engine: Engine, settings: Settings) -> None:
         models_dir=str(settings.models_dir),
         memory_budget=engine.budget.total,
     )
-    await asyncio.gather(keep_within_budget(engine), _preload(engine, settings.preload))
+    await asyncio.gather(keep_within_budget(engine), _preload(engine, listed(settings.preload)))
 
 
-async def _preload(engine: Engine, names: str) -> None:
+async def _preload(engine: Engine, names: Sequence[str]) -> None:
     """Load whole models before anybody asks them."""
-    for name in filter(None, map(str.strip, names.split(","))):
+    for name in names:
         try:
             await engine.models.load(LoadModel(checkpoint=name))
         except AttentionError as fault:

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from attention_contract.base import Listed
+from attention_contract.descriptions import described
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import model_weights
 from attention_contract.schemas.model_requests import ModelWeightsReply
@@ -95,7 +96,7 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> Told:
     answer = RankedAnswer(
         summary=f"Of {len(values)} heads of {opened.model}, {first}; the mean is {mean:g}.",
         statistic=statistic,
-        meaning=HeadStatistics.model_fields[statistic].description or "",
+        meaning=described(HeadStatistics)[statistic].description or "",
         mean=mean,
         head_count=len(values),
         heads=heads,

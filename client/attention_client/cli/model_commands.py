@@ -1,4 +1,4 @@
-"""``attention models fetch``: a checkpoint of the hub, fetched by the server and loaded, with its progress."""
+"""``attention models``, and the progress of a checkpoint that the server fetches."""
 
 from contextlib import suppress
 from typing import Annotated
@@ -7,13 +7,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from attention_client import Client
+from attention_client.cli.command_table import group
 from attention_client.cli.invocation import client_of
 from attention_client.cli.model_progress import loading_shown
 from attention_client.cli.reply_output import AsJson, present
+from attention_client.client import Client
 from attention_contract.errors import AttentionError
 from attention_contract.schemas.checkpoints import FetchProgress
 from attention_contract.schemas.models import default_model_name
+
+app = group("models")
 
 
 def fetch_shown(client: Client, repository: str, revision: str | None = None) -> None:
@@ -34,6 +37,7 @@ def fetch_shown(client: Client, repository: str, revision: str | None = None) ->
             raise
 
 
+@app.command("fetch")
 def fetch_model(
     ctx: typer.Context,
     repository: Annotated[str, typer.Argument(help="A repository of the hub, as in openai-community/gpt2.")],

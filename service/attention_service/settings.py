@@ -202,7 +202,8 @@ class Settings(BaseSettings):
     """Seconds without a request after which a whole model is unloaded; the next request loads it again."""
 
     preload: str = ""
-    """Whole models that are loaded at the start, separated by commas. `make serve` and compose load `tiny`."""
+    """Whole models that are loaded at the start, separated by commas. The server does not start if the model repository
+    lacks one. `make serve` and compose load `tiny`."""
 
     session_ttl_s: float = Field(default=600, gt=0, allow_inf_nan=False)
     """Seconds without a request after which a session expires. A request may set a shorter time."""

@@ -14,7 +14,8 @@ from dotenv import dotenv_values
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from attention_service.settings import Settings
+from attention_contract.errors import AttentionError
+from attention_service.settings import Settings, listed
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 _PREFIX: Final = "ATTENTION_"
@@ -68,6 +69,23 @@ def _faults(settings: Settings) -> Iterator[str]:
         settings.models_dir.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         yield f"{_named('models_dir')}: {fault.strerror}: {settings.models_dir}"
+        return
+    yield from _faults_of_preload(settings)
+
+
+def _faults_of_preload(settings: Settings) -> Iterator[str]:
+    if not (names := listed(settings.preload)):
+        return
+    from attention_service.modules.checkpoints.catalogue import paths  # noqa: PLC0415 - they import PyTorch
+    from attention_service.runtime.models.model_catalogue import TINY, find_folder  # noqa: PLC0415
+
+    for name in names:
+        try:
+            find_folder(settings.models_dir, name)
+        except AttentionError as fault:
+            near = get_close_matches(name, [TINY, *paths(settings.models_dir)], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"{_named('preload')}: {name!r} cannot be loaded: {fault.detail}{hint}"
 
 
 def _misspelt() -> Iterator[str]:

@@ -120,6 +120,8 @@ def test_idle_connections_are_closed_by_those_who_call(tmp_path):
         ("--device", "tpu", "--device"),
         ("--models-dir", "a-file", "--models-dir"),
         ("--memory-budget", "lots", "--memory-budget"),
+        ("--preload", "tiny,tinny", "'tinny' cannot be loaded"),
+        ("--preload", "tinny", "did you mean tiny?"),
     ],
 )
 def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, flag, value, said):

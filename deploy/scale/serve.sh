@@ -37,15 +37,19 @@ stop() {
 }
 trap stop EXIT
 trap 'exit 0' INT TERM
-echo 'backend attention from processes' >"$servers"
-i=0
+i=0 all=
 while [ "$i" -lt "$n" ]; do
 	case $device in cuda) own=cuda:$i ;; *) own=$device ;; esac
 	ATTENTION_HOST=127.0.0.1 ATTENTION_DEVICE=$own attention serve --port $((first + i)) "$@" &
 	started="$started $!"
-	echo "    server attention$i 127.0.0.1:$((first + i))" >>"$servers"
+	all="$all $i"
 	i=$((i + 1))
 done
+for backend in attention unchecked; do
+	echo "backend $backend from processes"
+	case $backend in unchecked) check=no-check ;; *) check=check ;; esac
+	for i in $all; do echo "    server attention$i 127.0.0.1:$((first + i)) $check"; done
+done >"$servers"
 ATTENTION_HOST=$host ATTENTION_PORT=$port haproxy -db -q -f "$here/haproxy.cfg" -f "$servers" &
 started="$! $started"
 wait "$!"

@@ -1,13 +1,17 @@
 """deploy/scale: several processes behind a real HAProxy, which finds the process of a session by its header."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -17,9 +21,10 @@ import pytest
 import yaml
 
 from attention_client import Client
+from attention_contract.errors import PROBLEM_MEDIA_TYPE, Unavailable, from_problem
 from tests.conftest import eventually
 from tests.docs.snippets import ROOT
-from tests.proof.chaos import haproxy
+from tests.proof.chaos import haproxy, servers_of
 
 FOLDER = ROOT / "deploy" / "scale"
 HAPROXY = haproxy()
@@ -83,6 +88,72 @@ def test_the_proxy_reads_its_configuration():
     read = subprocess.run(command, capture_output=True, text=True, check=False)
     assert read.returncode == 0, read.stderr
     assert "[WARNING]" not in read.stderr
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def proxied(folder: Path, *ports: int):
+    """HAProxy before processes at these ports. Yields its address."""
+    port, _ = _free_ports(1)
+    (folder / "servers.cfg").write_text(servers_of(ports))
+    command = [HAPROXY, "-db", "-q", "-f", FOLDER / "haproxy.cfg", "-f", folder / "servers.cfg"]
+    environment = os.environ | {"ATTENTION_PORT": str(port)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as started:
+        try:
+            eventually(lambda: _accepts(port))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            started.terminate()
+
+
+class _Busy(BaseHTTPRequestHandler):
+    """A process that fails every check of its health, and answers all else."""
+
+    checks = 0
+
+    def do_GET(self):
+        is_check = self.path == "/health/ready"
+        type(self).checks += is_check
+        self.send_response(503 if is_check else 200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+@needs_haproxy
+def test_the_proxy_answers_problem_documents_where_no_process_does(tmp_path):
+    with proxied(tmp_path, _free_ports(0)[0]) as url:
+        answer = httpx.get(f"{url}/v1", timeout=30)
+        assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM_MEDIA_TYPE)
+        assert answer.headers["retry-after"] == str(Unavailable.retry_after)
+        with Client(url, retries=0) as client, pytest.raises(Unavailable, match="no process of the service"):
+            client.modules.list()
+    written = (FOLDER / "haproxy.cfg").read_text()
+    problems = {
+        int(status): json.loads(text) for status, text in re.findall(r"http-error status (\d+) .*'(.*)'", written)
+    }
+    assert problems.keys() == {400, 408, 502, 503, 504}
+    for status, problem in problems.items():
+        assert from_problem(status, problem).to_problem() | {"status": status} == problem
+
+
+@needs_haproxy
+def test_the_last_process_is_asked_though_its_checks_fail(tmp_path):
+    port, _ = _free_ports(1)
+    with ThreadingHTTPServer(("127.0.0.1", port), _Busy) as busy:
+        threading.Thread(target=busy.serve_forever, daemon=True).start()
+        with proxied(tmp_path, port) as url:
+            eventually(lambda: _Busy.checks >= 7, seconds=60)  # more than mark it as down
+            assert httpx.get(f"{url}/v1", timeout=30).status_code == 200
+            assert httpx.get(f"{url}/health/ready", timeout=30).status_code == 503, "its own words"
+        busy.shutdown()
 
 
 def test_compose_starts_containers_of_the_same_service_behind_the_proxy():

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -171,6 +171,13 @@ def haproxy() -> str | None:
     return shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
 
 
+def servers_of(ports: Sequence[int]) -> str:
+    """HAProxy's second file, as serve.sh writes it for processes at these ports."""
+    lines = "".join(f"    server attention{port} 127.0.0.1:{port} CHECK\n" for port in ports)
+    checked, unchecked = lines.replace("CHECK", "check"), lines.replace("CHECK", "no-check")
+    return f"backend attention from processes\n{checked}backend unchecked from processes\n{unchecked}"
+
+
 def one_of_two(folder: Path, rounds: int) -> Outcome:
     """Kill one of two processes behind HAProxy again and again, under load, and start it anew."""
     outcome, rng = Outcome(f"{rounds} kills of one of 2 processes under HAProxy, 4 callers go on"), random.Random(2)
@@ -178,8 +185,7 @@ def one_of_two(folder: Path, rounds: int) -> Outcome:
         return Outcome("", "", ["needs HAProxy: apt-get install haproxy"])
     proxy, *ports = (free_port() for _ in range(3))
     servers = folder / "servers.cfg"
-    lines = "".join(f"    server attention{port} 127.0.0.1:{port}\n" for port in ports)
-    servers.write_text(f"backend attention from processes\n{lines}")
+    servers.write_text(servers_of(ports))
     command = [program, "-db", "-q", "-f", str(SCALE / "haproxy.cfg"), "-f", str(servers)]
     slots = [ExitStack() for _ in ports]
 

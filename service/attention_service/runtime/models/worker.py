@@ -27,7 +27,7 @@ from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
 _PR_SET_PDEATHSIG: Final = 1
-"""Of ``linux/prctl.h``."""
+"""The option of ``prctl`` that sends a signal when the parent ends, of ``linux/prctl.h``."""
 
 
 class Work(NamedTuple):

@@ -1,8 +1,11 @@
 """``WS /v1/sessions/stream``, by a WebSocket library that knows nothing of the project."""
 
 import asyncio
+import gc
 import json
 import re
+import socket
+import struct
 import threading
 import time
 from contextlib import ExitStack
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.streams import StreamReader
 from websockets.sync.client import connect
 
 from attention_contract.errors import Draining
@@ -230,6 +234,26 @@ def test_a_message_that_is_too_large_ends_the_connection(server):
         with pytest.raises(ConnectionClosed) as caught:
             connection.recv(WAIT_S)
         assert caught.value.rcvd.code == 1009
+
+
+def test_a_message_that_has_not_come_whole_is_freed_with_its_connection(server):
+    """Not by the collection of garbage, which comes much later."""
+    gc.collect()
+    gc.disable()
+    try:
+        with stream(server) as connection:
+            size = MAX_FRAME_BYTES // 2
+            connection.socket.sendall(struct.pack("!BBQ4x", 0x82, 0xFF, size) + bytes(size - 1000))
+            assert eventually(lambda: unfinished_bytes() >= size - 1000)
+            connection.socket.shutdown(socket.SHUT_RDWR)
+        assert eventually(lambda: not unfinished_bytes())
+    finally:
+        gc.enable()
+
+
+def unfinished_bytes():
+    """Bytes of frames that have not come whole, of all connections that are in memory."""
+    return sum(len(each.buffer) for each in gc.get_objects() if isinstance(each, StreamReader))
 
 
 def test_messages_are_counted_and_logged_like_requests(tmp_path, capfd):

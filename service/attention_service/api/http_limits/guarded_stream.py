@@ -37,9 +37,10 @@ class GuardedStream(GuardedConnection, WebSocketsSansIOProtocol):
         self.limits.enter(self, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection, and free a frame that has not come whole: its parser refers to itself."""
         self.forget_held()
         self._give_back()
+        self.conn.reader.discard()
         self.limits.leave(self, self._address)
         super().connection_lost(exc)
 

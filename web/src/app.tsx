@@ -98,7 +98,7 @@ const ONE_STEP = 1000;
 /** What is shown first: the model that ships with the server; without transformers, a recording. */
 function firstSource(models: ModelInfo[] | null): string {
   if (!models) return "";
-  return models.some(({ id, problem }) => id === "tiny" && !problem) ? "model:tiny" : DEFAULT_RECORDING;
+  return models.some(({ id, refused }) => id === "tiny" && !refused) ? "model:tiny" : DEFAULT_RECORDING;
 }
 
 export function App() {

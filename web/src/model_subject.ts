@@ -97,7 +97,7 @@ function unseenOf({ layers, unseen = [] }: ModelInfo, asked: { layer: number | s
 export async function openModel(id: string, params: Params, signal: AbortSignal): Promise<Subject> {
   const path = `v1/models/${encodeURIComponent(id)}`;
   const model = await call<ModelInfo>("GET", path, undefined, signal);
-  if (model.problem) throw new Problem({ title: "This model cannot be asked", detail: model.problem, param: "model" });
+  if (model.refused) throw new Problem({ title: "This model cannot be asked", detail: model.refused, param: "model" });
   const input = inputOf(params, model);
   const ask = (body: Body, until?: AbortSignal) => callTensors<WeightsReply>(`${path}/weights`, { ...input, statistics: [], ...body }, until);
   const text = typeof input.text === "string" ? input.text : (params.image ?? "");

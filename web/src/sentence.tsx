@@ -72,8 +72,8 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
 }
 
 /** What a model that is not resident is said to be in a choice. */
-export const modelLabel = ({ id, state, bytes: size, problem }: ModelInfo) =>
-  `${id} · ${problem ? "cannot be loaded" : state === "resident" ? "whole model" : `whole model, ${state === "loading" ? "loading" : "to be loaded"}, about ${bytes(size)}`}`;
+export const modelLabel = ({ id, state, bytes: size, refused }: ModelInfo) =>
+  `${id} · ${refused ? "cannot be loaded" : state === "resident" ? "whole model" : `whole model, ${state === "loading" ? "loading" : "to be loaded"}, about ${bytes(size)}`}`;
 
 const ASK_AGAIN_MS = 300;
 

@@ -74,7 +74,8 @@ export interface ModelInfo {
   layers: { layer: number | string; heads: number; keys?: string }[];
   /** Kinds of layers whose attention cannot be inspected. */
   unseen?: string[];
-  problem?: string;
+  /** Why it cannot be loaded. */
+  refused?: string;
 }
 export interface ModelLabels {
   tokens: string[];

@@ -75,8 +75,8 @@ class ModelInfo(WireModel):
     architecture: str | None = None
     """The class of transformers that computes it, as in ``GPT2LMHeadModel``."""
     model_type: str | None = None
-    takes: list[Literal["text", "messages", "images", "target"]] = Field(default_factory=list)
-    """The kinds of input that its requests may have, besides ``tokens``."""
+    takes: list[Literal["text", "messages", "images", "audio", "target"]] = Field(default_factory=list)
+    """The kinds of input that its requests may have, besides ``tokens``. A model of ``audio`` is refused."""
     generates: bool = False
     """True if it predicts the next token, so that it can generate."""
     dtype: str | None = None
@@ -91,8 +91,11 @@ class ModelInfo(WireModel):
     unseen: list[str] = Field(default_factory=list)
     """Kinds of layers whose attention transformers computes, so that it cannot be inspected, such as linear
     attention."""
-    problem: str | None = None
-    """The reason why it cannot be loaded."""
+    left_out: list[str] = Field(default_factory=list)
+    """The first 100 tensors of its checkpoint that the model does not take, such as a classifier of texts; known once
+    the model is resident."""
+    refused: str | None = None
+    """The reason why it cannot be loaded, found from its files without starting a process."""
 
 
 class ModelList(WireModel):

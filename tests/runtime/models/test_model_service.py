@@ -95,7 +95,7 @@ def test_checkpoints_with_one_default_name_are_never_taken_for_each_other(stand_
     with live_server(tmp_path) as url, httpx.Client(base_url=url, timeout=60) as client:
         listed = {each["id"]: each for each in client.get("/v1/models").json()["data"]}
         shared = {"a/b", "x/y--z", "x--y/z"}
-        assert {name for name, each in listed.items() if "the same default name" in each.get("problem", "")} == shared
+        assert {name for name, each in listed.items() if "the same default name" in each.get("refused", "")} == shared
         assert listed["a--b"]["checkpoint"] == "a--b"
         assert ask(client, "a", "a--b")["ran"]["model"] == "a--b"
         for model in ("a/b", "x--y--z", "x/y--z"):
@@ -465,4 +465,4 @@ def test_a_server_without_transformers_says_what_to_install(http, monkeypatch):
     for told in (refuse(http, f"{ONE}/forward", text="a"), refuse(http, "/v1/models", checkpoint="one")):
         assert told["param"] == "checkpoint"
         assert "attention-service[transformers]" in told["detail"]
-    assert "transformers" in http.get(ONE).json()["problem"]
+    assert "transformers" in http.get(ONE).json()["refused"]

@@ -9,7 +9,7 @@ const MODULE = "module";
 
 export function Decode() {
   const { params, go, models } = usePage();
-  const able = (models ?? []).filter(({ generates, problem, takes }) => generates && !problem && takes.includes("text"));
+  const able = (models ?? []).filter(({ generates, refused, takes }) => generates && !refused && takes.includes("text"));
   const [kind, name] = (params.source ?? "").split(/:(.*)/s);
   const steps = params.decode !== undefined || kind === "module";
   const model = able.find(({ id }) => kind === "model" && id === name) ?? able[0];

@@ -35,7 +35,7 @@ const known = (name: string | undefined, otherwise: string) => (LABELS.some(([ea
 
 export function Find() {
   const { params, go, models } = usePage();
-  const able = (models ?? []).filter(({ problem, takes }) => !problem && takes.includes("text"));
+  const able = (models ?? []).filter(({ refused, takes }) => !refused && takes.includes("text"));
   const [kind, name] = (params.source ?? "").split(/:(.*)/s);
   const model = able.find(({ id }) => kind === "model" && id === name) ?? able[0];
   if (!models) return <Waiting what="Asking the server for its models" />;

@@ -120,7 +120,7 @@ function Modules() {
   /** The whole model of an imported layer reads a sentence; another module has vectors as its input. */
   const lookAt = ({ source: from, config }: ModuleInfo) => {
     const model = from && models?.find(({ checkpoint }) => checkpoint === from.checkpoint);
-    if (model && !(model.problem && config.d_model === SENTENCE.width)) return { source: `model:${model.id}`, layer: from.layer };
+    if (model && !(model.refused && config.d_model === SENTENCE.width)) return { source: `model:${model.id}`, layer: from.layer };
     return { states: from && config.d_model === SENTENCE.width ? from.layer : "" };
   };
   const field = (name: "name" | "d_model" | "num_heads" | "seed") => ({ value: given[name], set: (value: string) => setGiven((old) => ({ ...old, [name]: value })) });

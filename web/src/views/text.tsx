@@ -85,7 +85,7 @@ function Recordings() {
 /** A sentence for a whole model, or the command that records it elsewhere. */
 function Typed() {
   const { params, go, models } = usePage();
-  const able = (models ?? []).filter((each) => !each.problem && each.takes.includes("text")).map(({ id }) => id);
+  const able = (models ?? []).filter((each) => !each.refused && each.takes.includes("text")).map(({ id }) => id);
   const named = params.source?.startsWith("model:") ? params.source.slice(6) : "";
   const [model, choose] = useState(named);
   const [text, write] = useState(params.text ?? "");

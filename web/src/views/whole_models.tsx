@@ -42,11 +42,11 @@ export function WholeModels() {
         { head: "computed by", cell: (m) => m.architecture ?? "—" },
         { head: "takes", cell: (m) => m.takes.join(", ") },
         { head: "bytes", number: true, title: "an estimate until it is resident", cell: (m) => bytes(m.bytes) },
-        { head: "problem", cell: (m) => <span class="wrap">{clip(m.problem ?? "", 90)}</span> },
+        { head: "refused", cell: (m) => <span class="wrap">{clip(m.refused ?? "", 90)}</span> },
         { head: <span class="hidden">actions</span>, cell: (m) => (
           <span class="actions">
-            {!m.problem && <Button class="quiet" aria-label={`Look at ${m.id}`} onClick={() => look(m.id)}>Look</Button>}
-            {!m.problem && m.state === "idle" && <Button class="quiet" disabled={busy} aria-label={`Load ${m.id}`} onClick={() => load(m)}>Load</Button>}
+            {!m.refused && <Button class="quiet" aria-label={`Look at ${m.id}`} onClick={() => look(m.id)}>Look</Button>}
+            {!m.refused && m.state === "idle" && <Button class="quiet" disabled={busy} aria-label={`Load ${m.id}`} onClick={() => load(m)}>Load</Button>}
             {m.state === "loading" && <Button class="quiet" aria-label={`Cancel the loading of ${m.id}`} onClick={() => void call("DELETE", `v1/models/${encodeURIComponent(m.id)}`).catch(() => undefined)}>Cancel</Button>}
             {m.state === "resident" && <Remover name={m.id} word="End" remove={() => end(m.id)} />}
           </span>

@@ -36,6 +36,8 @@ def listed(root: Path) -> CheckpointList:
 def paths(root: Path) -> Iterator[str]:
     """Yield the paths of single safetensors files in the repository, and of folders with tensors or a config.json.
 
+    Folders with files of llama.cpp are among them, so that whoever looks for them finds out that they are not read.
+
     Links to folders are not followed, and hidden folders are left out.
     """
     top = root.resolve()
@@ -44,7 +46,7 @@ def paths(root: Path) -> Iterator[str]:
         below = [] if len(place.parts) >= _DEPTH else sorted(folders)
         folders[:] = [each for each in below if each[0] != "." and (place.parts or each not in OWN_FOLDERS)]
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
-        if place.parts and (tensors or "config.json" in files):
+        if place.parts and (tensors or "config.json" in files or any(file.endswith(".gguf") for file in files)):
             yield place.as_posix()
         elif not place.parts:
             yield from tensors

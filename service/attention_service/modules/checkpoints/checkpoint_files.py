@@ -24,6 +24,7 @@ _SINGLE: Final = "model.safetensors"
 _INDEX: Final = ".safetensors.index.json"
 _MAIN_INDEX: Final = f"model{_INDEX}"
 """The index that transformers reads."""
+_OTHER_FORMATS: Final = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
 OWN_FOLDERS: Final = ("modules", "recordings")
 """Folders of the model repository with what the server keeps, which are no checkpoints."""
 _JSON_BYTES: Final = 2**26
@@ -43,6 +44,8 @@ class Header:
 class Checkpoint:
     """An opened checkpoint."""
 
+    path: str
+    """Its path inside the repository, the same however it is asked for."""
     label: str
     """Name of its folder, or of its file without the ending."""
     config: Mapping[str, Any]
@@ -87,7 +90,8 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
     config = _read_json(root, folder, "config.json") or {}
     files = _tensor_files(root, place, config.get("transformers_weights"))
     label = place.name if place.is_dir() else place.stem
-    return Checkpoint(label if place != root.resolve() else "checkpoint", config, files)
+    path = place.relative_to(root.resolve()).as_posix()
+    return Checkpoint(path, label if place != root.resolve() else "checkpoint", config, files)
 
 
 def check_fetched(root: Path, folder: Path) -> None:
@@ -139,8 +143,10 @@ def _tensors_of(root: Path, folder: Path, files: list[str]) -> dict[str, Path]:
                 )
             tensors[tensor] = file
     if not files:
+        others = ", ".join(sorted(_OTHER_FORMATS & {entry.suffix for entry in folder.iterdir()}))
         raise InvalidCheckpoint(
-            f"the folder holds no {_SUFFIX} file; other formats are not read: convert the checkpoint",
+            f"the folder holds no {_SUFFIX} file{f' (only {others})' if others else ''}; other formats are "
+            "not read: convert the checkpoint",
             param="checkpoint",
         )
     return _some(tensors, ", ".join(files[:3]))

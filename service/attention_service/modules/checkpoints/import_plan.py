@@ -7,7 +7,7 @@ and nothing outside the repository is read.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
 from pydantic import ValidationError
@@ -104,7 +104,7 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
         name=request.name or default_name(checkpoint.label, request.layer, part, request.stack),
         config=config,
         source=Source(
-            checkpoint=PurePosixPath(request.checkpoint).as_posix(),
+            checkpoint=checkpoint.path,
             family=block.family.name,
             layer=request.layer,
             part=part,

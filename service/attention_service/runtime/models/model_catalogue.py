@@ -5,14 +5,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attention_service
-from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest, ModelExists, ModelNotFound
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ModelExists, ModelNotFound
 from attention_contract.schemas.models import ModelInfo, default_model_name
-from attention_service.modules.checkpoints.catalogue import paths
+from attention_service.modules.checkpoints.catalogue import paths, told
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.store_files import reason
 from attention_service.runtime.device.freed_memory import MUCH
+from attention_service.runtime.models.checkpoint_facts import (
+    Input,
+    inputs_of,
+    is_taken_for_model,
+    lack_of_config,
+    refusal_of,
+)
 
 PROCESS_BYTES: Final = 448 * 2**20 + MUCH
 """Memory of a process that has imported torch and transformers, and what it may keep of freed memory."""
@@ -27,26 +35,11 @@ _MISSING: Final = (
     "(attention-service[transformers])"
 )
 
-Input = Literal["text", "messages", "images", "target"]
-_READERS: Final[dict[Input, tuple[str, ...]]] = {
-    "text": (
-        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
-    ),
-    "images": ("preprocessor_config.json", "processor_config.json"),
-}  # fmt: skip
-"""Files of which a tokenizer, or an image processor, of transformers has one."""
-_TEMPLATES: Final = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
-"""Files and a folder of which a tokenizer with a chat template of its own has one."""
-_LARGEST: Final = 2**22
-"""Bytes of a tokenizer's config that is looked into."""
 _GENERATING: Final = (
     "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
     "BertGenerationDecoder",
 )  # fmt: skip
 """Ends of the class names of models that predict the next token."""
-_PAIR: Final = frozenset({"text_config", "vision_config"})
-_IMAGE_TOKENS: Final = frozenset({"image_token_id", "image_token_index"})
-"""Names of the token that stands for an image in a text, in configs of models that read both."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +56,18 @@ class ModelFolder:
     """Bytes of its tensors."""
     stored: str
     """The dtype of its tensors."""
+    fault: str | None
+    """The reason for which its files are refused."""
 
     @property
     def name(self) -> str:
         """The name that a model of it has by default."""
         return default_model_name(self.checkpoint)
+
+    @property
+    def refused(self) -> str | None:
+        """The reason for which no process is started for it."""
+        return self.fault if has_transformers() else _MISSING
 
     def resident_bytes(self, dtype: str | None) -> int:
         """Estimate the memory of the process once the model is loaded."""
@@ -90,8 +90,13 @@ class ModelFolder:
             takes=self.takes,
             generates=self._generates,
             bytes=self.resident_bytes(dtype),
-            problem=None if has_transformers() else _MISSING,
+            refused=self.refused,
         )
+
+    def check(self) -> None:
+        """Raise InvalidCheckpoint unless a process can be started for it."""
+        if self.refused is not None:
+            raise InvalidCheckpoint.at("checkpoint", f"{self.checkpoint} is no model of this server: {self.refused}")
 
     @property
     def _class(self) -> str | None:
@@ -106,49 +111,31 @@ class ModelFolder:
     @cached_property
     def takes(self) -> list[Input]:
         """The inputs that its requests may have, by the names of its files and by its config."""
-        found: list[Input] = [takes for takes, names in _READERS.items() if _has(self.folder, *names)]
-        # Of an encoder of texts beside one of images, such as CLIP, the half that reads images is loaded.
-        pair = self.config.keys() >= _PAIR and _IMAGE_TOKENS.isdisjoint(self.config) and not self._generates
-        if "images" in found and pair:
-            return ["images"]
-        if "text" in found and (_has(self.folder, *_TEMPLATES) or self._says_template()):
-            found.append("messages")
-        return [*found, "target"] if "text" in found and self.config.get("is_encoder_decoder") is True else found
-
-    def _says_template(self) -> bool:
-        """True if the tokenizer's own config has a template, as those of older checkpoints do."""
-        file = self.folder / "tokenizer_config.json"
-        return file.is_file() and file.stat().st_size <= _LARGEST and b'"chat_template"' in file.read_bytes()
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Return True if a checkpoint has a file of a tokenizer, whether it can be read or not."""
-    return _has(folder, *_READERS["text"])
-
-
-def _has(folder: Path, *names: str) -> bool:
-    return any((folder / name).exists() for name in names)
+        return inputs_of(self.folder, self.config, generates=self._generates)
 
 
 def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     """The checkpoint at a path of the repository, or the one that ships. Raises what ``open_checkpoint`` does."""
-    place = checkpoint
-    if checkpoint == TINY and not (root / TINY).exists() and (_PACKAGE / _SHIPPED).is_dir():
-        root, place = _PACKAGE, _SHIPPED
-    opened = open_checkpoint(root, place)
-    folder = (root / place).resolve()
+    ships = checkpoint == TINY and not (root / TINY).exists() and (_PACKAGE / _SHIPPED).is_dir()
+    if ships:
+        root, checkpoint = _PACKAGE, _SHIPPED
+    opened = open_checkpoint(root, checkpoint)
+    folder = root.resolve() / opened.path
     if not opened.config or not folder.is_dir():
-        has = "an empty config.json" if (folder / "config.json").is_file() else "no config.json"
-        raise InvalidCheckpoint.at("checkpoint", f"{checkpoint} has {has}, which is needed to build the model")
-    files = [file.stat() for file in {*opened.names.values()}]
-    told = opened.config.get("dtype") or opened.config.get("torch_dtype")
+        raise InvalidCheckpoint.at("checkpoint", f"{opened.path} {lack_of_config(folder)}")
+    try:
+        files = [file.stat() for file in {*opened.names.values()}]
+    except OSError as fault:
+        raise InvalidCheckpoint.at("checkpoint", f"{opened.path} cannot be read: {reason(fault)}") from fault
+    dtype = opened.config.get("dtype") or opened.config.get("torch_dtype")
     return ModelFolder(
-        checkpoint=checkpoint,
+        checkpoint=TINY if ships else opened.path,
         folder=folder,
         config=dict(opened.config),
         created=int(max(file.st_mtime for file in files)),
         file_bytes=sum(file.st_size for file in files),
-        stored=told if told in _WIDTHS else "float32",
+        stored=dtype if dtype in _WIDTHS else "float32",
+        fault=refusal_of(root, folder, opened.config, opened.names),
     )
 
 
@@ -187,20 +174,14 @@ def _shared_name(checkpoint: str, known: Sequence[str]) -> str | None:
 
 
 def _paths(root: Path) -> list[str]:
-    """The path of every checkpoint with a config.json, that of the model that ships first."""
-    found = [path for path in paths(root) if path != TINY and (root / path / "config.json").is_file()]
+    """The path of every checkpoint that can become a model or is taken for one; first of the model that ships."""
+    found = [path for path in paths(root) if path != TINY and is_taken_for_model(root / path)]
     return [TINY, *found] if (root / TINY).is_dir() or (_PACKAGE / _SHIPPED).is_dir() else found
 
 
 def has_transformers() -> bool:
     """Return True if transformers is installed."""
     return find_spec("transformers") is not None
-
-
-def check_transformers() -> None:
-    """Raise InvalidCheckpoint unless transformers is installed."""
-    if not has_transformers():
-        raise InvalidCheckpoint.at("checkpoint", f"{_MISSING}")
 
 
 def check_divisible(device_map: str) -> None:
@@ -220,7 +201,7 @@ def check_divisible(device_map: str) -> None:
 
 
 def listed(root: Path) -> list[ModelInfo]:
-    """Describe every checkpoint with a config.json, by path; those at fault with their problem."""
+    """Describe every checkpoint that can become a model or is taken for one, by path, with why it is refused."""
     found, known = [], _paths(root)
     for path in known:
         try:
@@ -229,10 +210,10 @@ def listed(root: Path) -> list[ModelInfo]:
                 continue
             folder = find_folder(root, path)
             found.append(folder.info(folder.name, None))
-        except AttentionError as fault:
-            found.append(_faulty(default_model_name(path), path, fault.detail))
+        except Exception as fault:  # whatever a folder holds, the others are listed
+            found.append(_faulty(default_model_name(path), path, told(fault)))
     return found
 
 
-def _faulty(name: str, path: str, problem: str) -> ModelInfo:
-    return ModelInfo(id=name, created=0, checkpoint=path, state="idle", problem=problem)
+def _faulty(name: str, path: str, refused: str) -> ModelInfo:
+    return ModelInfo(id=name, created=0, checkpoint=path, state="idle", refused=refused)

@@ -98,12 +98,11 @@ class ModelService:
                     "load the model without it",
                 )
         folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
+        folder.check()
         if request.device_map is not None:
             model_catalogue.check_divisible(request.device_map)
         if request.name is None:
-            await self._runner.in_thread(
-                partial(model_catalogue.check_own_name, self._root, request.checkpoint, "name")
-            )
+            await self._runner.in_thread(partial(model_catalogue.check_own_name, self._root, folder.checkpoint, "name"))
         name = request.name or folder.name
         made = ResidentModel(name, folder, request.dtype, self.host, divided=request.device_map is not None)
         model = self._models.get(name, made)
@@ -193,9 +192,10 @@ class ModelService:
         return memoryview(orjson.dumps(orjson.loads(last) | {"recording": await self._stored(question.recording)}))
 
     async def _named(self, name: str) -> ResidentModel:
-        """The model of a name, kept for later. Raises ModelNotFound."""
+        """The model of a name, kept for later. Raises ModelNotFound, and InvalidCheckpoint if it is refused."""
         self._runner.check_ready()
         model = await self._model(name)
+        model.folder.check()
         return self._models.setdefault(model.name, model)
 
     async def _ask(self, model: ResidentModel, question: Question) -> None:

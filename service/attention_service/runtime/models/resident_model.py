@@ -13,7 +13,7 @@ from attention_contract.errors import AttentionError, InternalError, ModelEnded,
 from attention_contract.schemas.models import ModelInfo
 from attention_service.runtime.callers import caller
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.model_catalogue import PROCESS_BYTES, ModelFolder, check_transformers
+from attention_service.runtime.models.model_catalogue import PROCESS_BYTES, ModelFolder
 from attention_service.runtime.models.reply_memory import ReplyMemory, pieces_of_body
 from attention_service.runtime.models.worker_messages import Message, Piece
 from attention_service.runtime.models.worker_process import WorkerProcess
@@ -189,7 +189,6 @@ class ResidentModel:
 
         Raises what the model does, ModelEnded if its process ends meanwhile, and what the budget does.
         """
-        check_transformers()
         self._waiting.add(question)
         if self._life is None:
             self._begin()

@@ -168,7 +168,7 @@ def _message(error: ErrorDetails, errors: list[ErrorDetails], model: type[BaseMo
         case "missing":
             message = f"this field is required{_misspelt(error, errors)}"
         case "literal_error":
-            message = _unknown_value(error["input"], context["expected"])
+            message = _unknown_value(error["input"], context["expected"] + _or_list(error, errors))
         case "union_tag_invalid":
             message = f"unknown name {clip(str(context['tag']), 40)!r}; expected one of {context['expected_tags']}"
         case "too_short" | "too_long":
@@ -188,6 +188,12 @@ def _misspelt(missing: ErrorDetails, errors: list[ErrorDetails]) -> str:
     unknown = [e["loc"][-1] for e in errors if e["type"] == "extra_forbidden" and [*e["loc"][:-1]] == inside]
     close = get_close_matches(str(name), [clip(str(each)) for each in unknown], 1)
     return f"; there is no field {close[0]!r}, did you mean {name!r}?" if close else ""
+
+
+def _or_list(error: ErrorDetails, errors: list[ErrorDetails]) -> str:
+    """The other member of a union of words and a list."""
+    place = error["loc"][:-1]
+    return ", or a list" if any(e["type"] == "list_type" and e["loc"][:-1] == place for e in errors) else ""
 
 
 def _unknown_value(given: Any, expected: str) -> str:

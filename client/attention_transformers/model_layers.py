@@ -86,8 +86,8 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
         own = ", ".join(own_attentions(model)) or "none of its modules"
         raise UnsupportedModel(
             f"{type(model).__name__} does not use the attention interface of transformers ({own}), so its attention "
-            "cannot run on the service; import its layers as modules (client.modules.import_) and use those, or take a "
-            "model whose attention classes call ALL_ATTENTION_FUNCTIONS, as Llama, GPT-2, BERT, T5, ViT and others do",
+            "cannot run on the service; take a model whose attention classes call ALL_ATTENTION_FUNCTIONS, as Llama, "
+            "GPT-2, BERT, T5, ViT and others do",
             param="model",
         )
     keys = _keys([path for several in paths.values() for path in several], model)

@@ -78,7 +78,9 @@ def test_what_the_files_tell_is_refused_before_a_process_is_started(tmp_path, na
     assert words in caught.value.detail
 
 
-@pytest.mark.parametrize("config", [{}, {"auto_map": {"AutoConfig": "own.Config"}}, quantized(quant_method="mxfp4")])
+@pytest.mark.parametrize(
+    "config", [{}, {"dtype": ["float32"]}, {"auto_map": {"AutoConfig": "own.Config"}}, quantized(quant_method="mxfp4")]
+)
 def test_what_a_process_can_read_is_not_refused(tmp_path, config):
     """Code of a checkpoint whose type transformers knows is left alone, and MXFP4 is expanded (with accelerate)."""
     assert find_spec("accelerate") is not None

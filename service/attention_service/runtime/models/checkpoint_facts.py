@@ -10,6 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.modules.checkpoints.attention_blocks import blocks_of
+from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.import_plan import missing_fields
 from attention_service.modules.store_files import read_regular
 from attention_service.runtime.models.input_kinds import READS
 
@@ -25,7 +29,7 @@ _IMAGE_ENTRIES: Final = re.compile(rb'"(image_\w+|do_resize|crop_size)"')
 _TEMPLATES: Final = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
 """Files and a folder of which a tokenizer with a chat template of its own has one."""
 _TABLES: Final = "auto_mappings.py", "configuration_auto.py"
-_TYPE: Final = re.compile(r'"([\w.-]+)"[,:] "\w+Config"')
+_TYPE: Final = re.compile(r'"([\w.-]+)"[,:] "(?!AutoConfig)\w+Config"')
 """A row of the tables of transformers, from a model type to the class of its config."""
 _LARGEST: Final = 2**22
 """Bytes of a config of a tokenizer or processor that is looked into."""
@@ -116,6 +120,20 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
         or _beside(folder)
         or _link_out(root, folder)
     )  # fmt: skip
+
+
+def import_instead(folder: Path) -> str:
+    """Advice for a model whose attention cannot run here: import its layers, if they can be imported, or why not."""
+    if not (folder / "config.json").is_file():  # made without a checkpoint
+        return ""
+    try:
+        checkpoint = open_checkpoint(folder.parent, folder.name)
+        blocks = blocks_of(checkpoint)
+        for block in blocks[:1]:
+            missing_fields(checkpoint, block)
+    except InvalidCheckpoint as fault:
+        return f"; its layers cannot be imported as modules either: {fault.detail}"
+    return "; or import its layers as modules (POST /v1/modules/import)" if blocks else ""
 
 
 def beyond_the_model(tensors: Iterable[str], *, quantized: bool = False) -> str | None:

@@ -185,7 +185,8 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     """Check a request. Raises InvalidRequest that names the field at fault."""
     model, reader = loaded.model, loaded.reader
     if not model.can_generate():
-        raise InvalidRequest.at("model", f"{type(model).__name__} does not generate; take a causal language model")
+        why = loaded.without_head if loaded.predicts is None else f"{type(model).__name__} does not generate"
+        raise InvalidRequest.at("model", f"{why}; take a causal language model")
     images: list[ImageBytes] = []
     more: dict[str, Any] = {}
     if isinstance(request, ChatCompletionRequest) and (images := images_in(request.messages)):

@@ -25,6 +25,7 @@ from attention_service.runtime.models.attention_places import (
     find_places,
     named_layers,
 )
+from attention_service.runtime.models.checkpoint_facts import import_instead
 from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
 from attention_service.runtime.models.images.prompt_inputs import PromptInputs
 from attention_service.runtime.models.layer_attention import AttentionPass, LayerAttention
@@ -44,6 +45,10 @@ from attention_transformers.model_layers import (
 
 _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
+_NAMED: Final = 3
+"""Tensors that an error names of those that the model leaves out."""
+_LISTED: Final = 100
+"""The same of the description of the model."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,11 @@ class LoadedModel:
         device: Device,
         processor: Any = None,
         unread: str | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
-        """Make the model attend by this package. ``processor``: of images. ``unread``: see ``CheckpointParts``.
+        """Make the model attend by this package. ``processor``: of images.
+
+        ``unread``, ``left_out``: see ``CheckpointParts``.
 
         Raises InvalidCheckpoint for a model that cannot.
         """
@@ -107,10 +115,15 @@ class LoadedModel:
         try:
             modules = attention_modules(model)
         except UnsupportedModel as fault:
-            raise InvalidCheckpoint.at("checkpoint", f"{fault.detail}") from None
+            raise InvalidCheckpoint.at(
+                "checkpoint", f"{fault.detail}{import_instead(Path(model.name_or_path or ''))}"
+            ) from None
         self.name = name
         self.model = model
         self.device = device
+        self.left_out = list(left_out)
+        self._read_again: tuple[Path, dict[str, tuple[int, int]]] | None = None
+        """The folder whose files are read for each pass, with times and sizes as they were; None: all is in memory."""
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
         self.seen_in_parts = False
@@ -169,8 +182,33 @@ class LoadedModel:
         ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
         loaded.
         """
-        model, tokenizer, processor, unread = load_checkpoint(folder, dtype, device, progress, room)
-        return cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread)
+        stamps = _stamps(folder)
+        parts = load_checkpoint(folder, dtype, device, progress, room)
+        model, tokenizer, processor, unread, left_out = parts
+        loaded = cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread, left_out)
+        if "disk" in places_of_parts(model):
+            loaded._read_again = folder, stamps
+        return loaded
+
+    def check_files(self) -> None:
+        """Raise InvalidCheckpoint if layers are read from files for each pass that have changed since the load."""
+        if self._read_again is not None and _stamps(self._read_again[0]) != self._read_again[1]:
+            raise InvalidCheckpoint.at(
+                "model",
+                f"{self.name} reads layers from its checkpoint for each pass, and its files have changed since it was "
+                "loaded; unload it, and ask again",
+            )
+
+    @property
+    def without_head(self) -> str:
+        """The beginning of an error for a model that predicts nothing."""
+        told = f"{type(self.model).__name__} has no prediction head"
+        if not self.left_out:
+            return told
+        more = ", …" if len(self.left_out) > _NAMED else ""
+        return (
+            f"{told} ({', '.join(self.left_out[:_NAMED])}{more} are left out of the checkpoint: left_out of the model)"
+        )
 
     def take_recording(self) -> RecordingFile | None:
         """Return the recording of the last request, which is then kept no longer; None if it made none."""
@@ -193,6 +231,7 @@ class LoadedModel:
             "device": ", ".join(places_of_parts(self.model)) or str(self.device.torch),
             "bytes": self.bytes,
             "max_length": self.reader.max_length,
+            "left_out": self.left_out[:_LISTED],
             "layers": [place.described for place in self.places.values()],
             "unseen": sorted(others.union(own_attentions(self.model))),
         }
@@ -302,6 +341,13 @@ class LoadedModel:
         for arguments in self.reader.short_runs():
             with counted_products(self.model) as self.short_products:
                 self.run(arguments, asking)
+
+
+def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """The time of the last change and the size of each file with tensors."""
+    return {
+        file.name: (seen.st_mtime_ns, seen.st_size) for file in folder.glob("*.safetensors") if (seen := file.stat())
+    }
 
 
 def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> InputReader:

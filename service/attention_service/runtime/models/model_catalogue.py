@@ -34,7 +34,6 @@ _MISSING: Final = (
     "the other layers of whole models run by transformers, which this server lacks; install its extra "
     "(attention-service[transformers])"
 )
-
 _GENERATING: Final = (
     "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
     "BertGenerationDecoder",
@@ -74,7 +73,7 @@ class ModelFolder:
         return PROCESS_BYTES + self.file_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.stored]
 
     def loading_bytes(self, dtype: str | None) -> int:
-        """Estimate the memory of the process while it loads: the file is mapped beside what was made of it."""
+        """Estimate the memory of the process while it loads: what is read of the file, beside what was made of it."""
         return self.resident_bytes(dtype) + self.file_bytes
 
     def info(self, name: str, dtype: str | None) -> ModelInfo:
@@ -127,7 +126,7 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
         files = [file.stat() for file in {*opened.names.values()}]
     except OSError as fault:
         raise InvalidCheckpoint.at("checkpoint", f"{opened.path} cannot be read: {reason(fault)}") from fault
-    dtype = opened.config.get("dtype") or opened.config.get("torch_dtype")
+    dtype = str(opened.config.get("dtype") or opened.config.get("torch_dtype"))
     return ModelFolder(
         checkpoint=TINY if ships else opened.path,
         folder=folder,

@@ -95,9 +95,7 @@ class ModelGradients:
     def __init__(self, loaded: LoadedModel, request: ModelGradientsRequest) -> None:
         """Check the request. Raises InvalidRequest that names the field at fault."""
         if loaded.predicts is None and isinstance(request.of, PredictedLogit):
-            raise InvalidRequest.at(
-                "of", f"{type(loaded.model).__name__} has no prediction head; send upstream, ∂L/∂last hidden states"
-            )
+            raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
         self._loaded = loaded
         self._request = request
         self.asked = loaded.asked(request)

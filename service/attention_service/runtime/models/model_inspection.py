@@ -59,7 +59,7 @@ def forward_reply(loaded: LoadedModel, request: ModelForwardRequest, asked: Aske
     asked, wanted, keep = asked or loaded.asked(request), set(request.return_), request.keep
     predicted = loaded.predicted_places(request.positions, asked.inputs)
     if loaded.predicts is None and "logits" in wanted:
-        raise InvalidRequest.at("return", f"{type(loaded.model).__name__} has no prediction head; leave logits out")
+        raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
     taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
     asking = AttentionPass(
         _questions(loaded, asked, request, lambda place, bound: _taps_question(place, request, taps))

@@ -1,7 +1,7 @@
 """A model and its tokenizer from a folder. Nothing is fetched, unpickled, or run that the folder brings."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ViTImageProcessorPil,
+    modeling_utils,
 )
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.models.auto import processing_auto
@@ -27,7 +28,7 @@ from transformers.utils import logging
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES
-from attention_service.runtime.models.model_catalogue import has_tokenizer
+from attention_service.runtime.models.checkpoint_facts import beyond_the_model, has_tokenizer
 
 _HEADS: Final = (
     "ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
@@ -54,6 +55,7 @@ _FAULTS: Final = (
 """The errors of transformers for a folder that it cannot load."""
 _LOGGING: Final[Any] = logging  # its functions have no annotations
 _PROCESSORS: Final[Any] = processing_auto
+_MODELING: Final[Any] = modeling_utils
 _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -66,6 +68,8 @@ class CheckpointParts(NamedTuple):
     """The processor of images, or of text with images; None without one."""
     unread: str | None
     """The reason for which the tokenizer cannot be read, if the checkpoint has one."""
+    left_out: list[str]
+    """The tensors of the checkpoint that the model does not take, sorted."""
 
 
 def load_checkpoint(
@@ -75,10 +79,10 @@ def load_checkpoint(
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
     loaded. ``room``: bytes of the device for the parameters, if the others are to stay on disk, or beside a GPU in the
-    host's memory. Raises InvalidCheckpoint.
+    host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
     """
     divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
-    with _quietly(progress):
+    with _quietly(progress), _read_into_memory():
         try:
             config = AutoConfig.from_pretrained(folder, **_SAFE)
             kind = _class_of(config)
@@ -88,18 +92,22 @@ def load_checkpoint(
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             model, loading = kind.from_pretrained(
                 folder, config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
-                attn_implementation="eager", **_SAFE, **divided,
+                ignore_mismatched_sizes=True, attn_implementation="eager", **_SAFE, **divided,
             )  # fmt: skip
         except _FAULTS as fault:
             first, _, rest = _reason(fault, folder).partition("\n")
             reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
-            if "ignore_mismatched_sizes" in reason:  # it names no tensor
-                reason = "its tensors have other shapes than config.json says"
             raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
         tokenizer, unread = _tokenizer(folder)
         processor = _image_processor(folder)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
+    if loading["mismatched_keys"]:
+        reason = _mismatch(sorted(loading["mismatched_keys"])[0], config.to_dict())
+        raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}")
+    left_out = sorted(loading["unexpected_keys"])
+    if (others := beyond_the_model(left_out)) is not None:
+        raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {others}")
     lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
     if lacking:
         raise InvalidCheckpoint.at(
@@ -112,7 +120,16 @@ def load_checkpoint(
     if model.dtype == torch.float64:  # which PyTorch's grouped products of experts do not have
         model.set_experts_implementation("eager")
     placed = model if places_of_parts(model) else model.to(device)
-    return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread)
+    return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out)
+
+
+def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:
+    """The reason for which a tensor is refused: its name, its shape in the file, and the shape that the config asks."""
+    name, stored, asked = found[0], list(found[1]), list(found[2])
+    others = {size for size in asked if size not in stored}
+    entries = [f"{entry} {value}" for entry, value in config.items() if type(value) is int and value in others]
+    says = f" ({', '.join(entries[:3])})" if entries else ""
+    return f"{name} has shape {stored} in its file, and config.json asks for {asked}{says}"
 
 
 def _reason(fault: Exception, folder: Path) -> str:
@@ -189,6 +206,21 @@ def image_only(whole: Any) -> Any:
     if hasattr(module, "num2words"):  # writes numbers of a video's frames
         module.num2words = module.num2words or str
     return type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda *_: None})
+
+
+@contextmanager
+def _read_into_memory() -> Iterator[None]:
+    """Have transformers read the tensors of a file, and not map it: what the file holds later is then no matter."""
+    own = _MODELING.safe_open
+
+    def reading(file: str, **options: Any) -> Any:
+        return own(file, **options | {"backend": "pread"})
+
+    _MODELING.safe_open = reading
+    try:
+        yield
+    finally:
+        _MODELING.safe_open = own
 
 
 @contextmanager

@@ -64,6 +64,7 @@ class ServedModel:
 
     def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
         """Check a request and estimate its memory. Raises what the operation raises."""
+        self.loaded.check_files()
         return _OPERATIONS[operation](self, body, room, emit)
 
     def recover(self, fault: Exception) -> None:

@@ -79,14 +79,29 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "youtu": {"head_dim": 4},
     "longcat_flash": {"qk_head_dim": 12, "head_dim": 4},
     "blt": {"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_nb_functions": 1},
+    "bailing_hybrid": {
+        "head_dim": 8, "num_experts": 4, "num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1,
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4,
+        "indexer_compress_ratio": 2, "hc_lowrank": 8, "num_experts": 4, "num_experts_per_tok": 2,
+    },
+    "dots3_note_text": {
+        "head_dim": 12, "num_key_value_heads": 4, "n_routed_experts": 4,
+        "per_layer_config": {2: {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16,
+                                 "kv_lora_rank": 16, "head_dim": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+                                 "v_head_dim": 8}},
+    },
+    "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32},
+    "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32},
 }  # fmt: skip
-"""Entries that a model type needs besides."""
+"""Entries that a model type needs besides, also as a part of another."""
 
 
 def small_config(kind: str) -> PreTrainedConfig:
     """Return the config of a model type, made small. Raises what transformers raises for one that it cannot make."""
     made = CONFIG_MAPPING[kind]
-    entries = shrunk(made().to_dict()) | OWN.get(kind, {})
+    entries = shrunk(made().to_dict())
     entries.pop("model_type", None)
     return made(**entries)
 
@@ -124,7 +139,7 @@ def shrunk(entries: Mapping[str, Any]) -> dict[str, Any]:
     if entries.get("model_type") in _SECTIONED and isinstance(rotation := entries.get("rope_parameters"), dict):
         pairs = int(SMALL["head_dim"] * rotation.get("partial_rotary_factor", 1.0)) // 2
         found["rope_parameters"] = rotation | {"mrope_section": [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]}
-    return found
+    return found | OWN.get(str(entries.get("model_type")), {})
 
 
 def _one_of_each_kind(by_layer: Mapping[str, list[Any]], count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from tempfile import TemporaryFile
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ MIB = 2**20
 
 
 class StandIn:
-    """A model whose commands are texts: ``sleep 1``, ``compute 1``, ``stubborn 1``, ``take 100``, ``die``, ``fail``,
-    ``print``.
+    """A model whose commands are texts: ``sleep 1``, ``compute 1``, ``stubborn 1``, ``take 100``, ``map 100``, ``die``,
+    ``fail``, ``print``.
 
     After ``hold 100`` it says that it holds 100 MiB of a GPU, which ``lose`` loses. ``needs 20 large 4`` is estimated
     at 20 MiB and answers with a tensor of 4 MiB, which is made where results are. A generation of ``5 100`` emits five
@@ -71,6 +72,11 @@ class StandIn:
             case "take":
                 self.kept.append(np.ones(int(amount) * MIB, np.uint8))
                 time.sleep(0.5)
+            case "map":
+                with TemporaryFile() as file:
+                    file.truncate(int(amount) * MIB)
+                    np.memmap(file, np.uint8, "r").sum()
+                    time.sleep(0.5)
             case "hold":
                 self.held = int(amount) * MIB
             case "die":

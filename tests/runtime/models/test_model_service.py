@@ -356,6 +356,12 @@ def test_a_model_that_outgrows_its_estimate_ends_alone(http, monkeypatch):
     assert in_flight(http) == 0
 
 
+def test_files_that_a_process_maps_are_not_its_memory(http):
+    """As the libraries of PyTorch's build for CUDA, on a machine without a GPU too."""
+    before = ask(http, "a")["ran"]["architecture"]
+    assert ask(http, "map 700")["ran"]["architecture"] == before
+
+
 def test_a_request_that_does_not_fit_is_refused_before_it_runs(http):
     told = refuse(http, f"{ONE}/forward", text="needs 10000000")
     assert told["status"] in {413, 507}

@@ -27,9 +27,13 @@ def keep_freed_memory() -> None:
         mallopt(_M_ARENA_MAX, 1)
 
 
-def private_bytes() -> int:
-    """Return the memory that this process holds alone: its own pages, and no files'. What was freed and kept counts."""
-    taken = psutil.Process().memory_info()
+def private_bytes(process: psutil.Process | None = None) -> int:
+    """Return the memory that a process, by default this one, holds alone. What was freed and kept counts.
+
+    The pages of files do not: libraries, which processes share and the system takes back (PyTorch's build for CUDA
+    maps hundreds of megabytes more than its build for CPUs), and memory that is shared.
+    """
+    taken = (process or psutil.Process()).memory_info()
     return int(taken.rss - getattr(taken, "shared", 0))
 
 

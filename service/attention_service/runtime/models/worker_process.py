@@ -20,6 +20,7 @@ from typing import Any, Final
 import psutil
 
 from attention_contract.errors import AttentionError, ModelEnded, OverBudget
+from attention_service.runtime.device.freed_memory import private_bytes
 from attention_service.runtime.models.reply_memory import ReplyMemory, reply_memories
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
@@ -192,6 +193,10 @@ class WorkerProcess:
             while part := await self._process.stderr.read(_TOLD):
                 self._told = (self._told + part)[-_TOLD:]
 
+    def _taken(self, process: psutil.Process) -> int:
+        """The bytes that the process holds, with those of its replies."""
+        return private_bytes(process) + sum(each.bytes for each in self.memories)
+
     async def _watch(self, *, memory: bool) -> None:
         """End the process once it holds much more than was estimated, or stands still for too long.
 
@@ -201,7 +206,7 @@ class WorkerProcess:
             seen = psutil.Process(self._process.pid)
             used, moved = 0.0, time.monotonic()
             while self._idle_s <= self._patience_s:
-                if memory and (taken := int(seen.memory_info().rss)) > _MARGIN * self.limit:
+                if memory and (taken := self._taken(seen)) > _MARGIN * self.limit:
                     self._outgrown = taken
                     break
                 before, used, now = used, sum(seen.cpu_times()[:2]), time.monotonic()

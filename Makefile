@@ -24,7 +24,7 @@ ARGS ?=
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients release test-interop schemathesis fuzz soak chaos constraints clean
+.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -85,6 +85,9 @@ release: | $(BIN)/python ## Build sdist, wheel, SBOM, images and chart, and try 
 
 test-interop: $(VENV)/.test ## Ask a server by tritonclient and KServe's client, which get an environment of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.interop
+
+findings: ## Run every finding about other libraries (needs a network; not part of CI)
+	@failed=0; for each in findings/*.sh; do echo "$$each"; sh "$$each" || { echo "  exit status $$?"; failed=1; }; done; exit $$failed
 
 schemathesis: $(VENV)/.dev ## Check a server against its OpenAPI document, all phases (ARGS="--seconds 60" bounds it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.proof.openapi_walk $(ARGS)

@@ -229,7 +229,8 @@ class TokensAttention(WireModel):
     statistics: IfRequested[HeadStatistics] = ABSENT
     """``[H]`` each."""
     top_keys: IfRequested[TopKeys] = ABSENT
-    """``[H, k]``: positions of tokens and their weights."""
+    """``[H, k]``: positions of tokens and their weights. In a layer with other keys (``keys`` in the model's layers),
+    these have the positions behind the tokens: spans in their order, or the prompt of the encoder."""
     weights: IfRequested[FloatArray] = ABSENT
     """``[H, position]``: the weights of all tokens before this one."""
 

@@ -74,7 +74,8 @@ class HeadStatistics(WireModel):
     """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query.
 
     All but ``max_weight`` are of the shares p = w / Σ w, which are the weights themselves where those sum to 1, as they
-    do unless the spec uses sinks or a sigmoid. The position of query i is i + offset. Distances are in tokens.
+    do unless the spec uses sinks or a sigmoid. The position of query i is i + offset. Distances are in tokens, and
+    means over the keys that have a position, as not all keys of a whole model's layer may.
     """
 
     entropy: IfRequested[FloatArray] = ABSENT

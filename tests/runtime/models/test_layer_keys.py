@@ -198,3 +198,8 @@ def test_a_recording_says_whose_weights_it_cannot_hold(kind, layer):
     assert {f"{layer}.q", f"{layer}.context", f"{layer}.hidden"} <= names
     assert not {f"{layer}.weights", f"{layer}.k"} & names
     assert recording.unseen[layer].startswith("its keys are those of ")
+
+
+def test_a_picture_of_such_a_layer_names_its_keys():
+    drawn = weights("deepseek_v4", tokens=IDS, layers=[1]).plot("svg")
+    assert "[4…11]" in drawn.data.decode()

@@ -1,5 +1,7 @@
 """Options of the command: they are the fields of the requests."""
 
+import re
+
 import pytest
 from typer.main import get_command
 
@@ -34,6 +36,23 @@ def test_an_option_has_the_name_the_type_and_the_docstring_of_its_field():
     assert {"--head", "--row"} <= weights.keys()  # the parts of select
     assert "[default: 32]" in parameters("attribution")["--steps"].help
     assert "One of encoder, decoder" in parameters("import")["--stack"].help
+
+
+def commands(command, words=()):
+    """Return every command by its words."""
+    found = {} if hasattr(command, "commands") else {" ".join(words): command}
+    for name, each in getattr(command, "commands", {}).items():
+        found |= commands(each, (*words, name))
+    return found
+
+
+def test_every_option_says_what_it_does():
+    """The choices, the default and *May be repeated* say nothing of it."""
+    every = {(name, *each.opts): each.help or "" for name, of in commands(get_command(app)).items() for each in of.params}
+    assert len(every) > 300
+    of_no_use = r"May be repeated\.|One of [^.]*\.|\[dim\].*"
+    assert not [option for option, said in every.items() if not re.sub(of_no_use, "", said).strip()]
+    assert not [option for option, said in every.items() if said.startswith("unedited")]
 
 
 @pytest.mark.parametrize("model", [RawWeightsRequest, OpenSession, ImportModule])

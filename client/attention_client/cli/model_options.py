@@ -37,6 +37,8 @@ class Form:
     read: Callable[[Any, str], Any] = lambda value, _: value
     name: str = ""
     """Its name at the shell; default: the field's."""
+    about: str = ""
+    """Its help; default: the field's docstring."""
     least: int | None = None
     most: int | None = None
     """The bounds of a number, or of the items of a list."""
@@ -87,7 +89,8 @@ def options_of(
             found |= options_of(members_of(field.annotation)[0], forms=forms, within=(name,))
             continue
         form = (forms or {}).get(name) or _FORMS.get(name) or _form_of(name, field, checked)
-        shared: dict[str, Any] = {"metavar": form.metavar, "min": form.least, "max": form.most, "help": _help(field)}
+        shared: dict[str, Any] = {"metavar": form.metavar, "min": form.least, "max": form.most}
+        shared["help"] = form.about or _help(field)
         shared["autocompletion"] = form.complete or _COMPLETE.get(name)
         told = typer.Argument(**shared) if name in positional else typer.Option(
             form.name or f"--{_dashed(field.alias or name)}", callback=form.check, **shared,
@@ -246,6 +249,9 @@ _FORMS: Final = {
     "dropout": Form(metavar="P|JSON", read=_dropout),
     "labels": Form(metavar="WORDS|FILE", read=_labels),
     "query_labels": Form(metavar="WORDS|FILE", read=_labels),
-    "compare": Form(bool, name="--differences", read=lambda _, __: "unedited"),
+    "compare": Form(
+        bool, name="--differences", read=lambda _, __: "unedited",
+        about="Show what the edits change: the results with them minus those without them.",
+    ),
 }
 """Forms of options that the types of their fields do not tell."""

@@ -42,7 +42,9 @@ class Select(WireModel):
     """
 
     heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """Indices of heads to keep, from 0; default: all."""
     queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """Indices of queries to keep, the rows of the weights, from 0; default: all."""
 
 
 class Edit(WireModel):

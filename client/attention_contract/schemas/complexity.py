@@ -39,7 +39,9 @@ class Shape(WireModel):
     """The sizes of one request."""
 
     batch: int = Field(default=1, ge=1, lt=2**31)
+    """Sequences."""
     queries: int = Field(ge=1, lt=2**31)
+    """Queries of each sequence."""
     keys: int | None = Field(default=None, ge=1, lt=2**31)
     """New keys, without the past; default: as many as queries."""
     past: int = Field(default=0, ge=0, lt=2**31)
@@ -156,13 +158,19 @@ class RawComplexityRequest(ComplexityRequest):
     """The cost of a raw attention: no projections."""
 
     num_heads: Heads
+    """Query heads."""
     num_kv_heads: Heads | None = None
+    """Key/value heads; must divide ``num_heads``. Default: ``num_heads``."""
     head_dim: Width
+    """Width of a head's queries and keys."""
     value_dim: Width | None = None
+    """Width of a head's values; default: ``head_dim``."""
     key_dim: Width | None = None
     """Width of a head's keys, for an additive or bilinear score; default: ``head_dim``."""
     dtype: FloatName = "float32"
+    """The type of the inputs."""
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
+    """The computation."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "RawComplexityRequest":

@@ -68,6 +68,8 @@ class ModelWeightsRequest(ModelInput):
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
     """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
     statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
+    """What the statistics count: an object with ``window`` and ``sinks``, in tokens, and ``token_classes``, token ids by
+    name."""
     compare: Literal["unedited"] | None = None
     """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
     the same input of the layer."""
@@ -105,6 +107,8 @@ class ModelGradientsRequest(ModelInput):
     """Exact gradients of one number in the prediction of a model."""
 
     of: PredictedLogit | GivenUpstream = Field(default_factory=PredictedLogit)
+    """The number that is differentiated: an object with ``position``, ``token`` and ``against``, or with ``upstream``.
+    Default: log p of the most likely token at the last position."""
     wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
     """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
     layer: ``hidden``, the input of each layer, and the taps of its attention."""

@@ -65,6 +65,7 @@ class ModuleConfig(WireModel):
     d_model: Width
     """Width of the query and of the output."""
     num_heads: Heads
+    """Query heads."""
     num_kv_heads: Heads | None = None
     """Key/value heads; must divide ``num_heads``. Default: ``num_heads``. 1 is multi-query attention."""
     head_dim: Width | None = None
@@ -82,6 +83,7 @@ class ModuleConfig(WireModel):
     latent: Latent | None = Field(default=None, exclude_if=lambda latent: latent is None)
     """Projections that read a latent of the token, as in DeepSeek; without it they read the token."""
     spec: AttentionSpec = Field(default_factory=AttentionSpec)
+    """The computation."""
 
     @model_validator(mode="after")
     def _latent_fits(self) -> "ModuleConfig":
@@ -134,9 +136,11 @@ class ImportModule(WireModel):
     checkpoint: str = Field(min_length=1, max_length=4096)
     """Path inside the model repository: a folder with safetensors files, or one such file."""
     layer: int = Field(default=0, ge=0)
+    """The number of the layer in its stack, from 0."""
     name: ModuleName | None = None
     """Default: the checkpoint's folder and the layer, as in ``minilm.0``."""
     part: Literal["self", "cross"] = "self"
+    """Self-attention, or the attention of a decoder to its encoder."""
     stack: Stack | None = None
     """The stack to read, for a checkpoint that has several."""
     spec: AttentionSpec | None = None

@@ -100,7 +100,13 @@ class Memory(WireModel):
     """The state of the memory budget."""
 
     resident_bytes: int
+    """Bytes of the resident modules."""
+    models_bytes: int = 0
+    """Bytes of whole models and their processes."""
+    sessions_bytes: int = 0
+    """Bytes of the pasts of sessions."""
     in_flight_bytes: int
+    """Bytes that running requests have reserved."""
     body_bytes: int
     """Bytes of the bodies of current requests."""
     reply_bytes: int

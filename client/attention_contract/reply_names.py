@@ -1,5 +1,6 @@
 """The names of what a reply has numbers of, for its pictures and for the maps of a notebook."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +35,22 @@ class Names:
     """The images of the request, the bytes of their files in base64."""
     sweep: "Sweep | None" = None
     """The sizes that a reply about costs is along."""
+    layer: int | str | None = None
+    """The layer of a model that the heads are of."""
+
+
+def head_name(layer: int | str | None, head: int) -> str:
+    """The name of a head: ``L1H3``; in a stack of several ``decoder.1 H3``; of a module ``H3``."""
+    return f"L{layer}H{head}" if str(layer).isdecimal() else f"H{head}" if layer is None else f"{layer} H{head}"
+
+
+def head_of(name: str) -> tuple[int | str, int]:
+    """The layer and the head that a name such as ``L1H3`` or ``decoder.1 H3`` is of. Raises ValueError."""
+    found = re.fullmatch(r"(?:L(\d+)|(.*\S) )H(\d+)", name)
+    if found is None:
+        raise ValueError(f"expected the name of a head, as L1H3 or 'decoder.1 H3', got {name!r}")
+    layer, stack, head = found.groups()
+    return stack if layer is None else int(layer), int(head)
 
 
 def heading(names: Names, *parts: str) -> str:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.reply_names import Names, heading
+from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.circuits import CircuitsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_pictures.colour_ranges import palette
@@ -37,7 +37,7 @@ def circuits_figure(reply: CircuitsReply, options: PictureOptions, names: Names)
 def _spectra(reply: CircuitsReply, options: PictureOptions, names: Names) -> Figure:
     """Draw singular values: of W_QK and W_OV a line for each head, of the parameters one for each."""
     charts: list[tuple[str, list[tuple[str, Numbers]]]] = []
-    heads = [f"head {head}" for head in np.atleast_1d(reply.heads)]
+    heads = [head_name(None, head) for head in np.atleast_1d(reply.heads)]
     for title, circuit in (("W_QK", reply.qk), ("W_OV", reply.ov)):
         if circuit is not None:
             charts.append((title, list(zip(heads, circuit.singular_values, strict=True))))
@@ -104,7 +104,7 @@ def _table(reply: CircuitsReply, options: PictureOptions, names: Names) -> Figur
                 columns[f"{label} {field}"] = values
     if not columns:
         raise InvalidRequest.at("parts", "expected qk or ov, to draw the statistics of heads")
-    heads = [str(head) for head in np.atleast_1d(reply.heads)]
+    heads = [head_name(None, head) for head in np.atleast_1d(reply.heads)]
     return head_table(columns, heads, heading(names, "circuits", f"{len(heads)} heads"), options)
 
 
@@ -115,8 +115,8 @@ def _composition(reply: CircuitsReply, options: PictureOptions, names: Names) ->
     present = [(f"{part.upper()} composition", values) for part, values in maps if values is not None]
     if found is None or not present:
         raise InvalidRequest.at("with", "expected a later module, to draw composition scores")
-    rows = [str(head) for head in np.atleast_1d(reply.heads)]
-    columns = [str(head) for head in range(present[0][1].shape[-1])]
+    rows = [head_name(None, head) for head in np.atleast_1d(reply.heads)]
+    columns = [head_name(None, head) for head in range(present[0][1].shape[-1])]
     baseline = f"{found.baseline:.3f} if this head's outputs were rotated at random"
     return heat_maps(
         np.stack([values for _, values in present]).astype(np.float32), [title for title, _ in present],

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.reply_names import Names, heading
+from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
@@ -61,17 +61,21 @@ def effects_figure(reply: EffectsReply, options: PictureOptions, names: Names) -
     }
     axes = list(swept)
     if len(axes) == 1:
-        labels = [f"{axes[0].removesuffix('s')} {index}" for index in swept[axes[0]]]
+        labels = [_swept(axes[0], index) for index in swept[axes[0]]]
         return head_table(found, labels, heading(names, f"effects of edits over {axes[0]}"), options, rows_name="edit")
     if len(axes) > 2:
         raise InvalidRequest.at("sweep.over", f"a picture shows one or two swept axes, got {len(axes)}; sweep fewer")
-    rows, columns = ([str(index) for index in swept[axis]] for axis in axes)
+    rows, columns = ([head_name(None, n) if axis == "heads" else str(n) for n in swept[axis]] for axis in axes)
     singular = {"heads": "head", "queries": "query", "keys": "key"}
     return heat_maps(
         np.asarray(found["relative"], np.float32)[None], [""], heading(names, f"effects over {' × '.join(axes)}"),
         options, queries=rows, keys=columns, axes_names=(singular[axes[0]], singular[axes[1]]),
         quantity="relative change of the output",
     )  # fmt: skip
+
+
+def _swept(axis: str, index: int) -> str:
+    return head_name(None, index) if axis == "heads" else f"{axis.removesuffix('s')} {index}"
 
 
 def _layers(names: Sequence[str]) -> str:

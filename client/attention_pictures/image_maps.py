@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.reply_names import Names, heading
+from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.prompts import TokenLabelsReply
@@ -81,7 +81,7 @@ def image_figure(
         places = _places(images[image], keys, image)
         drawn.append(
             Panel(
-                f"{'mean' if names.averaged else f'head {heads[at]}'}: {_shares(rows[at], keys, places)}",
+                f"{'mean' if names.averaged else head_name(layer.layer, heads[at])}: {_shares(rows[at], keys, places)}",
                 images[image].pixels,
                 _heat(images[image], rows[at], places),
                 [_middle(places[each]) for each in _sinks(weights[at], places)] if whole else [],

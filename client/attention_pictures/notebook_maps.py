@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_contract.reply_names import Names
+from attention_contract.reply_names import Names, head_name
 from attention_contract.validation import clip
 from attention_pictures.pooled_cells import Numbers, pool, pooling_note
 
@@ -141,7 +141,7 @@ def maps_of(
     if averaged:
         weights = weights[..., None, :, :]
     batch, heads, queries, keys = (1,) * (4 - weights.ndim) + weights.shape
-    each = [merged] if averaged else [f"head {head}" for head in named.heads or range(heads)]
+    each = [merged] if averaged else [head_name(named.layer, head) for head in named.heads or range(heads)]
     maps = [f"sequence {at}, {head}" if batch > 1 else head for at in range(batch) for head in each]
     if averaged is None:
         maps = [f"map {at}" for at in range(batch * heads)]

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from attention_contract.reply_names import head_name
 from attention_contract.schemas.attention import ForwardReply
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply
 from attention_contract.schemas.drawable_replies import DrawableReply
@@ -55,7 +56,7 @@ def _statistic_maps(differences: HeadStatistics) -> list[Maps]:
         return []
     values = np.stack(list(found.values()))
     rows = [f"sequence {at}" for at in range(values.shape[1])]
-    columns = [f"head {at}" for at in range(values.shape[2])]
+    columns = [head_name(None, at) for at in range(values.shape[2])]
     return [Maps(values, list(found), rows, columns, "Differences of the statistics", "Statistic", signed=True)]
 
 
@@ -88,5 +89,5 @@ def _(reply: RecordingStatistics) -> str | None:
         for at, name in enumerate(names):
             values[at, layer, : len(each.heads)] = getattr(each.statistics, name)
     rows = [each.name for each in reply.attentions]
-    heads = [str(head) for head in range(most)]
+    heads = [head_name(None, head) for head in range(most)]
     return Maps(values, names, rows, heads, "Statistics by layer and head", "Statistic").html()

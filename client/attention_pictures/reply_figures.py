@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.reply_names import Names, heading
+from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.attention import ForwardReply
 from attention_contract.schemas.attribution import AttributionReply
 from attention_contract.schemas.circuits import CircuitsReply
@@ -52,7 +52,7 @@ def output_figure(reply: ForwardReply, options: PictureOptions, names: Names) ->
     sequence = sequence_of(options, len(output) if output.ndim > 2 + names.by_head else None)
     values = np.asarray(output if sequence is None else output[sequence], np.float32)
     maps = values if names.by_head else values[None]
-    titles = [f"head {head}" for head in range(len(maps))] if names.by_head else [""]
+    titles = [head_name(None, head) for head in range(len(maps))] if names.by_head else [""]
     about, quantity = ("output", "output") if moved is None else ("differences from the unedited output", "difference")
     title = heading(names, about, f"{values.shape[-2]} queries × {values.shape[-1]} numbers")
     return heat_maps(
@@ -78,7 +78,7 @@ def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names
     queries, keys = ([token.strip() or repr(token) for token in each.tokens] for each in of)
     selected = queries if chosen is None else [queries[int(row)] for row in chosen]
     title = heading(names, f"layer {layer.layer}")
-    return weights_figure(layer, options, replace(names, title=title, keys=keys, queries=selected))
+    return weights_figure(layer, options, replace(names, title=title, keys=keys, queries=selected, layer=layer.layer))
 
 
 def _sequence(reply: ModelWeightsReply, layer: LayerWeights, options: PictureOptions) -> int | None:
@@ -109,7 +109,7 @@ def _layers_figure(
     """Draw layers × heads of each statistic. ``heads``: their labels, by default their numbers."""
     shown = layers[:MOST_ROWS]
     count = max((len(values) for _, tables in shown for values in tables.values()), default=0)
-    labels = heads or [str(head) for head in range(count)]
+    labels = heads or [head_name(None, head) for head in range(count)]
     notes = [*left_out(len(layers), "layers"), *left_out(len(labels), "heads")]
     labels = labels[:MOST_ROWS]
     tables: dict[str, Numbers] = {}

@@ -55,7 +55,7 @@ def ticks(
         line = size * _LINE / 72
         step = _round_step((width_of(last, size) * 1.6 if across else line * 1.6) / pitch)
         at, texts, rotated = list(range(0, tokens, step)), [str(n) for n in range(0, tokens, step)], False
-        return Ticks(_places(at, pooled), texts, rotated, size, (line if across else widest(texts, size)) + 0.06)
+        return Ticks(_places(at, pooled, step), texts, rotated, size, (line if across else widest(texts, size)) + 0.06)
     shown = [readable(label) for label in labels[:tokens]]
     shown += [""] * (tokens - len(shown))  # keys that the module adds
     while True:
@@ -69,12 +69,12 @@ def ticks(
     at = list(range(0, tokens, step))
     texts = [texts[n] for n in at]
     depth = line if across and not rotated else widest(texts, size)
-    return Ticks(_places(at, pooled), texts, rotated, size, depth + 0.06, step)
+    return Ticks(_places(at, pooled, step), texts, rotated, size, depth + 0.06, step)
 
 
-def _places(tokens: Sequence[int], pooled: int) -> list[float]:
-    """The middles of tokens, in cells."""
-    return [(n + 0.5) / pooled - 0.5 for n in tokens]
+def _places(tokens: Sequence[int], pooled: int, step: int) -> list[float]:
+    """The middles of the cells that have these tokens, in cells; of several tokens in a cell, their own middles."""
+    return [float(n // pooled) if step >= pooled else (n + 0.5) / pooled - 0.5 for n in tokens]
 
 
 def skipping_note(rows: Ticks, columns: Ticks, names: tuple[str, str] = ("query", "key")) -> list[str]:

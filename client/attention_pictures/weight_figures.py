@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.reply_names import Names, heading
+from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply, Attributions
 from attention_contract.schemas.model_requests import LayerWeights
 from attention_contract.schemas.picture_options import PictureOptions
@@ -32,7 +32,8 @@ def weights_figure(reply: WeightsReply | LayerWeights, options: PictureOptions, 
         tables = statistics_of(found.statistics, sequence)
         count = len(next(iter(tables.values())))
         title = heading(names, "differences of statistics" if signed else "statistics", f"{count} heads")
-        return head_table(tables, [str(head) for head in range(count)], title, options, signed=signed)
+        heads = [head_name(names.layer, head) for head in range(count)]
+        return head_table(tables, heads, title, options, signed=signed)
     values = found.pooled if found.weights is None else found.weights
     if values is None:
         raise InvalidRequest.at("return_weights", "a picture of weights needs them; leave it true")
@@ -54,7 +55,7 @@ def attribution_figure(reply: AttributionReply, options: PictureOptions, names: 
         if method in _MAPS:
             raise InvalidRequest.at("view", f"{method} has no statistics; expected heads, head or lines")
         chosen = values if values.ndim == 1 else values[sequence_of(options, len(values))]
-        heads = [str(head) for head in range(len(chosen))]
+        heads = [head_name(names.layer, head) for head in range(len(chosen))]
         return head_table({method: chosen}, heads, heading(names, about, f"{len(heads)} heads"), options, signed=signed)
     batched = values.ndim > _MAPS[method]
     sequence = sequence_of(options, len(values) if batched else None)
@@ -73,12 +74,12 @@ def _maps(values: Numbers, about: str, options: PictureOptions, names: Names, *,
     sizes = f"{rows} queries × {columns} keys"
     if options.view in {"head", "lines"} or len(maps) == 1:
         at = 0 if one else _place(heads, options.head)
-        head = "mean of the heads" if names.averaged else "" if one else f"head {heads[at]}"
+        head = "mean of the heads" if names.averaged else "" if one else head_name(names.layer, heads[at])
         title = heading(names, about, head, sizes)
         if options.view == "lines":
             return token_lines(maps[at], title, options, **look)
         return heat_maps(maps[at : at + 1], [""], title, options, quantity=quantity, **look)
-    titles = [f"head {head}" for head in heads]
+    titles = [head_name(names.layer, head) for head in heads]
     title = heading(names, about, f"{len(maps)} heads", sizes)
     return heat_maps(maps, titles, title, options, quantity=quantity, **look)
 

@@ -206,7 +206,7 @@ def test_weights_are_drawn_with_labels_and_the_facts_of_their_making(http, modul
     answer = http.post(f"{module}?{SMALL}", json=given, headers={"Accept": SVG, "X-Request-ID": "seen-1"})
     assert answer.headers["content-type"].startswith(SVG)
     told = words(answer.content)
-    assert {"head 0", "head 1", "[CLS]", "cat", "[SEP]"} <= set(told)
+    assert {"H0", "H1", "[CLS]", "cat", "[SEP]"} <= set(told)
     assert "pictured · weights · 2 heads" in " ".join(told)
     facts = json.loads(
         next(ET.fromstring(answer.content).iter("{http://purl.org/dc/elements/1.1/}description")).text  # noqa: S314
@@ -222,7 +222,7 @@ def test_one_head_has_the_numbers_of_the_reply(http, module):
     told = words(drawn(http, path=f"{module}?view=head&head=1&dpi=72", query=QUERY, labels=WORDS))
     weights = np.array(http.post(module, json={"query": QUERY}).json()["weights"][1])
     assert {f"{weight:.2f}" for weight in weights.ravel() if weight >= 0.01} <= set(told)
-    assert "head 1" in " ".join(told)
+    assert "H1" in " ".join(told)
 
 
 def test_raw_attention_sessions_and_recordings_are_drawn_too(http, module):
@@ -327,7 +327,7 @@ def test_the_options_are_documented(http):
     [
         ("attribution?view=head&head=1", {"query": QUERY, "labels": WORDS}, {"[CLS]", "gradient attention"}),
         ("attribution", {"query": QUERY, "methods": ["head_importance"]}, {"head importance"}),
-        ("circuits?theme=dark", {}, {"W_QK", "W_OV", "head 1", "q_proj.weight"}),
+        ("circuits?theme=dark", {}, {"W_QK", "W_OV", "H1", "q_proj.weight"}),
         ("circuits?view=composition", {"with": "pictured"}, {"Q composition", "later head"}),
         ("forward?palette=puor", {"query": QUERY, "return": ["weights"]}, {"number", "output"}),
         (
@@ -335,7 +335,7 @@ def test_the_options_are_documented(http):
             {"query": QUERY, "edits": [{"tap": "v", "set": 0}], "compare": "unedited"},
             {"number", "difference"},
         ),
-        ("effects", {"query": QUERY, "sweep": {"tap": "context", "set": 0}}, {"head 1", "relative"}),
+        ("effects", {"query": QUERY, "sweep": {"tap": "context", "set": 0}}, {"H1", "relative"}),
     ],
 )
 def test_further_replies_about_a_module_are_drawn(http, module, path, fields, told):
@@ -357,7 +357,7 @@ def test_long_weights_are_pooled_where_they_are_computed(http, module, monkeypat
     given = {"query": QUERY, "labels": WORDS}
     told = words(drawn(http, SVG, f"{module}?width=480&view=head&head=1", **given))
     assert "pooled by maximum: a cell is 2 queries × 2 keys" in told
-    assert "head 1 · 6 queries × 6 keys" in " ".join(told)
+    assert "H1 · 6 queries × 6 keys" in " ".join(told)
     assert {"[CLS]", "cat", "."} <= set(told)
     reply = http.post(module, json=given | {"pool": 4, "return_weights": False}).json()
     weights = np.array(http.post(module, json=given).json()["weights"])

@@ -48,7 +48,9 @@ def commands(command, words=()):
 
 def test_every_option_says_what_it_does():
     """The choices, the default and *May be repeated* say nothing of it."""
-    every = {(name, *each.opts): each.help or "" for name, of in commands(get_command(app)).items() for each in of.params}
+    every = {
+        (name, *each.opts): each.help or "" for name, of in commands(get_command(app)).items() for each in of.params
+    }
     assert len(every) > 300
     of_no_use = r"May be repeated\.|One of [^.]*\.|\[dim\].*"
     assert not [option for option, said in every.items() if not re.sub(of_no_use, "", said).strip()]

@@ -52,12 +52,12 @@ def reply(layers, request=None, labels=LABELS):
 def test_a_row_for_each_head_has_its_statistics_and_its_largest_weights(capsys):
     looked(reply([layer(0, [0.5, 0.25]), layer("cross.1", [0.125, 1.5])]))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][:3] == ["layer", "head", "entropy"]
-    assert rows[1] == ["0", "0", "0.5", "the", "→", "<s>", "(0.75)", "'\\n'", "→", "the", "(0.60)"]
-    assert rows[4][:3] == ["cross.1", "1", "1.5"]
+    assert rows[0][:2] == ["head", "entropy"]
+    assert rows[1] == ["L0H0", "0.5", "the", "→", "<s>", "(0.75)", "'\\n'", "→", "the", "(0.60)"]
+    assert rows[4][:3] == ["cross.1", "H1", "1.5"]
     told = " ".join(rows[-1])
     assert told == "net (Net) on cpu in float32: 1 ms (queued 0), loaded in 1.5 s, fused"
-    assert rows[6] == ["token", "0.0", "0.1", "cross.1.0", "cross.1.1"], "few heads: a row for each token"
+    assert rows[6] == ["token", "L0H0", "L0H1", "cross.1", "H0", "cross.1", "H1"], "few heads: a row for each token"
     assert rows[8][:9] == ["the", "<s>", "(0.75)", "the", "(0.25)", "the", "(0.50)", "<s>", "(0.50)"]
 
 
@@ -65,9 +65,9 @@ def test_a_selected_head_keeps_its_number(capsys):
     request = ModelWeightsRequest(text="the\n", select=Select(heads=[1]))
     looked(reply([layer(0, [0.5, 0.25], heads=slice(1, 2))], request))
     out = capsys.readouterr().out
-    assert out.splitlines()[1].split()[:3] == ["0", "1", "0.25"]
-    assert "0.1" in out.splitlines()[3]
-    assert "0.0" not in out.splitlines()[3]
+    assert out.splitlines()[1].split()[:2] == ["L0H1", "0.25"]
+    assert "L0H1" in out.splitlines()[3]
+    assert "L0H0" not in out.splitlines()[3]
 
 
 def test_selected_rows_have_their_tokens(capsys):
@@ -165,7 +165,7 @@ def test_gradients_are_told_by_token_and_by_head(capsys, several):
     )
     out = capsys.readouterr().out
     assert out.count("value -1.5") == out.count("<s>") == 1 + several
-    assert ["the", "1"] in [row.split() for row in out.splitlines()]
+    assert ["1", "the", "1"] in [row.split() for row in out.splitlines()]
     assert ["0", "0.5", "-0.25"] in [row.split() for row in out.splitlines()]
     assert "hidden" in out
 
@@ -176,7 +176,7 @@ def test_layers_that_see_images_are_told_of_the_first_crop(capsys):
     object.__setattr__(told, "image_labels", [crop, crop])
     looked(told)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[3][:3] == ["vision.0", "0", "0.125"]
+    assert rows[3][:3] == ["vision.0", "H0", "0.125"]
     assert rows[3][3:6] == ["[0,0]", "→", "CLS"]
 
 
@@ -205,5 +205,5 @@ def test_maps_stand_before_the_tables_of_a_few_heads_whose_weights_came(capsys):
     one = layer(0, [0.5, 0.25]).model_copy(update={"weights": WEIGHTS[:, :, [0, 1, 1]]})
     looked(reply([one]))
     lines = capsys.readouterr().out.splitlines()
-    first, second = lines.index("0.0"), lines.index("0.1")
-    assert first < second < next(at for at, text in enumerate(lines) if text.startswith("layer"))
+    first, second = lines.index("L0H0"), lines.index("L0H1")
+    assert first < second < next(at for at, text in enumerate(lines) if text.startswith("head"))

@@ -187,7 +187,7 @@ def test_texts_without_a_number_are_left_out():
     assert survey.strongest("decoder.0", 1, "entropy") == []
     assert survey.distribution("decoder.0", 0, "entropy").mean == 2
     assert np.isnan(survey.distribution("decoder.0", 1, "entropy").mean)
-    assert str(survey.ranked("entropy")[0]) == "decoder.0.0"
+    assert str(survey.ranked("entropy")[0]) == "decoder.0 H0"
 
 
 # ── HeadVis ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -319,10 +319,10 @@ def test_the_command_orders_the_heads_and_shows_the_passages_of_the_first(url, m
     file.write_text("\n".join(TEXTS))
     out = run(url, "exact", str(file), "--and", "previous_token", "--headvis", str(tmp_path / "data"))
     lines = out.splitlines()
-    assert lines[0].split()[:3] == ["layer", "head", "induction"]
+    assert lines[0].split()[:2] == ["head", "induction"]
     assert lines[0].rstrip().endswith("previous token")
-    assert lines[1].split()[:2] == ["1", "0"]
-    assert "head 1.0, induction 0." in out
+    assert lines[1].split()[0] == "L1H0"
+    assert "L1H0, induction 0." in out
     assert f"exact over {len(TEXTS)} texts" in out
     assert len([*(tmp_path / "data/heads").iterdir()]) == 16
 
@@ -338,8 +338,8 @@ def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tm
     assert told["texts"] == ["one, two. one, two.", "the cat"]
     assert [(each["layer"], each["head"]) for each in told["heads"]] == HEADS
     assert told["heads"][4]["statistics"]["induction"]["strongest"] == [0, 1]
-    piped = run(url, "exact", "-", "--by", "entropy", "--show", "0.1", "--layer", "0", stdin="the cat\nthe dog\n")
-    assert "head 0.1, entropy" in piped
+    piped = run(url, "exact", "-", "--by", "entropy", "--show", "L0H1", "--layer", "0", stdin="the cat\nthe dog\n")
+    assert "L0H1, entropy" in piped
     assert "exact over 2 texts" in piped
 
 
@@ -349,7 +349,7 @@ def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tm
         (["nowhere.txt"], None, "there is no file"),
         (["-"], "\n \n", "has no text"),
         (["--by", "loudness"], None, "is not one of"),
-        (["--show", "three"], None, "expected LAYER.HEAD"),
+        (["--show", "three"], None, "expected the name of a head, as L1H3"),
     ],
 )
 def test_the_command_names_what_is_wrong(url, arguments, stdin, told):

@@ -162,7 +162,7 @@ def test_labels_that_fit_stand_and_others_are_rotated_or_skipped():
     assert 40 < len(few.texts) < 50
     assert (few.size, few.skipped) == (5, 11)
     step = int(few.texts[1].removeprefix("token"))
-    assert few.places[1] == (step + 0.5) / 2 - 0.5
+    assert few.places == [token // 2 for token in range(0, 500, step)]  # the middles of their cells
     numbers = ticks(None, 500, 1, 4.0, across=False)
     assert {int(text) % int(numbers.texts[1]) for text in numbers.texts} == {0}
     assert ticks(WORDS, 6, 1, 3.0, across=False).texts == [*WORDS[:4], r"\x00\n", "[SEP]"]
@@ -283,7 +283,7 @@ def test_circuits_are_drawn_as_lines_a_table_and_maps(rng):
     )  # fmt: skip
     qk, _, parameters = figure(reply).axes
     np.testing.assert_allclose([line.get_ydata() for line in qk.lines], values)
-    assert [line.get_label() for line in qk.lines] == ["head 0", "head 2", "head 5"]
+    assert [line.get_label() for line in qk.lines] == ["H0", "H2", "H5"]
     np.testing.assert_allclose(parameters.lines[0].get_ydata(), values[0])
     (scores,) = drawn_arrays(figure(reply, view="composition"))[:1]
     np.testing.assert_array_equal(scores, reply.composition.q.astype(np.float32))
@@ -302,7 +302,7 @@ def test_similarity_and_effects_are_drawn(rng):
     np.testing.assert_array_equal(drawn_arrays(swept)[0], (values / 2).astype(np.float32))
     assert [label.get_text() for label in swept.axes[0].get_xticklabels()] == ["3", "4", "5"]
     one = figure(EffectsReply(swept={"heads": [0, 1, 2]}, effects=effects, ran=RAN), sequence=1)
-    assert [label.get_text() for label in one.axes[0].get_yticklabels()] == ["head 0", "head 1", "head 2"]
+    assert [label.get_text() for label in one.axes[0].get_yticklabels()] == ["H0", "H1", "H2"]
     with pytest.raises(InvalidRequest, match="one or two swept axes"):
         figure(EffectsReply(swept={axis: [0] for axis in ("heads", "queries", "keys")}, effects=effects, ran=RAN))
 
@@ -396,7 +396,7 @@ def words_of(picture):
 def test_one_layer_of_a_model_is_drawn_with_its_tokens(several):
     words = words_of(of_a_model(["cross.1"], several=several).plot())
     assert "layer cross.1 · weights · 2 heads · 3 queries × 3 keys" in words
-    assert {"<s>", "the", "'\\n'", "head 1"} <= set(words)
+    assert {"<s>", "the", "'\\n'", "cross.1 H1"} <= set(words)
 
 
 @pytest.mark.parametrize("layers", [[0, 1, 2], [0]])

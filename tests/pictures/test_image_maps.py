@@ -65,7 +65,7 @@ def test_each_patch_has_the_weight_of_the_query_where_it_is():
     np.testing.assert_allclose(first[:, :20], 0.7, atol=1e-6)
     np.testing.assert_allclose(first[:, 20:], 0.1, atol=1e-6)
     np.testing.assert_allclose(second[:, 20:], 0.5, atol=1e-6)
-    assert drawn.axes[0].get_title() == "head 0: 0.80 here, CLS 0.20"
+    assert drawn.axes[0].get_title() == "L0H0: 0.80 here, CLS 0.20"
 
 
 def test_patches_that_overlap_add_up_and_pixels_of_none_are_left():

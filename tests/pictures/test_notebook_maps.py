@@ -38,8 +38,8 @@ def reply(weights, queries):
 @pytest.mark.parametrize(
     ("shape", "queries", "names"),
     [
-        ((2, 3, 4), 3, ["head 0", "head 1"]),
-        ((2, 2, 3, 4), [3, 3], [f"sequence {b}, head {h}" for b in (0, 1) for h in (0, 1)]),
+        ((2, 3, 4), 3, ["H0", "H1"]),
+        ((2, 2, 3, 4), [3, 3], [f"sequence {b}, H{h}" for b in (0, 1) for h in (0, 1)]),
         ((2, 3, 4), [3, 3], ["sequence 0, mean of the heads", "sequence 1, mean of the heads"]),
         ((3, 4), 3, ["mean of the heads"]),
     ],
@@ -55,8 +55,8 @@ def test_a_reply_shows_every_head(shape, queries, names, rng):
 @pytest.mark.parametrize(
     ("shape", "output", "names"),
     [
-        ((1, 2, 3, 3), (1, 2, 3, 5), ["head 0", "head 1"]),
-        ((2, 3, 3), (3, 8), ["head 0", "head 1"]),
+        ((1, 2, 3, 3), (1, 2, 3, 5), ["H0", "H1"]),
+        ((2, 3, 3), (3, 8), ["H0", "H1"]),
         ((2, 3, 3), (2, 3, 8), ["map 0", "map 1"]),
         ((3, 3), (3, 8), ["map 0"]),
         ((2, 3, 3), None, ["map 0", "map 1"]),
@@ -78,7 +78,7 @@ def test_differences_are_maps_of_their_own_that_diverge_from_0(rng):
     assert [each["signed"] for each in (plain, signed, statistics)] == [False, True, True]
     np.testing.assert_array_equal(shown, moved)
     assert (statistics["kind"], statistics["names"], statistics["columns"]) == (
-        "Statistic", ["entropy"], ["head 0", "head 1"]
+        "Statistic", ["entropy"], ["H0", "H1"]
     )  # fmt: skip
     np.testing.assert_array_equal(entropies, [[[0.5, -1]]])
     output = rng.normal(size=(1, 3, 5)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_the_labels_of_the_request_stand_at_the_sides(rng):
     )
     object.__setattr__(made, "_names", names)
     data, _ = data_of(made._repr_html_())
-    assert (data["names"], data["rows"]) == (["head 5", "head 3"], ["c", "a"])
+    assert (data["names"], data["rows"]) == (["H5", "H3"], ["c", "a"])
     assert data["columns"] == ["the", "cat", "sat", "3"], "a key that the module adds has its number"
 
 
@@ -126,7 +126,7 @@ def test_attributions_show_pairs_of_tokens_with_their_labels(rng):
     object.__setattr__(made, "_names", names_of(asked))
     shown = [data_of(each) for each in elements(made._repr_html_())]
     assert [(data["title"], data["signed"], data["names"]) for data, _ in shown] == [
-        ("Gradient attention", True, ["head 0", "head 1"]),
+        ("Gradient attention", True, ["H0", "H1"]),
         ("Relevance", False, ["mean of the heads"]),
         ("Differences of relevance", True, ["mean of the heads"]),
     ]
@@ -141,7 +141,7 @@ def test_a_forward_reply_of_the_client_names_what_was_selected(rng):
     asked = ForwardRequest(query=np.ones((4, 8)), select={"heads": [5, 3], "queries": [2]})
     object.__setattr__(made, "_names", names_of(asked))
     data, _ = data_of(made._repr_html_())
-    assert (data["names"], data["rows"]) == (["head 5", "head 3"], ["2"])
+    assert (data["names"], data["rows"]) == (["H5", "H3"], ["2"])
 
 
 def test_long_labels_are_clipped():
@@ -162,7 +162,7 @@ def test_statistics_show_layers_by_heads():
         for at, (of, entropy) in enumerate(zip(heads, entropies, strict=True))
     ]
     data, shown = data_of(RecordingStatistics(id="0" * 32, attentions=attentions)._repr_html_())
-    assert (data["names"], data["rows"], data["columns"]) == (["entropy"], ["layers.0", "layers.1"], ["0", "1", "2"])
+    assert (data["names"], data["rows"], data["columns"]) == (["entropy"], ["layers.0", "layers.1"], ["H0", "H1", "H2"])
     np.testing.assert_array_equal(shown, [[[0, 1, np.nan], [1, 2, 3]]])
 
 

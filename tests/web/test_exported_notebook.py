@@ -34,7 +34,7 @@ def test_maps_of_an_exported_notebook_work_offline(browser, tmp_path):
     moved.locator("canvas").focus()
     page.keyboard.press("ArrowDown")
     assert moved.get_by_role("status").inner_text() == "1 → 0: 0.5"
-    label = "head 0: 2 × 2, from -0.5 to 0.5"
+    label = "H0: 2 × 2, from -0.5 to 0.5"
     assert moved.locator("canvas").get_attribute("aria-label") == label
     painted = "(c) => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
     assert moved.locator("canvas").evaluate(painted) > 4

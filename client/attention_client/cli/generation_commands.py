@@ -16,6 +16,7 @@ from attention_client.cli.reply_output import AsJson
 from attention_client.cli.request_commands import Model
 from attention_client.client import Client
 from attention_client.image_files import data_url
+from attention_contract.reply_names import head_name
 from attention_contract.schemas.openai import (
     AttentionOfTokens,
     ChatPiece,
@@ -160,7 +161,7 @@ def _looked(token: GeneratedToken, tokens: Sequence[str], heads: Sequence[int] |
         for at, (keys, weights) in enumerate(zip(top.keys, top.weights, strict=True)):
             head = at if heads is None else heads[at]
             found = {int(key): float(weight) for key, weight in zip(keys, weights, strict=True) if key >= 0}
-            by_head.append((f"{layer.layer}.{head}", found))
+            by_head.append((head_name(layer.layer, head), found))
     if len(by_head) <= _FEW:
         return "   ".join(f"{name}: {_named(found, tokens)}" for name, found in by_head)
     mean: dict[int, float] = defaultdict(float)

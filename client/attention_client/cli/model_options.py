@@ -250,7 +250,9 @@ _FORMS: Final = {
     "labels": Form(metavar="WORDS|FILE", read=_labels),
     "query_labels": Form(metavar="WORDS|FILE", read=_labels),
     "compare": Form(
-        bool, name="--differences", read=lambda _, __: "unedited",
+        bool,
+        name="--differences",
+        read=lambda _, __: "unedited",
         about="Show what the edits change: the results with them minus those without them.",
     ),
 }

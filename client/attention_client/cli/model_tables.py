@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from attention_client.cli.block_map import print_map
 from attention_client.cli.table_output import cell, line, number, print_out, table
 from attention_client.cli.tensor_arguments import tensors
+from attention_contract.reply_names import head_name
 from attention_contract.schemas.model_requests import (
     LayerWeights,
     ModelForwardReply,
@@ -36,8 +37,7 @@ class _Top(NamedTuple):
 class _Head:
     """One head over one text, as a reply tells of it."""
 
-    layer: str
-    number: str
+    name: str
     statistics: dict[str, str]
     queries: Sequence[str]
     keys: Sequence[str]
@@ -45,10 +45,6 @@ class _Head:
     top: _Top | None
     weights: NDArray[Any] | None
     """``[Lq, Lk]``, if the reply has them by head."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.layer}.{self.number}"
 
     def largest_weights(self, count: int = _PAIRS) -> str:
         """Name the largest weights of queries that had a choice: the first query of a causal model has none."""
@@ -91,10 +87,7 @@ def looked(reply: ModelWeightsReply) -> None:
         for head in heads if few else ():
             if head.weights is not None:
                 print_map(head.name, head.weights, [*head.queries], [*head.keys], rows)
-        table(
-            {"layer": head.layer, "head": head.number} | head.statistics | {"largest weights": head.largest_weights()}
-            for head in heads
-        )
+        table({"head": head.name} | head.statistics | {"largest weights": head.largest_weights()} for head in heads)
         queries = {tuple(head.queries) for head in heads}
         if few and len(queries) == 1 and all(head.top is not None for head in heads):
             print_out("")
@@ -138,18 +131,20 @@ def differentiated(reply: ModelGradientsReply) -> None:
     for text, index in _texts(reply):
         values = {name: getattr(reply, name) for name in ("value", "tokens", "baseline")}
         own = {name: each if text is None or each is None else each[text] for name, each in values.items()}
-        line({"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])})
+        token = None if reply.token_names is None else reply.token_names[text or 0]
+        told = {"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])}
+        line(told if token is None else {"log p of": readable(token)} | told)
         encoder = reply.encoder_labels
         read = reply.labels_of(index) if encoder is None else encoder[index] if isinstance(encoder, list) else encoder
         shares = [] if own["tokens"] is None else own["tokens"]
         table(
-            {"token": readable(token), "gradient · embedding": number_of(share)}
-            for token, share in zip(read.tokens, shares, strict=False)
+            {"position": str(at), "token": readable(token), "gradient · embedding": number_of(share)}
+            for at, (token, share) in enumerate(zip(read.tokens, shares, strict=False))
         )
         table(
             {"layer": str(layer.layer)}
             | {
-                f"head {at}": number_of(each)
+                head_name(None, at): number_of(each)
                 for at, each in enumerate(layer.heads if text is None else layer.heads[text])
             }
             for layer in reply.layers
@@ -217,8 +212,7 @@ def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[
         maps = None if layer.weights is None else layer.weights if index is None else layer.weights[index]
         for at, head in enumerate(reply.names.heads or range(count)):
             yield _Head(
-                layer=str(layer.layer),
-                number=str(head),
+                name=head_name(layer.layer, head),
                 statistics={name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1},
                 queries=queries,
                 keys=keys,

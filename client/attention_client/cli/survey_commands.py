@@ -19,6 +19,7 @@ from attention_client.many_requests import bar
 from attention_client.survey import HeadSurvey, SurveyedHead, shipped_texts
 from attention_client.survey.head_survey import SURVEYED, texts_of
 from attention_client.survey.survey_flow import OnTexts
+from attention_contract.reply_names import head_of
 from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_contract.wire import to_json
 
@@ -40,10 +41,10 @@ def _statistic(name: str | None) -> str | None:
 
 
 def _head(text: str | None) -> SurveyedHead | None:
-    layer, _, head = (text or "").rpartition(".")
-    if text is not None and not (layer and head.isdecimal()):
-        raise typer.BadParameter(f"expected LAYER.HEAD as in 1.0 or decoder.3.0, got {text!r}", param_hint="--show")
-    return None if text is None else SurveyedHead(int(layer) if layer.isdecimal() else layer, int(head))
+    try:
+        return None if text is None else SurveyedHead(*head_of(text))
+    except ValueError as fault:
+        raise typer.BadParameter(str(fault), param_hint="--show") from None
 
 
 @takes(_OPTIONS)
@@ -63,7 +64,7 @@ def heads(
         typer.Option("--and", metavar="STATISTIC", callback=_statistic, help="Also show this statistic."),
     ] = None,
     show: Annotated[
-        str | None, typer.Option(metavar="LAYER.HEAD", help="Show the passages of this head. Default: the first one.")
+        str | None, typer.Option(metavar="HEAD", help="Show the passages of this head, as L1H0. Default: the first.")
     ] = None,
     count: Annotated[int, typer.Option(min=0, help="Passages to show.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 16,
@@ -126,7 +127,7 @@ def _print_heads(survey: HeadSurvey, by: str, beside: str | None) -> None:
     rows = []
     for each in ranked[:_ROWS]:
         found = survey.distribution(*each, by, bins=_BINS)
-        told = {"layer": str(each.layer), "head": str(each.head), by.replace("_", " "): number(found.mean)}
+        told = {"head": str(each), by.replace("_", " "): number(found.mean)}
         low, quarter, middle, three_quarters, high = map(number, found.quantiles)
         told |= {"least": low, "25 %": quarter, "median": middle, "75 %": three_quarters, "largest": high}
         most = max(found.counts) or 1
@@ -141,7 +142,7 @@ def _print_heads(survey: HeadSurvey, by: str, beside: str | None) -> None:
 
 def _print_passages(client: Client, survey: HeadSurvey, head: SurveyedHead, by: Any, count: int) -> None:
     for each in client.models.passages(survey, *head, by=by, count=count) if count else ():
-        print_out(f"\nhead {head}, {by.replace('_', ' ')} {number(each.value)}", "bold")
+        print_out(f"\n{head}, {by.replace('_', ' ')} {number(each.value)}", "bold")
         print_out(survey.texts[each.text])
         print_out(largest_weights(each.reply, _PAIRS), "dim")
 

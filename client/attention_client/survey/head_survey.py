@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.reply_names import head_name
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.weights import StatisticName
@@ -24,7 +25,7 @@ class SurveyedHead(NamedTuple):
     head: int
 
     def __str__(self) -> str:
-        return f"{self.layer}.{self.head}"
+        return head_name(self.layer, self.head)
 
 
 class Distribution(NamedTuple):

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
+from attention_contract.reply_names import head_name
 from attention_contract.schemas.attention import Index
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import ModelReply
@@ -57,7 +58,7 @@ class HeadPlace(WireModel):
     head: HeadNumber
 
     def __str__(self) -> str:
-        return f"{self.layer}.{self.head}"
+        return head_name(self.layer, self.head)
 
 
 class HeadArguments(InputArguments):

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 from mcp_types import ResourceLink
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.reply_names import head_name
 from attention_contract.schemas.models import LayerRef
 from attention_contract.wire import SAFETENSORS
 
@@ -31,7 +32,7 @@ class ArrayAddress(NamedTuple):
 
     def link(self) -> ResourceLink:
         """Return the link that an answer carries."""
-        place = f"{self.layer}.{self.head}"
+        place = head_name(self.layer, self.head)
         return ResourceLink(
             uri=TEMPLATE.format(**self._asdict()),
             name=f"{self.tap} of head {place}",

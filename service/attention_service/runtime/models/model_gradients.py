@@ -124,6 +124,7 @@ class ModelGradients:
         fields: dict[str, Any] = {"value": self._told(run.value)}
         if self._objective.ids is not None:
             fields["token"] = self._objective.ids
+            fields["token_names"] = loaded.reader.readable(self._objective.ids)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
         if request.integrated is not None:
             gradient, baseline = self._integrated(embedded, request.integrated)

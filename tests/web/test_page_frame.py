@@ -128,7 +128,7 @@ def test_a_view_says_what_it_waits_for(visit):
     page = visit.open("#/overview?layer=1")
     page.route("**/v1/attention/gradients", lambda route: None)
     page.get_by_role("link", name="Explain").click()
-    page.get_by_text("Asking the server for the gradients of layers.1 · L1H0…").wait_for()
+    page.get_by_text("Asking the server for the gradients of L1H0…").wait_for()
 
 
 def test_views_are_five_groups_for_pointer_and_keys(visit):

@@ -18,6 +18,8 @@ export interface ProblemDocument {
   retry_s?: number | undefined;
   /** The page asks again by itself. */
   retrying?: boolean;
+  /** Nothing went wrong: the page waits for its reader. */
+  waits?: boolean;
   /** Ask again. */
   again?: () => void;
 }

@@ -13,6 +13,7 @@ import { FIRST, changed, format, parse } from "./state";
 import type { Patch, State } from "./state";
 import { DEFAULT_RECORDING } from "./subject";
 import { SharePointed } from "./pointed";
+import { TourStrip } from "./tour_strip";
 import type { ModelInfo, ModuleInfo, RecordingSummary } from "./types";
 import { Button, ProblemBox, Saving, Waiting } from "./ui";
 import { Overview } from "./views/overview";
@@ -231,7 +232,7 @@ export function App() {
     <PageContext.Provider value={page}>
       {!embedded && <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>Skip to the view</a>}
       {!embedded && <header class="page">
-        <div>
+        <div class="title">
           <h1>Attention service</h1>
           <p class="what">What every head of a model looks at: <a href={format({ view: "tour", params: state.params })} onClick={follow(() => go({ view: "tour" }))}>five findings</a></p>
         </div>
@@ -240,12 +241,11 @@ export function App() {
           <Button class="quiet" title="Ctrl+Z" disabled={depth === 0} onClick={() => history.back()}>Undo</Button>
           <Button class="quiet" title="Ctrl+Shift+Z" disabled={depth >= furthest} onClick={() => history.forward()}>Redo</Button>
           <Button class="quiet" onClick={() => go({ theme: theme === "dark" ? "light" : "dark" })}>{theme === "dark" ? "Light" : "Dark"}</Button>
-          <a href="docs">API docs</a>
-          <a href="openapi.json">OpenAPI</a>
-          <a href="metrics">Metrics</a>
+          <Documents />
         </div>
         <Views view={view} state={state} go={go} />
       </header>}
+      <TourStrip />
       <main id="main" tabIndex={-1}>
         <Saving key={view.id} intro={<><h2>{view.title}</h2><p>{view.about}{most ? ` Texts of at most ${whole(most)} tokens.` : ""}</p></>}>
           <SharePointed>
@@ -254,6 +254,7 @@ export function App() {
         </Saving>
       </main>
       {embedded ? <p class="small"><a href={format({ view: view.id, params: { ...state.params, embed: undefined } })} target="_blank" rel="noreferrer">{view.title} on the whole page</a></p> : <footer>
+        <p class="documents small"><Documents /></p>
         <details>
           <summary>Keys</summary>
           <p class="small">{VIEWS.map(({ title, key }) => `${key} ${title}`).join(" · ")} · [ and ] head · {"{ and }"} layer · Ctrl+Z undo</p>
@@ -264,6 +265,8 @@ export function App() {
     </PageContext.Provider>
   );
 }
+
+const Documents = () => <><a href="docs">API docs</a> <a href="openapi.json">OpenAPI</a> <a href="metrics">Metrics</a></>;
 
 /** The way of an arrow key through the rows of links. */
 const ARROWS: Partial<Record<string, [number, number]>> = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };

@@ -1,6 +1,6 @@
 /** The cells of a head at several levels of detail: of a matrix that is here, or in strips that a server pools. */
 
-import { largest, marginals, pyramid } from "./matrix";
+import { largest, largestShared, marginals, pyramid } from "./matrix";
 import type { Matrix } from "./matrix";
 
 /** Rows of a level from `top` on, all columns. */
@@ -17,6 +17,8 @@ export interface Cells {
   levels: number;
   /** The largest magnitude. */
   most: number;
+  /** The end of the scale of colours: the largest magnitude, of weights without those of queries with one key. */
+  end: number;
   /** What is drawn beside rows and columns: a number for each `every` of them. */
   bars: { queries: Float32Array; keys: Float32Array; every: number };
   /** What there is to paint of a level's rows `top` to before `below`, coarser strips first. */
@@ -26,13 +28,14 @@ export interface Cells {
 }
 
 /** The cells of a matrix: beside them the largest weight of each query, and the mean that each key receives. */
-export function whole(of: Matrix): Cells {
+export function whole(of: Matrix, signed = false): Cells {
   const levels = pyramid(of);
   return {
     rows: of.rows,
     columns: of.columns,
     levels: levels.length,
     most: largest(of.data),
+    end: signed ? largest(of.data) : largestShared(of),
     bars: { ...marginals(of), every: 1 },
     strips: (level) => [{ level, top: 0, of: levels[level] }],
     value: (query, key) => of.data[query * of.columns + key],
@@ -60,6 +63,7 @@ interface Missing {
 export class Tiles implements Cells {
   readonly levels: number;
   readonly most: number;
+  readonly end: number;
   readonly bars: Cells["bars"];
   /** Called when a strip came. */
   changed: () => void = () => undefined;
@@ -72,15 +76,20 @@ export class Tiles implements Cells {
 
   private constructor(readonly rows: number, readonly columns: number, readonly coarsest: Matrix, private readonly read: Read, halvings: number) {
     this.levels = halvings + 1;
-    this.most = largest(coarsest.data);
+    this.most = this.end = largest(coarsest.data);
     const keys = new Float32Array(coarsest.columns);
     coarsest.data.forEach((value, at) => (keys[at % keys.length] = Math.max(keys[at % keys.length], value)));
     this.bars = { queries: marginals(coarsest).queries, keys, every: 2 ** halvings };
   }
 
+  /** How often the coarsest level of a head of this size is halved. */
+  static halvings(rows: number, columns: number): number {
+    return Math.max(1, Math.ceil(Math.log2(Math.max(rows, columns) / LEAST_SIDE)));
+  }
+
   /** Read the coarsest level. Its bars are the largest weights of queries and of keys. */
   static async open(rows: number, columns: number, read: Read): Promise<Tiles> {
-    const halvings = Math.max(1, Math.ceil(Math.log2(Math.max(rows, columns) / LEAST_SIDE)));
+    const halvings = Tiles.halvings(rows, columns);
     return new Tiles(rows, columns, await read(2 ** halvings, 0, rows), read, halvings);
   }
 

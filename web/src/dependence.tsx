@@ -5,13 +5,15 @@ import type { Asked } from "./api";
 import { SCALES, colour, step } from "./colour";
 import type { Theme } from "./colour";
 import { useLoaded, usePage } from "./context";
+import { Controls } from "./controls";
 import { heatScene } from "./drawings";
-import { precise, real } from "./format";
+import { placed, precise, real } from "./format";
 import { HeatMap } from "./heatmap";
 import { largest, matrix } from "./matrix";
 import type { Matrix } from "./matrix";
 import { shownToken } from "./model_subject";
 import { OverImage } from "./patches";
+import { headName } from "./subject";
 import type { Body, Tensor } from "./tensors";
 import type { ModelLabels, ModelRan } from "./types";
 import { Choice, Commands, Export, FactList, ProblemBox, Table } from "./ui";
@@ -111,13 +113,16 @@ interface DependsOnProps {
   of: Body;
   /** The name of the token of this id, if it is known. */
   named: (id: number) => string | undefined;
+  /** The token after which it is predicted, or in whose own place; none of a class. */
+  at?: string;
+  own?: boolean;
   /** The image that the model read. */
   picture?: string | undefined;
   /** A head was chosen. */
   pick?: (layer: number, head: number) => void;
 }
 
-export function DependsOn({ model, input, of, named, picture, pick }: DependsOnProps) {
+export function DependsOn({ model, input, of, named, at, own = false, picture, pick }: DependsOnProps) {
   const { params, go } = usePage();
   const by = params.by && params.by in MEASURES ? (params.by as keyof typeof MEASURES) : "input";
   const { about, label: measured, asks } = MEASURES[by];
@@ -126,13 +131,13 @@ export function DependsOn({ model, input, of, named, picture, pick }: DependsOnP
   const { value, problem, busy } = useLoaded(key, async (signal) => ({ key, by, ...(await dependenceOf(model, body, signal)) }));
   return (
     <section aria-label="What the prediction depends on" aria-busy={busy}>
-      <div class="fields">
+      <Controls told={measured}>
         <Choice wide label="A number for each token" value={by} set={(each) => go({ by: each === "input" ? "" : each })} options={Object.entries(MEASURES).map(([each, { label }]) => [each, label])} />
-      </div>
-      <p class="small">{about}</p>
+      </Controls>
       <ProblemBox problem={problem} />
       {!value && !problem && <p class="small" role="status">Differentiating…</p>}
-      {value && <Shown of={value} signed={value.by !== "norm"} measured={MEASURES[value.by].label} token={named(value.token) ?? String(value.token)} picture={picture} {...(pick ? { pick } : {})} />}
+      {value && <Shown of={value} signed={value.by !== "norm"} measured={MEASURES[value.by].label} token={named(value.token) ?? String(value.token)} at={at} own={own} picture={picture} {...(pick ? { pick } : {})} />}
+      <p class="small">{about}</p>
       {value?.key === key && <p class="hidden" role="status">{measured} is there.</p>}
     </section>
   );
@@ -143,11 +148,13 @@ interface ShownProps {
   signed: boolean;
   measured: string;
   token: string;
+  at: string | undefined;
+  own: boolean;
   picture: string | undefined;
   pick?: (layer: number, head: number) => void;
 }
 
-function Shown({ of, signed, measured, token, picture, pick }: ShownProps) {
+function Shown({ of, signed, measured, token, at, own, picture, pick }: ShownProps) {
   const { theme } = usePage();
   const { labels, values, heads, layers, logProbability } = of;
   const names = labels.tokens.map(shownToken);
@@ -156,11 +163,12 @@ function Shown({ of, signed, measured, token, picture, pick }: ShownProps) {
   const log = `log p(${token})`;
   const most = largest(values);
   const spans = names.map((name, i) => ({ name, i })).filter(({ i }) => !(over && places[i])).slice(0, MOST_SPANS);
-  const strongest = names.map((name, i) => ({ name, value: values[i] })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, MOST_ROWS);
-  const columns = Array.from({ length: heads.columns }, (_, i) => String(i));
+  const strongest = placed(names).map((name, i) => ({ name, value: values[i] })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, MOST_ROWS);
+  const columns = Array.from({ length: heads.columns }, (_, i) => headName("", i));
   const title = `gradient · context of each head, of ${log}`;
   return (
     <>
+      <p>The number that is differentiated is {log}: the log-probability of <code>{token}</code>{at === undefined ? "" : <>{own ? " in the place of " : " after "}<code>{at}</code></>}.</p>
       <FactList facts={[[log, real(logProbability)], ["probability", precise(Math.exp(logProbability), 3)], ["computed in", `${of.ran.compute_ms.toFixed(1)} ms`]]} />
       {over && (
         <figure class="patches">
@@ -169,11 +177,11 @@ function Shown({ of, signed, measured, token, picture, pick }: ShownProps) {
             told={(patch) => (patch === null ? "Point at a patch. Orange is above 0, blue below." : `${log} by ${names[patch]}: ${precise(values[patch], 4)}`)} />
         </figure>
       )}
-      {spans.length > 0 && <p class="generated dependence">{spans.map(({ name, i }) => <span key={i} title={precise(values[i])} style={paint(theme, values[i], most, signed)}>{name}</span>)}</p>}
+      {spans.length > 0 && <p class="generated dependence">{spans.map(({ name, i }) => <span key={i} title={precise(values[i])} style={paint(theme, values[i], most, signed)}>{name}</span>)}<b class="predicted">→ {token}</b></p>}
       <Export of={{
         name: "dependence",
         label: "what the prediction depends on",
-        scene: () => heatScene(matrix(1, values.length, values), { theme, title: `${measured} of ${log}`, queries: [token], keys: names, signed }),
+        scene: () => heatScene(matrix(1, values.length, values), { theme, title: `${measured} of ${log}`, queries: [token], keys: placed(names), signed }),
         rows: () => [["token", measured], ...names.map((name, i) => [name, values[i]])],
         json: () => ({ request: of.asked.body, token, log_probability: logProbability, tokens: names, values: Array.from(values), layers, heads: layers.map((_, i) => Array.from(heads.data.subarray(i * heads.columns, (i + 1) * heads.columns))) }),
       }} />

@@ -3,8 +3,8 @@
 import { scaleLinear, scaleLog } from "d3-scale";
 import { INKS, SCALES, onColour, step } from "./colour";
 import type { Theme } from "./colour";
-import { clip, precise, whole } from "./format";
-import { largest, largestPlaces, pooled, row } from "./matrix";
+import { cellText, clip, precise, whole } from "./format";
+import { largest, largestPlaces, largestShared, pooled, row } from "./matrix";
 import type { Matrix } from "./matrix";
 import type { Scene, Shape } from "./scene";
 
@@ -16,6 +16,12 @@ export const RANGES: Record<Range, string> = {
   unit: "0 to 1",
   log: "logarithmic, from 1/10 000 of the largest",
 };
+
+const ABOVE = 1.01; // times the end of the scale: a largest magnitude that is told to lie above it
+const MOST_LINEAR = 64; // tokens: an even share of more keys is too pale beside the largest weight
+
+/** The range of colours of heads with so many tokens that nobody chose. */
+export const usualRange = (tokens: number): Range => (tokens > MOST_LINEAR ? "log" : "own");
 
 /** Where a value of a row of a matrix lies on the scale of colours, 0 to 1. `end`: the largest of all that share it. */
 export function ranged(of: Matrix, range: Range, end: number, signed: boolean): (value: number, i: number) => number {
@@ -29,13 +35,16 @@ export function ranged(of: Matrix, range: Range, end: number, signed: boolean): 
   return range === "unit" ? (value) => value : (value) => value / most;
 }
 
-/** The two ends of a scale of colours in words. `most`: the largest magnitude, where it is known. */
-export function endsOf(most: number | undefined, range: Range, shared: number, signed: boolean): [string, string] {
-  const own = most === undefined ? "largest of the head" : precise(most, 3);
+/** The two ends of a scale of colours in words. `end`: where the scale ends, where it is known; `most`: the largest magnitude. */
+export function endsOf(end: number | undefined, range: Range, shared: number, signed: boolean, most = end): [string, string] {
+  const own = end === undefined || most === undefined ? "largest of the head" : `${most > ABOVE * end ? "≥ " : ""}${precise(end, 3)}`;
   if (signed) return [`−${range === "shared" ? precise(shared, 3) : own}`, `+${range === "shared" ? precise(shared, 3) : own}`];
-  return [range === "log" ? "÷ 10 000" : "0", { shared: precise(shared, 3), own, row: "largest of the row", unit: "1", log: own }[range]];
+  return [range !== "log" ? "0" : end === undefined ? "a 10 000th" : precise(end / 10_000, 2), { shared: precise(shared, 3), own, row: "largest of the row", unit: "1", log: own }[range]];
 }
 
+/** The names of the rows and the columns of weights. */
+export const QUERIES_AND_KEYS: [string, string] = ["queries", "keys"];
+const LEAST_HATCHED = 6; // the side of a cell whose exact zero is hatched
 const MOST_SIDE = 128; // cells a side of a picture made of rectangles
 
 export interface HeatOptions {
@@ -54,7 +63,8 @@ export interface HeatOptions {
 
 /** The heat map of one head. Beyond 128 cells a side, cells are pooled, and the title says so. */
 export function heatScene(of: Matrix, options: HeatOptions): Scene {
-  const { theme, title, queries, keys, range = "own", shared = 0, signed = false, axes = ["queries", "keys"] } = options;
+  const { theme, title, queries, keys, shared = 0, signed = false, axes = QUERIES_AND_KEYS } = options;
+  const { range = axes === QUERIES_AND_KEYS ? usualRange(Math.max(of.rows, of.columns)) : "own" } = options;
   let shown = of;
   let { pool = 1 } = options;
   for (; Math.max(shown.rows, shown.columns) > MOST_SIDE; pool *= 2) shown = pooled(shown);
@@ -65,7 +75,9 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
   const named = 6.2 * (Math.max(...axes.map((each) => each.length)) + 2); // the corner has room for the names of the axes
   const left = labelled ? 12 + Math.max(named, 0.62 * size * Math.max(...queries.map((each) => clip(each).length))) : 26;
   const top = 30 + (labelled ? Math.max(20, 0.62 * size * Math.max(...keys.map((each) => clip(each).length))) + 8 : 14);
-  const at = ranged(shown, range, range === "shared" ? shared : largest(shown.data), signed);
+  const most = largest(shown.data);
+  const end = signed ? most : largestShared(of);
+  const at = ranged(shown, range, range === "shared" ? shared : end, signed);
   const { css } = SCALES[signed ? "differences" : "weights"][theme];
   const full = pool > 1 ? `${title} (largest of ${pool} × ${pool} cells)` : title;
   const shapes: Shape[] = [{ kind: "text", x: 12, y: 18, text: full, size: 13, bold: true, fill: inks.ink }];
@@ -75,10 +87,13 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
       const place = at(value, i);
       const box = { x: left + j * cell, y: top + i * cell };
       const tip = labelled ? `${queries[i]} → ${keys[j]}: ${precise(value)}` : "";
-      shapes.push({ kind: "rect", ...box, w: cell - (cell > 6 ? 1 : 0), h: cell - (cell > 6 ? 1 : 0), fill: css[step(place)], ...(tip ? { tip } : {}) });
-      if (cell >= 26) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: value.toFixed(2).replace(/^(-?)0\./, "$1."), size: 9, anchor: "middle", fill: signed ? inks.ink : onColour(theme, place) });
+      const side = cell - (cell > 6 ? 1 : 0);
+      shapes.push({ kind: "rect", ...box, w: side, h: side, fill: css[step(place)], ...(tip ? { tip } : {}) });
+      if (value === 0 && !signed && pool === 1 && cell >= LEAST_HATCHED) shapes.push({ kind: "path", d: `M${box.x},${box.y + side}L${box.x + side},${box.y}`, stroke: inks.hatch });
+      if (cell >= 26) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: cellText(value), size: 9, anchor: "middle", fill: signed ? inks.ink : onColour(theme, place) });
     }
   }
+  const hatched = shapes.some(({ kind }) => kind === "path");
   const soft = { size: 10, fill: inks.soft } as const;
   if (labelled) {
     shapes.push({ kind: "text", x: left - 6, y: top - 18, text: `${axes[1]} →`, anchor: "end", ...soft }, { kind: "text", x: left - 6, y: top - 5, text: `${axes[0]} ↓`, anchor: "end", ...soft });
@@ -87,13 +102,13 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
   } else {
     shapes.push({ kind: "text", x: left, y: top - 4, text: `${axes[1]} →`, ...soft }, { kind: "text", x: left - 5, y: top + 6.2 * (axes[0].length + 2), text: `← ${axes[0]}`, turn: -90, ...soft });
   }
-  const key = legendShapes(12, top + shown.rows * cell + 22, endsOf(largest(shown.data), range, shared, signed), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed);
-  const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length, 430);
+  const key = legendShapes(12, top + shown.rows * cell + 22, endsOf(end, range, shared, signed, most), `rows ${axes[0]}, columns ${axes[1]}`, theme, signed, hatched);
+  const width = Math.max(left + shown.columns * cell + 12, 24 + 7.2 * full.length, hatched ? 500 : 430);
   return { width: Math.ceil(width), height: Math.ceil(top + shown.rows * cell + 34), title: full, shapes: [...shapes, ...key] };
 }
 
 /** The scale of colours with its ends, and the names of the axes beside it. */
-export function legendShapes(x: number, y: number, [low, high]: [string, string], axes: string, theme: Theme, signed = false): Shape[] {
+export function legendShapes(x: number, y: number, [low, high]: [string, string], axes: string, theme: Theme, signed = false, hatched = false): Shape[] {
   const { css } = SCALES[signed ? "differences" : "weights"][theme];
   const inks = INKS[theme];
   const [from, steps, wide] = [x + 8 + 6 * low.length, 40, 2.5];
@@ -104,8 +119,16 @@ export function legendShapes(x: number, y: number, [low, high]: [string, string]
     ...ramp,
     { kind: "text", x: end + 6, y, text: high, fill: inks.soft },
     { kind: "text", x: end + 18 + 6 * high.length, y, text: axes, fill: inks.soft },
+    ...(hatched ? hatchedKey(end + 40 + 6 * high.length + 5.4 * axes.length, y, inks.hatch, inks.soft) : []),
   ];
 }
+
+/** What a hatched cell means. */
+const hatchedKey = (x: number, y: number, stroke: string, fill: string): Shape[] => [
+  { kind: "rect", x, y: y - 8, w: 9, h: 9, stroke, fill: "none" },
+  { kind: "path", d: `M${x},${y + 1}L${x + 9},${y - 8}`, stroke },
+  { kind: "text", x: x + 14, y, text: "exactly 0", fill },
+];
 
 /** The weights of a head to be drawn as lines; in the accent colour by default. */
 export interface Lines {
@@ -182,9 +205,12 @@ export interface ChartOptions {
 
 export const lineInk = (theme: Theme, i: number) => [INKS[theme].accent, INKS[theme].second, INKS[theme].third, INKS[theme].soft][i % 4];
 
+const HALF_LINE = 32; // letters
+
 /** A chart with two logarithmic axes. */
 export function chartScene(lines: Line[], { theme, title, across, unit, marks = [], binary = false }: ChartOptions): Scene {
-  const [width, height, left, right, top, bottom] = [460, 300, 70, 18, 44 + 16 * Math.ceil(lines.length / 2), 40];
+  const beside = lines.every(({ label }) => label.length <= HALF_LINE) ? 2 : 1; // names of lines beside each other
+  const [width, height, left, right, top, bottom] = [460, 300, 70, 18, 44 + 16 * Math.ceil(lines.length / beside), 40];
   const inks = INKS[theme];
   const real = lines.map((line) => ({ ...line, points: line.points.filter(([, y]) => y > 0) }));
   const all = real.flatMap(({ points, band = [] }) => [...points, ...band.flatMap(([x, low, high]): [number, number][] => [[x, low], [x, high]])]).filter(([, y]) => y > 0);
@@ -221,9 +247,9 @@ export function chartScene(lines: Line[], { theme, title, across, unit, marks = 
     }
     shapes.push({ kind: "path", d: `M${joined(points)}`, stroke: ink, width: 2, ...(dashed ? { dash: [6, 4] } : {}) });
     for (const [a, b] of points) shapes.push({ kind: "circle", x: x(a), y: y(b), r: 3, fill: ink, tip: `${label}, ${a.toLocaleString("en-US")}: ${unit(b)}` });
-    const [column, down] = [i % 2, Math.floor(i / 2)];
+    const [column, down] = [i % beside, Math.floor(i / beside)];
     shapes.push({ kind: "path", d: `M${4 + column * 230},${34 + down * 16}h18`, stroke: ink, width: 2, ...(dashed ? { dash: [6, 4] } : {}) });
-    shapes.push({ kind: "text", x: 28 + column * 230, y: 38 + down * 16, text: clip(label, 32), fill: inks.soft });
+    shapes.push({ kind: "text", x: 28 + column * 230, y: 38 + down * 16, text: clip(label, beside === 2 ? HALF_LINE : 68), fill: inks.soft });
   });
   for (const { x: place, label } of marks) {
     if (place < Math.min(...xs) || place > Math.max(...xs)) continue;
@@ -244,6 +270,8 @@ export interface BarOptions {
   told?: (value: number) => string;
   /** The bar that is pointed at. */
   marked?: number | null;
+  /** The number whose bar would fill the row; by default the largest. */
+  whole?: number;
 }
 
 const MOST_BARS = 64;
@@ -252,10 +280,10 @@ const MOST_BARS = 64;
  * Horizontal bars, one for each label, with its number; of more than 64 the largest. `places`: the labels that are shown; the
  * first begins at `top`, and each is `high`.
  */
-export function barScene({ theme, title, labels, values, signed = false, told = precise, marked = null }: BarOptions): Scene & { top: number; high: number; places: number[] } {
+export function barScene({ theme, title, labels, values, signed = false, told = precise, marked = null, whole: full }: BarOptions): Scene & { top: number; high: number; places: number[] } {
   const inks = INKS[theme];
   const [left, wide, top, high] = [120, 250, 28, 20];
-  const most = largest(values) || 1;
+  const most = full ?? (largest(values) || 1);
   const places = largestPlaces(values, MOST_BARS);
   const named = places.length < values.length ? `${title}, the ${MOST_BARS} largest of ${whole(values.length)}` : title;
   const x = scaleLinear(signed ? [-most, most] : [0, most], [left, left + wide]);

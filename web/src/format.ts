@@ -45,6 +45,12 @@ export function precise(value: number, digits = 4): string {
   return text.replaceAll("-", "−");
 }
 
+/** A number as it is written into a cell of a map: nothing for exactly 0, which is hatched, and `~0` for what two digits do not show. */
+export function cellText(value: number): string {
+  if (value === 0) return "";
+  return Math.abs(value) < 0.005 ? "~0" : value.toFixed(2).replace(/^(-?)0\./, "$1.").replace("-", "−");
+}
+
 /** Format a duration in milliseconds with three significant digits, in the unit that suits it: 0.12 ms, 10 s, 5 min. */
 export function duration(value: number | null | undefined): string {
   if (!isNumber(value)) return "—";
@@ -76,6 +82,13 @@ export const isolated = (token: string) => (RIGHT_TO_LEFT.test(token) ? `\u2068$
 
 /** A token as it was before it was shown: without marks of directions, and of a space before it. */
 export const plainToken = (shown: string) => shown.replace(/[\u2068\u2069]/g, "").replace(/^·(?=.)/, "");
+
+/** Tokens with their positions before those that come more than once. */
+export function placed(tokens: string[]): string[] {
+  const many = new Map<string, number>();
+  tokens.forEach((each) => many.set(each, (many.get(each) ?? 0) + 1));
+  return tokens.map((each, i) => ((many.get(each) ?? 0) > 1 ? `${i} ${each}` : each));
+}
 
 /** Cut a text to a length, between two characters. */
 export const clip = (text: string, most = 12) => (text.length > most ? `${text.slice(0, most - 1).replace(/[\ud800-\udbff]$/, "")}…` : text);

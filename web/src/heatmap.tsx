@@ -9,7 +9,7 @@ import { Tiles, whole } from "./cells";
 import type { Cells } from "./cells";
 import { SCALES as COLOURS, step } from "./colour";
 import { usePage, useWidth } from "./context";
-import { endsOf } from "./drawings";
+import { QUERIES_AND_KEYS, endsOf, usualRange } from "./drawings";
 import type { Range } from "./drawings";
 import { precise } from "./format";
 import type { Matrix } from "./matrix";
@@ -17,6 +17,7 @@ import { Painter } from "./painter";
 import type { Cell, Zoom } from "./painter";
 import { NOWHERE, usePointed, usePointing } from "./pointed";
 import type { Pointed } from "./pointed";
+import { ringed } from "./tour";
 import { Button, Table } from "./ui";
 
 interface HeatMapProps {
@@ -44,15 +45,16 @@ interface HeatMapProps {
 
 const STEPS: Partial<Record<string, [number, number]>> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const SCALES: Partial<Record<string, number>> = { "+": 1.5, "=": 1.5, "-": 1 / 1.5, "0": 0 };
-const QUERIES_AND_KEYS: [string, string] = ["queries", "keys"];
 const MOST_CELLS = 10_000; // of the table
 
 const cellOf = ({ query, key }: Pointed): Cell | null => (query === null || key === null ? null : { query, key });
 
 export function HeatMap(props: HeatMapProps) {
-  const { of, queries, keys, title, range = "own", shared = 0, signed = false, large = false, axes = QUERIES_AND_KEYS, at = null, alone = axes !== QUERIES_AND_KEYS } = props;
-  const { theme } = usePage();
-  const cells: Cells = useMemo(() => ("levels" in of ? of : whole(of)), [of]);
+  const { of, queries, keys, title, shared = 0, signed = false, large = false, axes = QUERIES_AND_KEYS, at = null, alone = axes !== QUERIES_AND_KEYS } = props;
+  const { range = axes === QUERIES_AND_KEYS ? usualRange(Math.max(of.rows, of.columns)) : "own" } = props;
+  const { theme, params } = usePage();
+  const rings = useMemo(() => (signed || axes !== QUERIES_AND_KEYS ? [] : ringed(params, title, queries, keys)), [params.tour, title, queries, keys, signed, axes]);
+  const cells: Cells = useMemo(() => ("levels" in of ? of : whole(of, signed)), [of, signed]);
   const [place, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const painter = useRef<Painter>(undefined);
@@ -77,9 +79,9 @@ export function HeatMap(props: HeatMapProps) {
 
   useEffect(() => {
     if (!width || !painter.current) return;
-    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large, axes }, width);
+    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large, axes, ringed: rings }, width);
     behave();
-  }, [cells, queries, keys, theme, range, shared, signed, large, axes.join(), width]);
+  }, [cells, queries, keys, theme, range, shared, signed, large, axes.join(), rings, width]);
 
   useEffect(() => {
     if (!(of instanceof Tiles)) return;
@@ -174,7 +176,7 @@ export function HeatMap(props: HeatMapProps) {
           <Button class="quiet" onClick={() => scaleBy(0)}>Whole</Button>
         </div>
       )}
-      <Legend most={cells.most} range={range} shared={shared} signed={signed} axes={axes} />
+      <Legend end={cells.end} most={cells.most} range={range} shared={shared} signed={signed} axes={axes} />
       <div ref={place} class="stage">
         <canvas ref={canvas} tabIndex={0} role="img" aria-label={label} onPointerMove={point} onPointerDown={point}
           onPointerLeave={() => pointing.set(NOWHERE)} onKeyDown={press}
@@ -211,7 +213,8 @@ export function CellTable({ of, queries, keys, title, axes }: { of: Cells; queri
 }
 
 interface LegendProps {
-  /** The largest magnitude; unknown for several maps with their own ranges. */
+  /** The end of the scale and the largest magnitude; unknown for several maps with their own ranges. */
+  end?: number;
   most?: number;
   range: Range;
   shared: number;
@@ -220,9 +223,9 @@ interface LegendProps {
 }
 
 /** What the colours mean, and what rows and columns are. */
-export function Legend({ most, range, shared, signed = false, axes }: LegendProps) {
+export function Legend({ end, most, range, shared, signed = false, axes }: LegendProps) {
   const { theme } = usePage();
-  const [low, high] = endsOf(most, range, shared, signed);
+  const [low, high] = endsOf(end, range, shared, signed, most);
   const stops = [0, 0.25, 0.5, 0.75, 1].map((at) => COLOURS[signed ? "differences" : "weights"][theme].css[step(at)]).join(", ");
   return (
     <span class="scale">

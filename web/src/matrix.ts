@@ -23,6 +23,19 @@ export function largest(numbers: ArrayLike<number>): number {
   return most;
 }
 
+const ROUNDED = 1e-3; // of a weight of 1
+
+/** The largest weight of the queries that look at more than one key; of all, where no query does. A single key has weight 1. */
+export function largestShared(of: Matrix): number {
+  let most = 0;
+  for (let i = 0; i < of.rows; i += 1) {
+    const weights = row(of, i);
+    const own = largest(weights);
+    if (own > most && !(Math.abs(own - 1) < ROUNDED && weights.reduce((many, each) => many + (each === 0 ? 0 : 1), 0) === 1)) most = own;
+  }
+  return most || largest(of.data);
+}
+
 /** Halve both sides: each cell is the one of the largest magnitude among up to four. */
 export function pooled(of: Matrix): Matrix {
   const rows = Math.ceil(of.rows / 2);

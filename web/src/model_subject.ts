@@ -7,7 +7,7 @@ import { ofSequence } from "./live";
 import { matrix } from "./matrix";
 import type { Counting } from "./matrix";
 import { integer } from "./state";
-import { MOST_CELLS, cached, countingOf, isCausal, isScaledDot, namesOf, remembered } from "./subject";
+import { MOST_CELLS, cached, countingOf, headName, isCausal, isScaledDot, namesOf, remembered } from "./subject";
 import type { Layer, Params, Statistics, Subject } from "./subject";
 import type { Body, Tensor } from "./tensors";
 import type { ModelInfo, ModelLabels, ModelRan } from "./types";
@@ -55,13 +55,15 @@ const bare = (token: string) => token.trim() || token;
 /** The input of a request, by the parameters of the page. Throws Problem. */
 export function inputOf(params: Params, model: Pick<ModelInfo, "id" | "takes">): Body {
   const picture = params.image ? pictures.get(params.image) : undefined;
-  if (params.image && !picture) throw new Problem({ title: "The image is not open", detail: `Choose ${params.image} again: a page cannot reopen a file by itself.`, param: "images" });
+  if (params.image && !picture) throw new Problem({ title: "The image is not open", detail: `Choose ${params.image} again: a page cannot reopen a file by itself.`, param: "images", waits: true });
   const reads = model.takes.includes("text");
-  if (!reads && !picture) throw new Problem({ title: "Choose an image", detail: `${model.id} takes images alone. Choose one above, or drop it on the page.`, param: "images" });
+  if (!reads && !picture) throw new Problem({ title: "Choose an image", detail: `${model.id} takes images alone. Choose one above, or drop it on the page.`, param: "images", waits: true });
   const images = picture && model.takes.includes("images") ? { images: [{ base64: picture.base64 }] } : {};
   const target = params.target && model.takes.includes("target") ? { target: params.target } : {};
   return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...target, ...images };
 }
+
+const MOST_POOLED = 2 ** 24; // cells of all heads that are asked for in one pass
 
 interface WeightsReply {
   labels: ModelLabels | ModelLabels[];
@@ -112,7 +114,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     const ref = String(layer);
     const [queries, keys] = tokensOf(reply, ref, crop);
     const name = /^\d+$/.test(ref) ? `layers.${ref}` : ref;
-    const heads = Array.from({ length: headsOf(at) }, (_, head) => (name === ref ? `${ref} H${head}` : `L${ref}H${head}`));
+    const heads = Array.from({ length: headsOf(at) }, (_, head) => headName(ref, head));
     const places = keys.rectangles ? { places: keys.rectangles } : {};
     return { ref, name, heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places };
   });
@@ -162,7 +164,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       if (whole) return null;
       const { ref = "", queries } = layers[layer];
       return async (pool, from, to) => {
-        if (pool > 1 && from === 0 && to >= queries.length) {
+        if (pool > 1 && from === 0 && to >= queries.length && all / pool ** 2 <= MOST_POOLED) {
           return cut((await pooled(pool))[`layers.${layer}.pooled`], ref, head);
         }
         const rows = Array.from({ length: to - from }, (_, i) => from + i);

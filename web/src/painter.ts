@@ -4,7 +4,7 @@ import { INKS, SCALES, onColour, step } from "./colour";
 import type { Theme } from "./colour";
 import { ranged } from "./drawings";
 import type { Range } from "./drawings";
-import { clip } from "./format";
+import { cellText, clip } from "./format";
 import type { Cells, Strip } from "./cells";
 import { largest } from "./matrix";
 import type { Matrix } from "./matrix";
@@ -14,7 +14,10 @@ import { FONT } from "./scene";
 
 const LABEL = 12; // the smallest cell with room for a label, in CSS pixels
 const NUMBER = 34; // the smallest cell with room for a number
-const HIGH = 420; // the most of a map that shows all of its rows
+const MOST_CELL = 44;
+/** The most height of a map, and what else a screen shows beside it. */
+const HIGH = { least: 420, beside: 440 };
+const LARGE_HIGH = { least: 620, beside: 140 };
 const STRIP = 26; // the width of the marginals
 const MARGIN = 15; // beside cells without labels: the names of the axes
 
@@ -31,6 +34,8 @@ export interface Picture {
   large: boolean;
   /** The names of the rows and of the columns. */
   axes: [string, string];
+  /** Cells with a ring around them: queries and keys. */
+  ringed: [number, number][];
 }
 
 /** A zoom: a point p of the unzoomed picture lies at p·k + (x, y). */
@@ -73,12 +78,13 @@ export class Painter {
     const named = Math.max(...axes.map((each) => pen.measureText(each).width)) + 14; // and an arrow
     const [left, top] = [Math.ceil(Math.max(longest(queries), named)) + 10, Math.ceil(Math.max(longest(keys), 18)) + 10];
     const room = Math.max(60, width - left - bars - 2);
-    const tall = large ? Math.max(LABEL, 640 / of.rows) : HIGH / of.rows;
-    let cell = Math.min(large ? 44 : 30, room / of.columns, tall);
+    const { least, beside } = large ? LARGE_HIGH : HIGH;
+    const tall = Math.max(least, innerHeight - beside);
+    let cell = Math.min(MOST_CELL, room / of.columns, tall / of.rows);
     const labelled = cell >= LABEL || large;
-    if (!labelled) cell = Math.min((width - MARGIN - bars - 2) / of.columns, tall);
+    if (!labelled) cell = Math.min((width - MARGIN - bars - 2) / of.columns, tall / of.rows);
     if (cell >= 2) cell = Math.floor(cell);
-    const high = Math.min(cell * of.rows, large ? 680 : HIGH);
+    const high = cell * of.rows;
     this.frame = { left: labelled ? left : MARGIN, top: labelled ? top : MARGIN, width: cell * of.columns, height: high, cell };
     const ratio = globalThis.devicePixelRatio || 1;
     const size = [this.frame.left + this.frame.width + bars + 1, this.frame.top + high + bars + 1];
@@ -127,7 +133,19 @@ export class Painter {
     const rows = this.visible(zoom.y, side * 2 ** level, frame.height, Math.ceil(picture.of.rows / 2 ** level));
     pen.imageSmoothingEnabled = false;
     for (const strip of picture.of.strips(level, ...rows)) this.strip(pen, picture, strip, side);
+    this.rings(pen, picture, side);
     this.mark(pen, picture, side);
+  }
+
+  private rings(pen: CanvasRenderingContext2D, { ringed, theme }: Picture, side: number): void {
+    const { frame, zoom } = this;
+    pen.strokeStyle = INKS[theme].second;
+    pen.lineWidth = 1.5;
+    for (const [query, key] of ringed) {
+      pen.beginPath();
+      pen.roundRect(frame.left + zoom.x + key * side, frame.top + zoom.y + query * side, side - 1, side - 1, side / 4);
+      pen.stroke();
+    }
   }
 
   /** A frame around the cell, the row or the column that is pointed at. */
@@ -166,7 +184,7 @@ export class Painter {
   }
 
   private place(of: Matrix, { of: cells, range, shared, signed }: Picture): (value: number, i: number) => number {
-    const known = this.places.get(of) ?? ranged(of, range, range === "shared" ? shared : cells.most, signed);
+    const known = this.places.get(of) ?? ranged(of, range, range === "shared" ? shared : cells.end, signed);
     this.places.set(of, known);
     return known;
   }
@@ -195,7 +213,7 @@ export class Painter {
           pen.stroke();
         } else if (side >= NUMBER) {
           pen.fillStyle = picture.signed ? inks.ink : onColour(theme, this.place(of, picture)(value, i));
-          pen.fillText(value.toFixed(2).replace(/^(-?)0\./, "$1."), x(j) + side / 2, y(i) + side / 2);
+          pen.fillText(cellText(value), x(j) + side / 2, y(i) + side / 2);
         }
       }
     }

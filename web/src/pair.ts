@@ -23,7 +23,7 @@ const MOST_SIDE = 512; // cells of a picture of more
 export function pairOf(one: Matrix, other: Matrix): Pair {
   if (one.data.length <= MOST_WHOLE) {
     const less = difference(one, other);
-    return { one: whole(one), other: whole(other), less: whole(less), shown: less, pool: 1, divergence: divergence(one, other) };
+    return { one: whole(one), other: whole(other), less: whole(less, true), shown: less, pool: 1, divergence: divergence(one, other) };
   }
   const halvings = Math.ceil(Math.log2(Math.max(one.rows, one.columns) / MOST_SIDE));
   const [first, second, less] = [0, 1, 2].map(() => matrix(Math.ceil(one.rows / 2 ** halvings), Math.ceil(one.columns / 2 ** halvings)));
@@ -43,6 +43,7 @@ export function pairOf(one: Matrix, other: Matrix): Pair {
     columns: one.columns,
     levels: halvings + 1,
     most: largest(pooled.data),
+    end: largest(pooled.data),
     bars: { ...marginals(pooled), every: 2 ** halvings },
     strips: () => [{ level: halvings, top: 0, of: pooled }],
     value,

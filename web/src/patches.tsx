@@ -93,8 +93,8 @@ export function OverImage({ picture, places, values, told, label, sinks = [], pi
   );
 }
 
-/** The token whose looking is shown first: CLS, which looks at the whole image, or the last of a text, which has read all. */
-export const firstLooking = ({ places, queries }: Layer) => (places?.at(-1) === null ? queries.length - 1 : 0);
+/** The token whose looking is shown first: the last of a text, which has read all, or the first of an image, often CLS. */
+export const firstLooking = ({ places, queries }: Layer) => (places?.at(-1) ? 0 : queries.length - 1);
 
 /** The patches of `picture` that a layer's tokens show, and how much one token looks at each. */
 export function Patches({ of, layer, picture, title }: { of: Matrix; layer: Layer; picture: string; title: string }) {

@@ -34,8 +34,16 @@ export interface Layer {
 /** Left, top, right and bottom of a patch in pixels of its image; null for other tokens. */
 export type Place = [number, number, number, number] | null;
 
-/** A head by its name: `tiny-bert.1 · head 3`, `layers.1 · L1H3`. */
-export const headTitle = ({ layers }: Subject, layer: number, head: number) => `${layers[layer].name} · ${layers[layer].heads[head]}`;
+/** The name of a head of a layer by the layer's key: `L1H3`, `vision.1 H3`; of a layer that has none, `H3`. */
+export const headName = (ref: string | number, head: number | string) => (/^\d+$/.test(String(ref)) ? `L${ref}H${head}` : `${ref} H${head}`.trim());
+
+/** A head by its name: `L1H3`; of a module, a stack of several or a file's tensor after its name: `tiny-bert.1 H3`. */
+export function headTitle({ layers }: Subject, layer: number, head: number): string {
+  const { name, heads } = layers[layer];
+  const own = heads[head];
+  if (own.startsWith(name) || (/^L\d/.test(own) && name.startsWith("layers."))) return own;
+  return `${name} ${own.replace(/^(L\d+)?H?(?=\d+$)/, "H")}`;
+}
 
 /** Why an attention cannot be computed again, after its name. */
 export const notComputed = ({ whole }: Subject) =>
@@ -200,9 +208,10 @@ function ofTensors(file: TensorFile, from: string, counting: Counting): Subject 
   const names = Object.entries(file.shapes).filter(([, shape]) => shape.length === 2 || shape.length === 3);
   if (!names.length) throw new Problem({ title: "Nothing to show", detail: "The file holds neither a recording nor a tensor [head, query, key]." });
   const numbered = (many: number) => Array.from({ length: many }, (_, i) => String(i));
+  const named = (many: number) => Array.from({ length: many }, (_, i) => headName("", i));
   const layers = names.map(([name, shape]) => {
     const [heads, rows, columns] = shape.length === 3 ? shape : [1, ...shape];
-    return { name, heads: numbered(heads), queries: numbered(rows), keys: numbered(columns) };
+    return { name, heads: named(heads), queries: numbered(rows), keys: numbered(columns) };
   });
   return {
     title: from,
@@ -430,7 +439,7 @@ async function served(module: string, body: Body, params: Params, name: string, 
   const label = (list: string[], length: number) => Array.from({ length }, (_, i) => list[i] ?? String(i));
   const layer = {
     name,
-    heads: Array.from({ length: many }, (_, head) => `head ${head}`),
+    heads: Array.from({ length: many }, (_, head) => headName("", head)),
     queries: label(labels, size[0]),
     keys: label(keyLabels.length ? keyLabels : labels, size[1]),
   };

@@ -3,6 +3,7 @@
 import { Problem, callTensors } from "./api";
 import type { Asked } from "./api";
 import { COUNTING, statisticsOf } from "./matrix";
+import { headName } from "./subject";
 
 export const SURVEYED = statisticsOf(COUNTING);
 const NAMES = SURVEYED.map(([name]) => name);
@@ -45,7 +46,7 @@ export async function survey(model: string, texts: string[], signal: AbortSignal
     const sizes = reply.layers.map((_, at) => tensors[`layers.${at}.statistics.entropy`].shape[1]);
     if (!heads.length) {
       reply.layers.forEach(({ layer: ref }, layer) => {
-        for (let head = 0; head < sizes[layer]; head += 1) heads.push({ layer, ref, head, name: typeof ref === "number" ? `L${ref}H${head}` : `${ref} H${head}` });
+        for (let head = 0; head < sizes[layer]; head += 1) heads.push({ layer, ref, head, name: headName(ref, head) });
       });
     }
     for (const name of NAMES) {

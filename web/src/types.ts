@@ -33,7 +33,7 @@ export interface ServerInfo {
   device_name: string;
   torch: string;
   modules: number;
-  memory: { resident_bytes: number; in_flight_bytes: number; free_bytes: number };
+  memory: { resident_bytes: number; models_bytes: number; sessions_bytes: number; in_flight_bytes: number; free_bytes: number };
   limits: { memory_budget_bytes: number };
   hub: HubInfo;
 }

@@ -7,6 +7,7 @@ import { curl, python } from "./api";
 import type { Asked, ProblemDocument } from "./api";
 import { INKS } from "./colour";
 import { usePage } from "./context";
+import { useNarrow } from "./controls";
 import { bytes, clip, count, csvCell, duration, real, savedCell, short, whole } from "./format";
 import { attributes, toCanvas, toSvg } from "./scene";
 import type { Scene } from "./scene";
@@ -121,6 +122,7 @@ const mayPass = ({ status, code, retry_s }: ProblemDocument) => (status === unde
 /** A problem, and what one can do about it. */
 export function ProblemBox({ problem }: { problem: ProblemDocument | null }) {
   if (!problem) return null;
+  if (problem.waits) return <p class="waits" role="status"><b>{problem.title}.</b> {problem.detail}</p>;
   const facts = [
     problem.param && `field ${problem.param}`,
     problem.code && `code ${problem.code}`,
@@ -150,13 +152,13 @@ export interface Column<T> {
 
 const MOST_ROWS = 128;
 
-/** A table; of more than 128 rows the first, and all once they are asked for. */
-export function Table<T>({ caption, columns, rows, quiet }: { caption: string; columns: Column<T>[]; rows: T[]; quiet?: boolean }) {
+/** A table; of more than 128 rows the first, and all once they are asked for. `many`: its columns, whose heads are broken. */
+export function Table<T>({ caption, columns, rows, quiet, many }: { caption: string; columns: Column<T>[]; rows: T[]; quiet?: boolean; many?: boolean }) {
   const [all, showAll] = useState(false);
   const shown = all ? rows : rows.slice(0, MOST_ROWS);
   return (
     <div class="scroll" role="region" aria-label={caption} tabIndex={0}>
-      <table>
+      <table class={many ? "many" : undefined}>
         <caption class={quiet ? "hidden" : undefined}>{caption}</caption>
         <thead>
           <tr>{columns.map((column, i) => <th key={i} scope="col" title={column.title} class={column.number ? "number" : undefined}>{column.head}</th>)}</tr>
@@ -376,6 +378,7 @@ export function Saving({ intro, children }: { intro: ComponentChildren; children
 
 function SaveRow({ offers }: { offers: Offer[] }) {
   const { theme } = usePage();
+  const narrow = useNarrow();
   const [chosen, choose] = useState("");
   const { name, now } = offers.find((each) => each.name === chosen) ?? offers[0];
   const has = now.current;
@@ -384,9 +387,9 @@ function SaveRow({ offers }: { offers: Offer[] }) {
   const facts = () => ({ page: location.href, ...now.current.facts });
   const svg = () => toSvg(drawn(), INKS[theme].paper, facts());
   const csv = () => rows().map((cells) => `${cells.map(csvCell).join(",")}\n`).join("");
-  return (
+  const buttons = (
     <div class="export" role="group" aria-label="Save">
-      <span class="hint">Save</span>
+      {!narrow && <span class="hint">Save</span>}
       {offers.length > 1 && <select aria-label="What is saved" value={name} onChange={(event) => choose(event.currentTarget.value)}>{offers.map((each) => <option key={each.name} value={each.name} selected={each.name === name}>{each.now.current.label ?? each.name}</option>)}</select>}
       {has.scene && <Button class="quiet" onClick={() => save(`${name}.svg`, text(svg(), "image/svg+xml"))}>SVG</Button>}
       {has.scene && <Button class="quiet" onClick={() => toCanvas(drawn(), INKS[theme].paper).toBlob((blob) => blob && save(`${name}.png`, blob))}>PNG</Button>}
@@ -396,4 +399,5 @@ function SaveRow({ offers }: { offers: Offer[] }) {
       <CopyButton label="Copy link" text={() => location.href} />
     </div>
   );
+  return narrow ? <details class="saves"><summary>Save</summary>{buttons}</details> : buttons;
 }

@@ -6,6 +6,7 @@ import { loadScript } from "./api";
 import { PageContext, useCorrected, useHeadKeys, useLoaded, usePage } from "./context";
 import type { SubjectProps } from "./context";
 import { openModel } from "./model_subject";
+import { Controls } from "./controls";
 import { MoreModels } from "./more_models";
 import { Opening, Sentence, modelLabel } from "./sentence";
 import { recordingNames } from "./names";
@@ -128,20 +129,21 @@ const OF_ALL_LAYERS = ["overview", "rollout"];
 function Header({ subject }: { subject: Subject | null }) {
   const { view, params, go } = usePage();
   const sources = useSources();
+  const source = sources.find(([each]) => each === params.source)?.[1];
   const layers = subject?.layers ?? [];
   const layer = integer(params.layer, 0, 0, Math.max(0, layers.length - 1));
   const heads = layers.length ? layers[layer].heads : [];
   const head = integer(params.head, 0, 0, Math.max(0, heads.length - 1));
   return (
-    <div class="fields subject">
+    <Controls class="subject" told={[source?.split(" · ")[0], !OF_ALL_LAYERS.includes(view) && heads[head]].filter(Boolean).join(" · ")}>
       <Choice wide label="Attention of" value={params.source ?? ""} options={sources.map(([value, label, group]) => [value, clip(label, 80), group])}
         set={(source) => go({ ...CHANGED, source })} />
       {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}
       {![...OF_ALL_LAYERS, "effects"].includes(view) && heads.length > 1 && <Choice label="Head" value={String(head)} set={(value) => go({ head: value })} options={heads.map((name, i) => [String(i), name])} />}
       {subject && subject.sequences > 1 && <Choice label="Sequence" value={params.sequence ?? "0"} set={(sequence) => go({ sequence })} options={Array.from({ length: subject.sequences }, (_, i) => [String(i), `${i + 1} of ${subject.sequences}`])} />}
       {params.source?.startsWith("model:") && <MoreModels loaded={(name) => go({ ...CHANGED, source: `model:${name}` })} />}
-      {view === "overview" && <details class="more"><summary>What the statistics count</summary><div class="fields"><Counted /></div></details>}
-    </div>
+      {view === "overview" && <Counted />}
+    </Controls>
   );
 }
 
@@ -150,11 +152,14 @@ function Counted() {
   const { params, go } = usePage();
   const { window, sinks } = countingOf(params);
   return (
-    <>
-      <Field label="Near: tokens to each side" type="number" min={0} value={window} set={(each) => go({ window: each })} />
-      <Field label="Sinks: first keys" type="number" min={0} value={sinks} set={(each) => go({ sinks: each })} />
-      <Field label="Classes of tokens" value={params.classes ?? ""} set={(classes) => go({ classes })} placeholder="articles: the a; stops: . ," />
-    </>
+    <details class="more models">
+      <summary>What the statistics count</summary>
+      <div class="fields">
+        <Field label="Near: tokens to each side" type="number" min={0} value={window} set={(each) => go({ window: each })} />
+        <Field label="Sinks: first keys" type="number" min={0} value={sinks} set={(each) => go({ sinks: each })} />
+        <Field label="Classes of tokens" value={params.classes ?? ""} set={(classes) => go({ classes })} placeholder="articles: the a; stops: . ," />
+      </div>
+    </details>
   );
 }
 

@@ -1,19 +1,21 @@
 import { describe, expect, it, vi } from "vitest";
-import { Tiles } from "../src/cells";
+import { Tiles, whole } from "../src/cells";
 import { INKS, rgb } from "../src/colour";
 import { readChanges, wholeEdits } from "../src/edits";
 import type { Edit } from "../src/edits";
-import { bytes, clip, count, csvCell, describe as spec, duration, effect, isolated, plainToken, precise, real, settled } from "../src/format";
-import { barScene, lineScene } from "../src/drawings";
+import { bytes, cellText, clip, count, csvCell, describe as spec, duration, effect, isolated, placed, plainToken, precise, real, settled } from "../src/format";
+import { barScene, chartScene, endsOf, heatScene, lineScene, usualRange } from "../src/drawings";
 import { HEAD_COLOURS, headStroke } from "../src/head_colours";
-import { difference, divergence, matrix, pooled, pyramid, statistics } from "../src/matrix";
+import { difference, divergence, largestShared, matrix, pooled, pyramid, statistics } from "../src/matrix";
 import { layoutOf, placeAt, productScene, productsOf, scaleName } from "../src/products";
 import { pairOf } from "../src/pair";
 import { normal } from "../src/random";
 import { toSvg } from "../src/scene";
 import { changed, decimal, format, integer, parse } from "../src/state";
-import { isScaledDot, remembered } from "../src/subject";
+import { headName, headTitle, isScaledDot, remembered } from "../src/subject";
+import type { Subject } from "../src/subject";
 import { distribution, means, strongest, textsOf } from "../src/survey";
+import { FINDINGS, addressOf, ringed } from "../src/tour";
 import { base64, fromNested, nested, ofBlob, openTensors, stacked, toJson } from "../src/tensors";
 
 const of = (rows: number[][]) => matrix(rows.length, rows[0].length, Float32Array.from(rows.flat()));
@@ -420,5 +422,87 @@ describe("a survey of heads", () => {
   });
   it("has a text for each line that is not empty", () => {
     expect(textsOf(" one \r\n\n two")).toEqual(["one", "two"]);
+  });
+});
+
+describe("the range of colours", () => {
+  const causal = matrix(3, 3, Float32Array.from([1, 0, 0, 0.6, 0.4, 0, 0.3, 0.3, 0.4]));
+
+  it("leaves out queries with one key, whose weight is 1 whatever the head does", () => {
+    expect(largestShared(causal)).toBeCloseTo(0.6);
+    expect(whole(causal).end).toBeCloseTo(0.6);
+    expect(whole(causal).most).toBe(1);
+    expect(endsOf(0.6, "own", 0, false, 1)).toEqual(["0", "≥ 0.600"]);
+  });
+
+  it("ends at the largest where every query has one key, and of numbers that are no weights", () => {
+    expect(largestShared(matrix(2, 2, Float32Array.from([1, 0, 0, 1])))).toBe(1);
+    expect(largestShared(matrix(2, 2, Float32Array.from([5, 0, 1, 2])))).toBe(5);
+    expect(whole(matrix(2, 2, Float32Array.from([-5, 0, 1, 2])), true).end).toBe(5);
+  });
+
+  it("is logarithmic by itself above 64 tokens, on the page and in pictures", () => {
+    expect([usualRange(64), usualRange(65)]).toEqual(["own", "log"]);
+    const many = 100;
+    const even = matrix(many, many);
+    for (let i = 0; i < many; i += 1) even.data.fill(1 / (i + 1), i * many, i * many + i + 1);
+    const names = Array.from({ length: many }, (_, i) => String(i));
+    const { shapes } = heatScene(even, { theme: "light", title: "", queries: names, keys: names });
+    const fills = shapes.flatMap((shape) => (shape.kind === "rect" && shape.fill ? [shape.fill] : []));
+    const paper = fills[1]; // the first query's second key
+    const seen = Array.from({ length: many }, (_, i) => fills.slice(i * many, i * many + i + 1)).flat();
+    expect(seen.filter((fill) => fill === paper).length).toBe(0);
+  });
+});
+
+describe("words beside numbers", () => {
+  it("writes nothing for exactly 0, and tells tiny numbers from it", () => {
+    expect([0, 0.004, -0.004, 0.013, 0.5, 1, -0.25].map(cellText)).toEqual(["", "~0", "~0", ".01", ".50", "1.00", "−.25"]);
+  });
+
+  it("puts positions before tokens that come more than once", () => {
+    expect(placed(["the", "cat", "the"])).toEqual(["0 the", "cat", "2 the"]);
+  });
+
+  it("has one name for a head", () => {
+    expect([headName(1, 0), headName("1", 0), headName("decoder.1", 3), headName("", 3)]).toEqual(["L1H0", "L1H0", "decoder.1 H3", "H3"]);
+    const of = (name: string, head: string) => ({ layers: [{ name, heads: [head] }] }) as unknown as Subject;
+    expect(headTitle(of("layers.1", "L1H0"), 0, 0)).toBe("L1H0");
+    expect(headTitle(of("decoder.1", "decoder.1 H0"), 0, 0)).toBe("decoder.1 H0");
+    expect(headTitle(of("decoder.1.cross", "L1H0"), 0, 0)).toBe("decoder.1.cross H0");
+    expect(headTitle(of("tiny-bert.1", "H3"), 0, 0)).toBe("tiny-bert.1 H3");
+  });
+});
+
+describe("bars and charts", () => {
+  it("fills a row at the number that is the whole alone", () => {
+    const wide = (values: number[]) => barScene({ theme: "light", title: "", labels: ["a"], values, whole: 1 }).shapes.flatMap((each) => (each.kind === "rect" ? [each.w] : []))[0];
+    expect(wide([0.22]) / wide([0.88])).toBeCloseTo(0.25);
+    expect(wide([1])).toBeCloseTo(250);
+  });
+
+  it("gives long names of lines a row each, and cuts none", () => {
+    const label = "a module with a long name, in the kernel materialized";
+    const lines = [label, `${label} 2`].map((each) => ({ label: each, points: [[1, 1], [2, 2]] as [number, number][] }));
+    const texts = chartScene(lines, { theme: "light", title: "", across: "length", unit: String }).shapes.flatMap((each) => (each.kind === "text" ? [each.text] : []));
+    expect(texts).toContain(label);
+    expect(texts).toContain(`${label} 2`);
+  });
+});
+
+describe("the tour", () => {
+  const tokens = ["<s>", "a", "b", "a"];
+  it("rings the cells that each finding is about, of its head alone", () => {
+    const rings = FINDINGS.map(({ head }, i) => ringed({ tour: String(i + 1) }, head, tokens, tokens));
+    expect(rings[0]).toEqual([[1, 0], [2, 1], [3, 2]]);
+    expect(rings[1]).toEqual([[1, 1], [2, 2], [3, 3]]);
+    expect(rings[2]).toEqual([[3, 2]]);
+    expect(rings[3]).toEqual([[1, 0], [2, 0], [3, 0]]);
+    expect(ringed({ tour: "1" }, "L3H3", tokens, tokens)).toEqual([]);
+    expect(ringed({}, "L0H0", tokens, tokens)).toEqual([]);
+  });
+
+  it("keeps how the page looks, and nothing else", () => {
+    expect(addressOf(1, { theme: "dark", query: "3", sort: "entropy" })).toBe("#/head?head=0&layer=0&source=model%3Atiny&theme=dark&tour=1");
   });
 });

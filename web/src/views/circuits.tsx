@@ -4,6 +4,7 @@ import { callTensors, of } from "../api";
 import { useLoaded, usePage } from "../context";
 import { barScene, heatScene } from "../drawings";
 import { precise } from "../format";
+import { headName } from "../subject";
 import { HeatMap } from "../heatmap";
 import { matrix } from "../matrix";
 import type { Body, Tensor } from "../tensors";
@@ -66,7 +67,7 @@ export function Circuits() {
     return tensor ? [{ name: each.replace(".", "-"), title, tensor, axes: ["heads", across] }] : [];
   });
   const numbers = (each: string) => Array.from(tensors[each]?.data ?? [], (number) => precise(number)).join(", ") || "—";
-  const heads = Array.from(tensors.heads?.data ?? [], (head) => `head ${head}`);
+  const heads = Array.from(tensors.heads?.data ?? [], (head) => headName("", head));
   const columns = [["qk.norm", "‖W_QK‖"], ["qk.effective_rank", "effective rank"], ["qk.stable_rank", "stable rank"], ["ov.norm", "‖W_OV‖"], ["ov.effective_rank", "effective rank"], ["ov.stable_rank", "stable rank"], ["ov.copying", "copying"]] as const;
   const copying = tensors["ov.copying"];
   const copies = () => barScene({ theme, title: "copying score Σ λ / Σ |λ| of W_OV", labels: heads, values: Array.from(copying?.data ?? []), signed: true });

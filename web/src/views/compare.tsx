@@ -2,7 +2,8 @@
 
 import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
-import { RANGES, heatScene } from "../drawings";
+import { Controls } from "../controls";
+import { RANGES, heatScene, usualRange } from "../drawings";
 import type { Range } from "../drawings";
 import { clip, precise, real } from "../format";
 import { whole } from "../cells";
@@ -55,13 +56,13 @@ export function Compare({ subject, layer, head }: SubjectProps) {
       one: drawn.one,
       two: drawn.other,
       of: other.layers[otherLayer],
-      most: Math.max(drawn.one.most, drawn.other.most),
+      end: Math.max(drawn.one.end, drawn.other.end),
       pair,
       calls: [await subject.asked(layer, head), await other.asked(otherLayer, otherHead)],
     };
   });
   const told = useLoaded(place, async () => (other ? { place, both: await Promise.all([statisticsAt(subject, layer, head), statisticsAt(other, otherLayer, otherHead)]) } : null));
-  const range = (params.range ?? "shared") as Range;
+  const range = (params.range ?? (usualRange(queries.length) === "log" ? "log" : "shared")) as Range;
   const label = headTitle(subject, layer, head);
   const here = value?.place === place ? value : null; // tokens and weights of one and the same pair
   const otherLabel = other ? headTitle(other, otherLayer, otherHead) : "";
@@ -70,13 +71,13 @@ export function Compare({ subject, layer, head }: SubjectProps) {
   const both: [string[], string[]] = here?.pair ? [merged(queries, here.of.queries), merged(keys, here.of.keys)] : [queries, keys];
   return (
     <>
-      <div class="fields" role="group" aria-label="Compared with">
+      <div role="group" aria-label="Compared with"><Controls told={`with ${otherLabel || "another head"}`}>
         <Choice wide label="Compare with" value={source} set={(each) => go({ b_source: each, b_text: "", b_layer: "", b_head: "" })} options={[["", "the same attention"], ...sources.map(([each, name, group]): [string, string, string] => [each, clip(name, 80), group])]} />
         {reads && <Field wide label="Its sentence" hint="empty: the same" value={text} set={(each) => go({ b_text: each.trim(), b_layer: "", b_head: "" })} />}
         {other && other.layers.length > 1 && <Choice label="Its layer" value={String(otherLayer)} set={(each) => go({ b_layer: each })} options={other.layers.map((each, i) => [String(i), each.name])} />}
         {heads.length > 1 && <Choice label="Its head" value={String(otherHead)} set={(each) => go({ b_head: each })} options={heads.map((each, i) => [String(i), each])} />}
-        <Choice label="Colour range" value={range} set={(each) => go({ range: each === "shared" ? "" : each })} options={Object.entries(RANGES)} />
-      </div>
+        <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES)} />
+      </Controls></div>
       <ProblemBox problem={second.problem ?? problem} />
       {!here && !problem && !second.problem && <Waiting what="Reading the weights of both heads" />}
       {here && (
@@ -86,8 +87,8 @@ export function Compare({ subject, layer, head }: SubjectProps) {
             : <p class="small">The texts have {queries.length} and {here.of.queries.length} tokens, so that their weights have no difference cell by cell.</p>}
           {here.pair && <Difference of={here.pair} title={`${label} less ${otherLabel}`} one={title} other={otherTitle} queries={both[0]} keys={both[1]} />}
           <div class="side">
-            <figure><figcaption>{title}</figcaption><HeatMap of={here.one} queries={queries} keys={keys} title={label} range={range} shared={here.most} alone={!here.pair} /></figure>
-            <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.most} alone={!here.pair} /></figure>
+            <figure><figcaption>{title}</figcaption><HeatMap of={here.one} queries={queries} keys={keys} title={label} range={range} shared={here.end} alone={!here.pair} /></figure>
+            <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.end} alone={!here.pair} /></figure>
             {here.pair && <figure><figcaption>the first less the second</figcaption><HeatMap of={here.pair.less} queries={both[0]} keys={both[1]} title="the difference" signed /></figure>}
           </div>
           {told.value?.place === place ? (

@@ -11,7 +11,7 @@ import { HeatMap } from "../heatmap";
 import { effectsOf } from "../live";
 import { matrix } from "../matrix";
 import { integer } from "../state";
-import { notComputed, subjectKey } from "../subject";
+import { headName, notComputed, subjectKey } from "../subject";
 import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
@@ -54,9 +54,9 @@ export function Effects({ subject, layer }: SubjectProps) {
   // Until the next layer's are there, the effects before with the tokens and names of their own.
   const shown = value?.layer ?? layer;
   const { name, heads, queries, keys } = subject.layers[shown];
-  const rows = chosen === "layers" ? subject.layers.map((each) => each.name) : heads;
+  const rows = chosen === "layers" ? subject.layers.map(({ name: each, ref }) => (ref === undefined ? each.replace(/^layers\./, "L") : /^\d+$/.test(ref) ? `L${ref}` : ref)) : heads;
   const most = Math.max(...subject.layers.map((each) => each.heads.length));
-  const columns = { heads: [measure], layers: Array.from({ length: most }, (_, i) => String(i)), queries, keys }[chosen] ?? [];
+  const columns = { heads: [measure], layers: Array.from({ length: most }, (_, i) => headName("", i)), queries, keys }[chosen] ?? [];
   const made = value?.chosen === chosen && value.all.length === places.length ? value.all : null;
   const of = matrix(rows.length, columns.length);
   made?.forEach(({ tensors }, i) => of.data.set(tensors[`effects.${measure}`].data.subarray(0, of.data.length - i * columns.length).map((each, at) => settled(each, tensors["effects.relative"].data[at])), i * columns.length));

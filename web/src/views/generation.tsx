@@ -5,6 +5,7 @@ import { callTensors, events, problemOf } from "../api";
 import type { Asked, ProblemDocument } from "../api";
 import { colour, onColour } from "../colour";
 import { useHeadKeys, useLoaded, usePage } from "../context";
+import { Controls } from "../controls";
 import { DependsOn } from "../dependence";
 import { barScene, heatScene } from "../drawings";
 import { noHead } from "../edits";
@@ -15,6 +16,8 @@ import { FIRST_TEXT, shownToken } from "../model_subject";
 import { matrix, row } from "../matrix";
 import { Opening } from "../sentence";
 import { decimal, integer } from "../state";
+import { headName } from "../subject";
+import { findingOf } from "../tour";
 import type { CompletionChunk, GeneratedToken, ModelInfo, ModelLabels, Predictions } from "../types";
 import { Button, Choice, Commands, Drawing, Export, Field, Faulty, ProblemBox, Table } from "../ui";
 import { HeadEffects } from "./head_effects";
@@ -57,8 +60,6 @@ function editsOf(knocked: string[]): Record<string, Edit[]> {
   }
   return edits;
 }
-
-const headName = (ref: string, head: number | string) => (/^\d+$/.test(ref) ? `L${ref}H${head}` : `${ref} H${head}`);
 
 /** The tokens of a prompt. */
 interface Prompted {
@@ -157,18 +158,18 @@ export function Generation({ model }: { model: ModelInfo }) {
             <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} onChange={() => draft.trim() && draft !== text && go({ came: "", token: "", text: draft === FIRST_TEXT ? "" : draft })} /></label>
           {stop ? <Button class="primary" onClick={() => stop.abort()}>Stop</Button> : <button type="submit" class="primary" disabled={!draft.trim()}>Generate</button>}
         </form>
-        <div class="fields">
+        <Controls told={`${temperature ? `temperature ${temperature.toFixed(2)}` : "the likeliest tokens"}, ${tokens} of them`}>
           <Field label="Temperature" hint={temperature ? temperature.toFixed(2) : "0: the likeliest token"} param="temperature" type="range" min={0} max={2} step={0.05} value={temperature} live set={(each) => go({ came: "", heat: Number(each) ? each : "" }, "slide")} />
           <Field label="Tokens" type="number" param="max_tokens" min={1} max={MOST_TOKENS} value={tokens} set={(each) => go({ came: "", length: each })} />
           {temperature > 0 && <Field label="Seed" type="number" min={0} value={seed} set={(each) => go({ came: "", seed: each })} />}
-        </div>
+        </Controls>
       </Faulty>
       {layers.length > 0 && (
         <>
-          <div class="fields">
+          <Controls told={headName(String(layers[layer].layer), head)}>
             <Choice label="Layer" value={String(layer)} set={(each) => go({ layer: each, head: "" })} options={layers.map((each, i) => [String(i), String(each.layer)])} />
             <Choice label="Head" value={String(head)} set={(each) => go({ head: each })} options={Array.from({ length: heads }, (_, i) => [String(i), headName(String(layers[layer].layer), i)])} />
-          </div>
+          </Controls>
           <fieldset class="chips"><legend>Knocked out in every pass</legend>
             {[...new Set([...knocked, ...Array.from({ length: heads }, (_, i) => `${layers[layer].layer}.${i}`)])].map((each) => {
               const cut = each.lastIndexOf(".");
@@ -184,7 +185,7 @@ export function Generation({ model }: { model: ModelInfo }) {
       {here && predicted && (
         <>
           <h3>The next token after <code>{shownToken(here.reply.labels.tokens.at(-1) ?? "")}</code></h3>
-          <Drawing fit scene={nextScene(here.logits, predicted.top, temperature, theme)} />
+          <Drawing fit scene={nextScene(here.logits, predicted.top, temperature, theme, findingOf(params)?.token)} />
         </>
       )}
       <Commands calls={[run?.asked ?? null, here?.asked ?? null]} />
@@ -193,12 +194,13 @@ export function Generation({ model }: { model: ModelInfo }) {
 }
 
 /** Probabilities of the likeliest tokens at a temperature; at 0 the likeliest is taken. */
-function nextScene(logits: Float32Array, top: Predictions["predictions"][number]["top"], temperature: number, theme: "light" | "dark") {
+function nextScene(logits: Float32Array, top: Predictions["predictions"][number]["top"], temperature: number, theme: "light" | "dark", ringed?: { id: number; token: string }) {
   const heat = temperature || 1;
   const most = logits.reduce((best, each) => Math.max(best, each), -Infinity);
   const total = logits.reduce((sum, each) => sum + Math.exp((each - most) / heat), 0);
-  const values = top.map(({ logit }) => Math.exp((logit - most) / heat) / total);
-  return barScene({ theme, title: temperature ? `probability at temperature ${temperature}` : "probability; the likeliest is taken", labels: top.map(({ token }) => shownToken(token)), values });
+  const shown = ringed && !top.some(({ id }) => id === ringed.id) ? [...top, { ...ringed, logit: logits[ringed.id] }] : top;
+  const values = shown.map(({ logit }) => Math.exp((logit - most) / heat) / total);
+  return barScene({ theme, title: temperature ? `probability at temperature ${temperature}` : "probability; the likeliest is taken", labels: shown.map(({ token }) => shownToken(token)), values, whole: 1, marked: shown.findIndex(({ id }) => id === ringed?.id) });
 }
 
 /** The last run, over changes of the view. */
@@ -263,7 +265,7 @@ function Came({ run, refs, layer, heads, head, pointed, point, busy }: CameProps
         {busy && <span class="hint"> …</span>}
       </p>
       {chosen && !busy && !run.read && <div class="fields"><Choice wide label={`Of ${shownToken(chosen.of.token)} show`} value={shown} set={(each) => go({ show: each })} options={SHOWN} /></div>}
-      {chosen && !busy && shown === "depends" && <DependsOn model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} named={(id) => (id === chosen.of.id ? shownToken(chosen.of.token) : undefined)} pick={(row, i) => go({ layer: row, head: i })} />}
+      {chosen && !busy && shown === "depends" && <DependsOn model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} at={all[prompt.length + own - 1]} named={(id) => (id === chosen.of.id ? shownToken(chosen.of.token) : undefined)} pick={(row, i) => go({ layer: row, head: i })} />}
       {chosen && !busy && shown === "heads" && <HeadEffects model={model} layerRef={layerRef} heads={Array.from({ length: heads }, (_, i) => headName(layerRef, i))} tokens={before} edits={edits} chosen={{ id: chosen.of.id, name: shownToken(chosen.of.token), logprob: chosen.logprob }} />}
       {chosen && (busy || !shown) && (
         <>

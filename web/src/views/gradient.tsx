@@ -4,6 +4,7 @@ import { Problem, call, callTensors } from "../api";
 import type { Asked } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
+import { Controls } from "../controls";
 import { DependsOn } from "../dependence";
 import { barScene, heatScene } from "../drawings";
 import { precise } from "../format";
@@ -165,15 +166,17 @@ function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: s
     const found = prediction.top.find(({ id: one }) => one === each)?.token ?? (wanted && !wanted.startsWith("#") ? wanted : undefined);
     return found === undefined ? undefined : shown(found);
   };
+  const likeliest = shown(prediction.top[0].token);
+  const chosen = wanted === "" ? likeliest : (named(Number(wanted.slice(1))) ?? wanted);
   const options = prediction.top.map(({ id: each, token, probability }): [string, string] => [`#${each}`, `${shown(token)} ${precise(probability, 3)}`]);
   return (
     <>
-      <div class="fields">
+      <Controls told={`log p(${chosen})${predicts === "class" ? "" : ` ${predicts === "own" ? "in the place of" : "after"} ${at} ${shownToken(labels.tokens[at])}`}`}>
         {predicts !== "class" && <Choice label={predicts === "own" ? "In the place of" : "After"} value={String(at)} set={(each) => go({ at: each, predicted: "" })} options={labels.tokens.map((each, i): [string, string] => [String(i), `${i} ${shownToken(each)}`])} />}
-        <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", "the likeliest"], ...options]} />
+        <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", `the likeliest: ${likeliest}`], ...options]} />
         {predicts !== "class" && <Field label="Another token" hint="one token of the model" param="of.token" value={known ? "" : wanted} set={(each) => go({ predicted: each })} />}
-      </div>
-      <DependsOn model={id} input={input} of={of} named={named} picture={picture} pick={(layer, head) => go({ layer, head })} />
+      </Controls>
+      <DependsOn model={id} input={input} of={of} named={named} {...(predicts === "class" ? {} : { at: `${at} ${shownToken(labels.tokens[at])}`, own: predicts === "own" })} picture={picture} pick={(layer, head) => go({ layer, head })} />
     </>
   );
 }
@@ -222,14 +225,16 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
   const label = headTitle(subject, shown, head);
   const options: [string, string][] = [...(predicts ? [[PREDICTION, predicted.told.predicts === "class" ? "the log-probability of a class" : "the log-probability of a token"] as [string, string]] : []), ["sum", "the sum of the output"]];
   if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...asked.queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
+  const told = options.find(([each]) => each === loss)?.[1] ?? loss;
   const title = together ? `${kind}, ${name}` : `${kind} of ${label}`;
   const shared = { queries, keys, facts: { loss, layer: name, head, importance } };
   return (
     <>
-      <div class="fields">
+      <Controls told={`L is ${told}`}>
         <Choice wide label="L is" value={loss} set={(each) => go({ loss: each === usual ? "" : each })} options={options} />
         <Choice wide label="Attribution" value={chosen} set={(each) => go({ attribution: each === "gradient_attention" ? "" : each })} options={Object.entries(ATTRIBUTIONS).map(([each, { label: text }]) => [each, text])} />
-      </div>
+      </Controls>
+      {loss !== PREDICTION && <p class="of">L is {told}, of this attention alone{subject.whole?.id && !predicted ? `: ${subject.whole.id} has no head that predicts a token or a class` : ""}.</p>}
       {loss === "readout" && <Faulty problem={problem}><Area label="Readout" hint="a linear classifier of each query's output: weight [classes, width], bias, and the class of each query as targets (−1: not counted)" param="readout" rows={3} value={params.readout ?? ""} placeholder={READOUT} set={(readout) => go({ readout })} /></Faulty>}
       {predicts && loss === PREDICTION && (
         <>

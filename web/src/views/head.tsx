@@ -3,7 +3,8 @@
 import { Tiles } from "../cells";
 import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
-import { RANGES, heatScene } from "../drawings";
+import { Controls } from "../controls";
+import { RANGES, heatScene, usualRange } from "../drawings";
 import type { Range } from "../drawings";
 import { real } from "../format";
 import { HeatMap } from "../heatmap";
@@ -56,7 +57,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const lines = params.show === "lines" && small;
   useNowhere(lines);
   const large = queries.length * keys.length > MOST_SAVED;
-  const range = (params.range ?? (small ? "own" : "log")) as Range;
+  const range = (params.range ?? usualRange(Math.max(queries.length, keys.length))) as Range;
   if (problem) return <ProblemBox problem={problem} />;
   if (!value) return <p class="empty">Reading the weights…</p>;
   const { of, coarsest, own, most, call } = value;
@@ -66,12 +67,12 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const drawing = () => heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
   return (
     <div aria-busy={busy}>
-      <div class="fields">
+      <Controls told={lines ? "token lines" : RANGES[range]}>
         {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
         {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
         {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, "slide")} hint={least.toFixed(2)} />}
         {lines && <Choice label="Query" value={params.query ?? ""} set={(query) => go({ query })} options={[["", "all"], ...queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])]} />}
-      </div>
+      </Controls>
       {!lines && <Export of={{ name: `weights-${name}-${shown.head}`, scene: drawing, ...(large || tiled ? {} : { rows: () => matrixRows(of, queries, keys), json: () => ({ layer: name, head: shown.head, queries, keys, statistics: own, weights: queries.map((_, i) => Array.from(row(of, i))) }) }) }} />}
       {!lines && !tiled && <TokenRow say of={of} queries={queries} keys={keys} at={{ query: only, key: only === null ? null : key }} pick={(query) => go({ view: "query", query, key: "" })} />}
       {lines ? <HeadLines subject={subject} layer={layer} head={head} least={least} only={only} /> : (

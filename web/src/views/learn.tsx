@@ -4,9 +4,11 @@ import type { ComponentChildren } from "preact";
 import { call } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
+import { Controls } from "../controls";
 import { barScene } from "../drawings";
-import { precise, real } from "../format";
+import { placed, precise, real } from "../format";
 import { forwardOf } from "../live";
+import { firstLooking } from "../patches";
 import { decimal, integer } from "../state";
 import { notComputed, subjectKey } from "../subject";
 import type { ModuleInfo, Named, Spec, VariantInfo } from "../types";
@@ -36,7 +38,7 @@ function partsOf(spec: Spec | undefined): [string, Named][] {
 export function Learn({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
   const asked = subject.layers[layer];
-  const wanted = integer(params.query, 0, 0, asked.queries.length - 1);
+  const wanted = integer(params.query, firstLooking(asked), 0, asked.queries.length - 1);
   const temperature = decimal(params.tau, 1, 0.125, 8);
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${wanted}`, async () => {
     const [live, { variants }] = await Promise.all([subject.live(layer), call<{ variants: VariantInfo[] }>("GET", "v1/variants")]);
@@ -63,11 +65,11 @@ export function Learn({ subject, layer, head }: SubjectProps) {
   const finite = scores?.filter(Number.isFinite) ?? [];
   return (
     <>
-      <div class="fields">
+      <Controls told={`query ${wanted} ${asked.queries[wanted]}, τ = ${temperature.toFixed(2)}`}>
         <Choice label="Query" value={String(wanted)} set={(each) => go({ query: each })} options={asked.queries.map((each, i) => [String(i), `${i} ${each}`])} />
         {plain && <Field label="Temperature τ" hint={temperature.toFixed(2)} type="range" min={-3} max={3} step={0.1} value={Math.log2(temperature)} live set={(each) => go({ tau: Math.abs(Number(each)) < 0.05 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />}
-      </div>
-      <div aria-busy={busy}>
+      </Controls>
+      <div aria-busy={busy} class="learn">
         <ol class="steps">
           <li>Each query is compared with each key. {scaled ? <><Formula label="s of j is q dot k of j over the square root of d"><Sub of="s" at="j" /><mo>=</mo><mfrac><mrow><mi>q</mi><mo>·</mo><Sub of="k" at="j" /></mrow><msqrt><mi>d</mi></msqrt></mfrac></Formula>{width > 0 && <> with d = {width}, so √d = {real(Math.sqrt(width), 3)}.</>}</> : formulaOf("score")}{finite.length > 0 && <> The scores of {queries[query]} lie between {precise(Math.min(...finite))} and {precise(Math.max(...finite))}.</>}</li>
           <li>A mask sets the score of a hidden key to −∞. {scores && <>Here {scores.filter((each) => each === -Infinity).length} of {keys.length} are hidden.</>}</li>
@@ -75,9 +77,9 @@ export function Learn({ subject, layer, head }: SubjectProps) {
           <li>The output is the sum of the values with these shares. <Formula label="o is the sum over j of w of j times v of j"><mi>o</mi><mo>=</mo><munder><mo>∑</mo><mi>j</mi></munder><Sub of="w" at="j" /><Sub of="v" at="j" /></Formula></li>
         </ol>
         {shares && weights && plain && (
-          <div class="side">
-            <Drawing fit scene={barScene({ theme, title: `${queries[query]} at τ = ${temperature.toFixed(2)}`, labels: keys, values: shares })} />
-            <Table caption={`Scores and shares of ${queries[query]}, ${name}`} rows={keys} columns={[
+          <div class="shares">
+            <Drawing fit scene={barScene({ theme, title: `${queries[query]} at τ = ${temperature.toFixed(2)}`, labels: placed(keys), values: shares, whole: 1 })} />
+            <Table caption={`Scores and shares of ${queries[query]}, ${name}`} rows={placed(keys)} columns={[
               { head: "key", header: true, cell: (each) => each },
               { head: "score s", number: true, cell: (_, j) => real(scores[j]) },
               { head: "share at τ", number: true, cell: (_, j) => real(shares[j], 5) },

@@ -6,7 +6,7 @@ import type { Asked, ProblemDocument } from "../api";
 import { useLoaded, usePage } from "../context";
 import { barScene } from "../drawings";
 import type { Edit } from "../edits";
-import { effect, precise, settled } from "../format";
+import { effect, placed, precise, settled } from "../format";
 import { MOST_TOKENS } from "../limits";
 import { shownToken } from "../model_subject";
 import { integer } from "../state";
@@ -75,7 +75,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
               { head: "logit", number: true, cell: (each) => precise(each.unedited_logit) },
               { head: "its change", number: true, cell: (each) => precise(each.logit - each.unedited_logit) },
             ]} />
-            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: shown.labels.tokens.map(shownToken), values: shown.predictions.map((each) => settled(each.divergence)), told: effect })} />
+            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: placed(shown.labels.tokens.map(shownToken)), values: shown.predictions.map((each) => settled(each.divergence)), told: effect })} />
           </div>
           <Commands calls={[made.asked]} />
         </>

@@ -65,16 +65,16 @@ function Server() {
   const those = [modules.length, ...(models ?? []).map(({ id, state }) => `${id} ${state}`)];
   const { value: info, problem } = useLoaded(those.join(), () => call<ServerInfo>("GET", "v1"));
   if (!info) return <ProblemBox problem={problem} />;
-  const { resident_bytes: resident, in_flight_bytes: flight, free_bytes: free } = info.memory;
+  const { resident_bytes: resident, models_bytes: whole, sessions_bytes: pasts, in_flight_bytes: flight, free_bytes: free } = info.memory;
   const budget = info.limits.memory_budget_bytes || 1;
   const share = (part: number) => ({ width: `${Math.min(100, (100 * part) / budget)}%`, minWidth: part > 0 ? "2px" : "0" });
-  const parts: [string, string, number][] = [["resident", "resident", resident], ["in flight", "in-flight", flight], ["free", "free", free]];
+  const parts: [string, string, number][] = [["whole models", "models", whole], ["modules", "resident", resident], ["sessions", "sessions", pasts], ["in flight", "in-flight", flight], ["free", "free", free]];
   const label = `Memory budget ${bytes(budget)}: ${parts.map(([name, , size]) => `${bytes(size)} ${name}`).join(", ")}`;
   return (
     <section aria-labelledby="server-title">
       <h3 id="server-title">Server</h3>
       <FactList facts={[["version", info.version], ["device", `${info.device} — ${info.device_name}`], ["torch", info.torch], ["modules", String(info.modules)]]} />
-      <div class="bar" role="img" aria-label={label}><span class="resident" style={share(resident)} /><span class="in-flight" style={share(flight)} /></div>
+      <div class="bar" role="img" aria-label={label}>{parts.slice(0, -1).map(([name, kind, size]) => <span key={name} class={kind} style={share(size)} />)}</div>
       <p class="legend" aria-hidden="true">
         {parts.map(([name, kind, size]) => <span key={name} class={kind}>{name} <b>{bytes(size)}</b></span>)}
         <span class="budget">budget <b>{bytes(budget)}</b></span>

@@ -2,11 +2,13 @@
 
 import { useCorrected, useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
+import { Controls } from "../controls";
 import { barScene } from "../drawings";
 import type { Asked } from "../api";
-import { precise, real } from "../format";
+import { placed, precise, real } from "../format";
 import { forwardOf, headOf } from "../live";
 import type { Made } from "../live";
+import { firstLooking } from "../patches";
 import { productsOf } from "../products";
 import { integer } from "../state";
 import { largestPlaces, row } from "../matrix";
@@ -59,7 +61,7 @@ const norm = (of: Float32Array) => Math.hypot(...of);
 export function Query({ subject, layer, head }: SubjectProps) {
   const { params, go } = usePage();
   const asked = subject.layers[layer];
-  const query = integer(params.query, 0, 0, asked.queries.length - 1);
+  const query = integer(params.query, firstLooking(asked), 0, asked.queries.length - 1);
   useCorrected({ query });
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${query}`, async (): Promise<Stepped> => {
     const strips = subject.strips(layer, head);
@@ -77,9 +79,9 @@ export function Query({ subject, layer, head }: SubjectProps) {
   if (problem) return <ProblemBox problem={problem} />;
   if (!value) return <p class="empty">Reading the weights…</p>;
   const choice = (
-    <div class="fields">
+    <Controls told={`query ${query} ${asked.queries[query]}`}>
       <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={asked.queries.map((each, i) => [String(i), `${i} ${each}`])} />
-    </div>
+    </Controls>
   );
   // Until the next query's are there, the steps of the one before with its own tokens and names.
   return <>{choice}<div aria-busy={busy}><Steps subject={subject} of={value} /></div></>;
@@ -116,15 +118,15 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
   const drift = steps ? Math.max(...Array.from(shown, (each, j) => Math.abs(each - weights[j]))) : 0;
   const title = `${queries[query]} attends to`;
   const most = Math.max(...shown);
-  const rows = keys.map((key, j) => ({ key, j }));
-  const bars = (bar: number | null = null) => barScene({ theme, title, labels: keys, values: Array.from(shown), marked: bar });
+  const rows = placed(keys).map((key, j) => ({ key, j }));
+  const bars = (bar: number | null = null) => barScene({ theme, title, labels: placed(keys), values: Array.from(shown), marked: bar });
   /** The bar at a point of the drawing. */
   const point = (_: number, y: number) => {
     const { top, high, places } = bars();
     const key = places.at(Math.max(0, Math.floor((y - top) / high)));
     pointing.set(y >= top && key !== undefined ? { query, key } : NOWHERE);
   };
-  const csv = () => [["key", "score", "masked score", "weight"], ...rows.map(({ key, j }) => [key, scores?.[j] ?? "", masked?.[j] ?? "", shown[j]])];
+  const csv = () => [["key", "score", "masked score", "weight"], ...keys.map((key, j) => [key, scores?.[j] ?? "", masked?.[j] ?? "", shown[j]])];
   return (
     <>
       <Export of={{ name: `query-${query}`, label: "weights of the query", scene: () => bars(), rows: csv, json: () => ({ layer: name, head, query: queries[query], keys, scores, weights: Array.from(shown), context: context && Array.from(context), output: output && Array.from(output) }) }} />

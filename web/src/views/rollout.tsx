@@ -4,8 +4,9 @@ import { Problem, callTensors } from "../api";
 import type { Asked } from "../api";
 import { useLoaded, usePage } from "../context";
 import type { SubjectProps } from "../context";
+import { Controls } from "../controls";
 import { barScene, heatScene } from "../drawings";
-import { whole } from "../format";
+import { placed, whole } from "../format";
 import { MOST_TOKENS } from "../limits";
 import { HeatMap } from "../heatmap";
 import { allWeights, attributionOf } from "../live";
@@ -17,7 +18,7 @@ import type { Layer, Subject } from "../subject";
 import { stacked } from "../tensors";
 import type { Body, Tensor } from "../tensors";
 import type { Ran } from "../types";
-import { Choice, Commands, Drawing, Export, FactList, Field, ProblemBox, RanTable, Waiting } from "../ui";
+import { Choice, Commands, Drawing, Export, Field, ProblemBox, RanTable, Waiting } from "../ui";
 import { matrixRows } from "./head";
 
 const MOST_FLOWS = 64; // tokens whose flows are all asked for
@@ -79,7 +80,7 @@ export function Rollout({ subject }: SubjectProps) {
   };
   return (
     <>
-      <div class="fields">
+      <Controls told={`${title}, query ${query} ${queries[query]}`}>
         <Choice label="Method" value={method} set={(each) => go({ method: each === "rollout" ? "" : each })} options={Object.entries(METHODS).map(([each, { label }]) => [each, label])} />
         {stacks.length > 1 && <Choice label="Layers of" value={stack} set={(each) => go({ stack: each, upto: "", query: "" })} options={stacks.map((each) => [each, STACKS[each] ?? `the ${each}`])} />}
         <Choice label="Layers" value={String(upto)} set={(each) => go({ upto: each })} options={usable.map((_, i) => [String(i + 1), `the first ${i + 1}`])} />
@@ -87,20 +88,19 @@ export function Rollout({ subject }: SubjectProps) {
         {method !== "relevance" && <Choice label="Heads in one" value={String(shared.combine)} set={(each) => go({ combine: each === "mean" ? "" : each })} options={COMBINED} />}
         {method !== "relevance" && share("residual", 0.5, 1, "Residual share r")}
         {method !== "relevance" && share("discard", 0, 0.95, "Leave out the smallest")}
-      </div>
-      <p class="small">{METHODS[method].about}</p>
-      {subject.unseen?.length ? <p class="small">Without what passes through {subject.unseen.join(", ")}: such layers mix tokens too, but have no weights of pairs of tokens.</p> : null}
+      </Controls>
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking the server for the ${METHODS[method].label} over ${upto} layers`} />}
       {value && of?.columns === queries.length && (
         <div aria-busy={busy}>
-          <FactList facts={[["layers", String(upto)], ["heads", String(first.heads.length)]]} />
           <Export of={{ name: method, scene: () => heatScene(of, { theme, title, queries: rows, keys: queries }), rows: () => matrixRows(of, rows, queries), json: () => ({ ...body, layers: upto, tokens: queries, values: rows.map((_, i) => Array.from(row(of, i))) }) }} />
           {subject.picture && first.places && of.rows > 1 && <Patches of={of} layer={first} picture={subject.picture} title={title} />}
           <div class="side">
             <HeatMap of={of} queries={rows} keys={queries} title={title} alone={of.rows === 1} pick={(cell) => of.rows > 1 && go({ query: cell.query })} />
-            <Drawing fit scene={barScene({ theme, title: `${queries[query]} comes from`, labels: queries, values: Array.from(row(of, of.rows > 1 ? query : 0)) })} />
+            <Drawing fit scene={barScene({ theme, title: `${queries[query]} comes from`, labels: placed(queries), values: Array.from(row(of, of.rows > 1 ? query : 0)) })} />
           </div>
+          <p class="small">{METHODS[method].about}</p>
+          {subject.unseen?.length ? <p class="small">Without what passes through {subject.unseen.join(", ")}: such layers mix tokens too, but have no weights of pairs of tokens.</p> : null}
           <RanTable rans={{ [method]: value.ran }} />
           <Commands calls={[value.asked]} />
         </div>

@@ -12,6 +12,7 @@ import { matrix } from "../matrix";
 import type { Matrix } from "../matrix";
 import { normal } from "../random";
 import { integer } from "../state";
+import { headName } from "../subject";
 import type { Body } from "../tensors";
 import type { Ran, SessionInfo } from "../types";
 import { Button, Choice, Commands, Export, FactList, Field, ProblemBox, RanTable, Waiting } from "../ui";
@@ -106,14 +107,14 @@ export function SessionSteps() {
     go({ session: "" });
   });
   const shown = stepsMatrix(session, head);
-  const title = `weights of head ${head}, step by step`;
+  const title = `weights of ${headName("", head)}, step by step`;
   if (!listed) return <Waiting what="Asking the server for its modules" />;
   if (!modules.length) return <p>A session needs a module: create one under Model, or import a checkpoint.</p>;
   return (
     <>
       <div class="fields">
         <Choice wide label="Module" value={name} set={(each) => go({ decode: each, session: "" })} options={modules.map((each) => [each.name, each.name])} />
-        <Choice label="Head" value={String(head)} set={(each) => go({ head: each })} options={Array.from({ length: module?.config.num_heads ?? 1 }, (_, i) => [String(i), `head ${i}`])} />
+        <Choice label="Head" value={String(head)} set={(each) => go({ head: each })} options={Array.from({ length: module?.config.num_heads ?? 1 }, (_, i) => [String(i), headName("", i)])} />
         <Field label="Seed" hint="of the random vectors" type="number" min={0} value={params.seed ?? "0"} set={(seed) => go({ seed })} />
       </div>
       <div class="fields">

@@ -14,10 +14,9 @@ import type { Whole } from "../subject";
 import type { ModelInfo, Predictions } from "../types";
 import { Choice, Commands, Drawing, ProblemBox, Table } from "../ui";
 
-
 /** The model of a recording: its name is the last part of the checkpoint's path. */
 const named = (model: string, all: ModelInfo[]) =>
-  all.find(({ checkpoint, problem }) => !problem && (checkpoint === model || checkpoint.endsWith(`/${model}`)))?.id;
+  all.find(({ checkpoint, refused }) => !refused && (checkpoint === model || checkpoint.endsWith(`/${model}`)))?.id;
 
 /** The key of an attention of a recording in a request to its model: `3`, `decoder.3` or `cross.3`. */
 export const layerKey = (layer: string) => {

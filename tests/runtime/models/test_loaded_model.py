@@ -508,7 +508,7 @@ def test_texts_of_a_batch_have_the_positions_that_they_have_alone():
     ("change", "says"),
     [
         ({"max_position_embeddings": "512"}, "'max_position_embeddings': TypeError: .* expected int"),
-        ({"intermediate_size": 8}, "other shapes"),
+        ({"intermediate_size": 8}, "asks for .*intermediate_size 8"),
         ({"num_attention_heads": 0}, "modulo by zero"),
         ({"pad_token_id": 999}, "Padding_idx"),
         ({"hidden_act": "nope"}, "KeyError 'nope'"),

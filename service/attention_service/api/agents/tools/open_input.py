@@ -81,7 +81,7 @@ async def open_input(call: ToolCall, arguments: OpenInputArguments) -> Told:
         asked = {**fields, "top_k": _PREDICTED[arguments.detail]}
         reply = await call.requests.ask(model_forward, asked, model=model)
     except ModelNotFound as error:
-        known = [each.id for each in (await call.requests.ask(list_models)).data if each.problem is None]
+        known = [each.id for each in (await call.requests.ask(list_models)).data if each.refused is None]
         error.detail += f". Call open_input with model one of: {', '.join(known[:20])}"
         raise
     info = await call.requests.ask(get_model, model=model)

@@ -40,9 +40,12 @@ def test_an_option_has_the_name_the_type_and_the_docstring_of_its_field():
 
 def commands(command, words=()):
     """Return every command by its words."""
-    found = {} if hasattr(command, "commands") else {" ".join(words): command}
-    for name, each in getattr(command, "commands", {}).items():
-        found |= commands(each, (*words, name))
+    command = getattr(command, "command", command)  # of a lazy one, the command itself
+    if not hasattr(command, "list_commands"):
+        return {" ".join(words): command}
+    found = {}
+    for name in command.list_commands(None):
+        found |= commands(command.get_command(None, name), (*words, name))
     return found
 
 

@@ -68,7 +68,7 @@ class ModelWeightsRequest(ModelInput):
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
     """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
     statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
-    """What the statistics count: an object with ``window`` and ``sinks``, in tokens, and ``token_classes``, lists of
+    """Settings of the statistics: an object with ``window`` and ``sinks``, in tokens, and ``token_classes``, lists of
     token ids by name."""
     compare: Literal["unedited"] | None = None
     """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
@@ -213,7 +213,7 @@ class ModelGradientsReply(ModelReply):
     token: IfRequested[list[int]] = ABSENT
     """The token ids whose log-probability is L, one for each text."""
     token_names: IfRequested[list[str]] = ABSENT
-    """Those tokens, or classes, as text."""
+    """The same tokens, or classes, as text."""
     tokens: IfRequested[FloatArray] = ABSENT
     """``[B, L]``: gradient · embedding of each input token; with ``integrated``, they sum to L minus L at the
     baseline."""

@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     file.write(authority + end)
     file.flush()
     os.environ["SSL_CERT_FILE"] = file.name
+    os.environ["ATTENTION_SPARE_MODEL_PROCESS"] = "false"  # five seconds of a processor in each server of a test
 
 
 def pytest_collection_finish() -> None:

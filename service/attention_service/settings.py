@@ -201,6 +201,11 @@ class Settings(BaseSettings):
     model_idle_seconds: float = Field(default=600, gt=0, allow_inf_nan=False)
     """Seconds without a request after which a whole model is unloaded; the next request loads it again."""
 
+    spare_model_process: bool = True
+    """If the server is idle, start a process that has imported transformers, so that the next whole model is loaded in
+    the time of reading its weights. It takes 384 MiB of the memory budget, at most a quarter of what is free, and ends
+    when a request needs them."""
+
     preload: str = ""
     """Whole models that are loaded at the start, separated by commas. The server does not start if the model repository
     lacks one. `make serve` and compose load `tiny`."""

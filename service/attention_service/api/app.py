@@ -87,6 +87,7 @@ def create_app(
             max_predicted_s=settings.max_predicted_s,
             stuck_s=settings.stuck_seconds,
             model_idle_s=settings.model_idle_seconds,
+            spare_model_process=settings.spare_model_process,
             learns_times=settings.calibrate,
             replicas=settings.replicas,
         )

@@ -76,6 +76,7 @@ class Engine:
         stuck_s: float = PATIENCE_S,
         host_memory_budget: int | None = None,
         model_idle_s: float = 600.0,
+        spare_model_process: bool = False,
         hub_limit: int = 2**36,
         *,
         learns_times: bool = True,
@@ -107,7 +108,9 @@ class Engine:
         self.modules = ModuleService(self.library, self.runner, self.passes, max_modules, hub_limit, siblings=siblings)
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(self._recordings, self.runner)
-        self.models = ModelService(root, self.runner, self.recordings, model_idle_s, stuck_s, siblings=siblings)
+        self.models = ModelService(
+            root, self.runner, self.recordings, model_idle_s, stuck_s, siblings=siblings, spare=spare_model_process
+        )
         """Whole models, each in a process of its own."""
         self.analyses = AnalysisService(self.library, self.runner)
         room = int(session_share * budget)
@@ -143,6 +146,7 @@ class Engine:
             self.runner.failure = type(fault).__name__
             raise
         self._follower.start()
+        self.models.start()
         if self.state == "loading":
             self.runner.state = "ready"
 

@@ -10,7 +10,8 @@ import pytest
 from attention_contract.errors import Draining
 from attention_service.runtime.models import resident_model
 from attention_service.runtime.models.model_catalogue import ModelFolder
-from attention_service.runtime.models.resident_model import Host, Question, ResidentModel
+from attention_service.runtime.models.model_host import Host
+from attention_service.runtime.models.resident_model import Question, ResidentModel
 from attention_service.runtime.models.worker_messages import Message
 from attention_service.runtime.scheduling.budget import Budget
 
@@ -23,7 +24,7 @@ class Told:
     """A process that answers in the same turn; a request tells of its memory twice, as one with images does."""
 
     memories = ()
-    limit = stands_s = 0
+    limit = stands_s = unforeseen_bytes = 0
 
     def __init__(self):
         self.messages, self.needs = asyncio.Queue(), []

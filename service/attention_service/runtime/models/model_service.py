@@ -22,7 +22,9 @@ from attention_contract.tensor_files import from_pieces
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.runtime.callers import caller
 from attention_service.runtime.models import model_catalogue
-from attention_service.runtime.models.resident_model import Host, Question, ResidentModel
+from attention_service.runtime.models.model_host import Host
+from attention_service.runtime.models.resident_model import Question, ResidentModel
+from attention_service.runtime.models.spare_process import SpareProcess
 from attention_service.runtime.models.unread_events import UnreadEvents
 from attention_service.runtime.recording_service import RecordingService
 from attention_service.runtime.request_timing import note_run
@@ -47,13 +49,15 @@ class ModelService:
         stuck_s: float,
         *,
         siblings: bool = False,
+        spare: bool = False,
     ) -> None:
-        """``siblings``: other processes answer for the same models."""
+        """``siblings``: other processes answer for the same models. ``spare``: keep a process for the next load."""
         self._root = root
         self._runner = runner
         self._recordings = recordings
         self._siblings = siblings
         self.host = Host(runner.device, runner.budget, idle_s, stuck_s)
+        self._spare = SpareProcess(self.host) if spare and model_catalogue.has_transformers() else None
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""
         self._unloaded: set[ResidentModel] = set()
@@ -104,7 +108,8 @@ class ModelService:
         if request.name is None:
             await self._runner.in_thread(partial(model_catalogue.check_own_name, self._root, folder.checkpoint, "name"))
         name = request.name or folder.name
-        made = ResidentModel(name, folder, request.dtype, self.host, divided=request.device_map is not None)
+        divided = request.device_map is not None
+        made = ResidentModel(name, folder, request.dtype, self.host, self._spare, divided=divided)
         model = self._models.get(name, made)
         same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
         if not same and model.is_alive:
@@ -131,8 +136,15 @@ class ModelService:
         model.leave()
         await model.left()
 
+    def start(self) -> None:
+        """Start the spare process once the server is idle."""
+        if self._spare is not None:
+            self._spare.start()
+
     async def stop(self) -> None:
         """End every model now."""
+        if self._spare is not None:
+            await self._spare.stop()
         await asyncio.gather(*(model.stop() for model in (*self._models.values(), *self._unloaded)))
 
     async def _model(self, name: str) -> ResidentModel:
@@ -140,7 +152,7 @@ class ModelService:
         if (model := self._models.get(name)) is not None:
             return model
         folder = await self._runner.in_thread(partial(model_catalogue.find_name, self._root, name))
-        made = ResidentModel(folder.name, folder, None, self.host)
+        made = ResidentModel(folder.name, folder, None, self.host, self._spare)
         model = self._models.get(made.name, made)
         if model.folder.folder != folder.folder:
             raise ModelExists.at(

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -12,12 +11,12 @@ from typing import Any, Final, Literal
 from attention_contract.errors import AttentionError, InternalError, ModelEnded, from_problem
 from attention_contract.schemas.models import ModelInfo
 from attention_service.runtime.callers import caller
-from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.model_catalogue import PROCESS_BYTES, ModelFolder
+from attention_service.runtime.models.model_host import Host
 from attention_service.runtime.models.reply_memory import ReplyMemory, pieces_of_body
+from attention_service.runtime.models.spare_process import SpareProcess
 from attention_service.runtime.models.worker_messages import Message, Piece
 from attention_service.runtime.models.worker_process import WorkerProcess
-from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.fair_queue import FairQueue
 from attention_service.runtime.scheduling.passes import draining
 from attention_service.runtime.scheduling.reservation import Reservation
@@ -31,54 +30,6 @@ _READING: Final = 6
 """Memory that reading a request takes, of its size: the message, its JSON twice, and images as text and as files."""
 _SHARE: Final = 0.75
 """Share of the memory that a divided model may have; the rest is for its requests."""
-ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
-
-
-@dataclass
-class Host:
-    """The device, the memory and the settings that all models of a server share."""
-
-    device: Device
-    budget: Budget
-    idle_s: float
-    """Seconds without a request after which a model ends."""
-    stuck_s: float
-    """Seconds without progress after which a process is ended."""
-    generated_tokens: int = 0
-    counts: Counter[ModelEvent] = field(default_factory=Counter)
-    holders: "set[ResidentModel]" = field(default_factory=set)
-    """The models that hold memory of the budget."""
-    bytes: int = 0
-    """Bytes that they hold."""
-
-    def hold(self, model: "ResidentModel", size: int) -> None:
-        """Note how many bytes a model holds from now on."""
-        self.bytes += size - model.bytes
-        model.bytes = size
-        (self.holders.add if size else self.holders.discard)(model)
-        self.budget.reclaimable = self._reclaimable if self.holders else None
-        self.budget.used_by_models = self._used if self.holders else None
-        self.budget.reclaim = self._reclaim if self.holders else None
-
-    def _reclaimable(self) -> int:
-        """Bytes of models that nobody uses, and those that other models keep for replies."""
-        return sum(model.bytes if model.is_unused else model.kept for model in self.holders)
-
-    def _used(self) -> int:
-        return self.bytes - self._reclaimable()
-
-    def _reclaim(self, need: int) -> None:
-        """Free the memory that is kept for replies, and end the least recently used models until so much is free."""
-        for model in list(self.holders):
-            need -= model.kept
-            model.give_back()
-        for model in sorted(self.holders, key=lambda each: each.used):
-            if need <= 0:
-                return
-            if model.is_unused:
-                need -= model.bytes
-                self.counts["evictions"] += 1
-                model.leave()
 
 
 @dataclass(eq=False)
@@ -118,8 +69,20 @@ class Question:
 class ResidentModel:
     """A named model. Its life is one task, which loads it, answers request after request, and ends it."""
 
-    def __init__(self, name: str, folder: ModelFolder, dtype: str | None, host: Host, *, divided: bool = False) -> None:
-        """``divided``: keep on disk what is more than the memory, as transformers divides a model."""
+    def __init__(
+        self,
+        name: str,
+        folder: ModelFolder,
+        dtype: str | None,
+        host: Host,
+        spare: SpareProcess | None = None,
+        *,
+        divided: bool = False,
+    ) -> None:
+        """``spare``: a process that may be ready for it.
+
+        ``divided``: keep on disk what is more than the memory, as transformers divides a model.
+        """
         self.name = name
         self.folder = folder
         self.dtype = dtype or ("float32" if not host.device.is_cuda else folder.stored)
@@ -133,6 +96,7 @@ class ResidentModel:
         """Time of the end of the last request."""
         self._divided = divided
         self._host = host
+        self._spare = spare
         self._waiting: FairQueue[Question] = FairQueue()
         self._came = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
@@ -199,6 +163,11 @@ class ResidentModel:
             if question in self._waiting:
                 self._waiting.remove(question)
                 self._stop_unwanted_load()
+
+    def give_way(self) -> None:
+        """End as soon as nobody waits, for its memory is needed."""
+        self._host.counts["evictions"] += 1
+        self.leave()
 
     def leave(self) -> None:
         """End as soon as nobody waits, also in the middle of loading."""
@@ -272,12 +241,13 @@ class ResidentModel:
         need, most = folder.loading_bytes(self.dtype), int(host.budget.capacity * _SHARE)
         room = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
         need = need if room is None else most
-        worker, held = None, Reservation(host.budget, self._waiting.first().caller)
+        held = Reservation(host.budget, self._waiting.first().caller)
+        worker = None if self._spare is None else self._spare.take(need)
         try:
             await self._reserve(held, need, "loading the model takes an estimated {need} bytes", "Load a smaller one")
-            worker = self._worker = await WorkerProcess.start(
-                need, self._keep, host.stuck_s, watched=not host.device.is_cuda
-            )
+            if worker is None:
+                worker = await WorkerProcess.start(need, host.stuck_s, watched=not host.device.is_cuda)
+            self._worker, worker.limit, worker.on_free = worker, need, self._keep
             facts = {
                 "name": self.name,
                 "folder": str(folder.folder),
@@ -297,7 +267,7 @@ class ResidentModel:
                 await worker.end()
             raise
         else:
-            worker.limit = min(folder.resident_bytes(self.dtype), need)
+            worker.limit = min(folder.resident_bytes(self.dtype), need) + worker.unforeseen_bytes
             host.hold(self, worker.limit)
             self._hold(message.facts.pop("held_bytes"))
             self._facts = message.facts

@@ -21,6 +21,7 @@ from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
 from attention_service.runtime.models.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
+from attention_service.runtime.models.model_catalogue import SHIPPED_MODEL
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
@@ -155,5 +156,12 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work
 }
 """The preparation of each operation."""
 
+
+def warm() -> None:
+    """Import what transformers imports late, by loading the model that ships, of which nothing is kept."""
+    if SHIPPED_MODEL.is_dir():
+        LoadedModel.load(SHIPPED_MODEL, dtype="float32", device=torch.device("cpu"), progress=lambda _: None)
+
+
 if __name__ == "__main__":
-    serve(ServedModel.load)
+    serve(ServedModel.load, warm)

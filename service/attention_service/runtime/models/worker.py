@@ -21,7 +21,12 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.core.tensors import results_in
-from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_memory, keep_freed_memory, private_bytes
+from attention_service.runtime.device.freed_memory import (
+    MUCH,
+    give_back_freed_memory,
+    keep_freed_memory,
+    private_bytes,
+)
 from attention_service.runtime.device.torch_device import is_out_of_memory
 from attention_service.runtime.models.reply_memory import ReplyRoom
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
@@ -87,10 +92,13 @@ class Worker:
         self._cancellation = Cancellation()
         """The flag of the request that came last; the next comes when this one is done."""
 
-    def serve(self, load: Load) -> None:
+    def serve(self, load: Load, warm: Callable[[], None]) -> None:
         """Load the model and answer requests until the end of the input, which ends the process."""
         threading.Thread(target=self._listen, daemon=True).start()
-        facts = self._inbox.get().facts
+        if (message := self._inbox.get()).kind == "warm":
+            warm()
+        self.tell("started", {"own_bytes": private_bytes()})
+        facts = (self._inbox.get() if message.kind == "warm" else message).facts
         self._rooms = [ReplyRoom(file) for file in facts["memories"]]
         try:
             model: Served = load(facts, lambda share: self.tell("progress", {"share": share}))
@@ -181,12 +189,15 @@ def problem_of(fault: Exception) -> dict[str, Any]:
     return problem | {"traceback": "".join(traceback.format_exception(fault))}
 
 
-def serve(load: Load) -> None:
-    """Serve a model over standard input and output; what libraries print goes to standard error."""
+def serve(load: Load, warm: Callable[[], None] = lambda: None) -> None:
+    """Serve a model over standard input and output; what libraries print goes to standard error.
+
+    ``warm`` is called in a spare process, and imports what a load would.
+    """
     _end_with_server()
     keep_freed_memory()
     source, sink = FileIO(os.dup(0), "r"), FileIO(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    Worker(source, sink).serve(load)
+    Worker(source, sink).serve(load, warm)

@@ -1,9 +1,10 @@
 """Messages between the server and the process of a model, over two pipes.
 
 A message is the lengths of its head and its body, the head as JSON, and the body: bytes of the contract. Nothing is
-ever unpickled. To the process go ``load``, ``ask``, ``go`` and ``cancel``. From it come ``progress``, ``loaded``,
-``need``, ``event``, ``recording``, ``last``, ``reply`` and ``problem``, and ``done`` after the last word on a request.
-``loaded`` and ``done`` tell which memory of a GPU the process holds.
+ever unpickled. To the process go ``warm`` if it is to wait for its model, ``load``, ``ask``, ``go`` and ``cancel``.
+From it come ``started``, ``progress``, ``loaded``, ``need``, ``event``, ``recording``, ``last``, ``reply`` and
+``problem``, and ``done`` after the last word on a request. ``started`` tells which memory it takes without a model,
+``loaded`` and ``done`` which memory of a GPU it holds.
 """
 
 import struct

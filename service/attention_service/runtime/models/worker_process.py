@@ -20,7 +20,8 @@ from typing import Any, Final
 import psutil
 
 from attention_contract.errors import AttentionError, ModelEnded, OverBudget
-from attention_service.runtime.device.freed_memory import private_bytes
+from attention_service.runtime.device.freed_memory import MUCH, private_bytes
+from attention_service.runtime.models.model_catalogue import PROCESS_BYTES
 from attention_service.runtime.models.reply_memory import ReplyMemory, reply_memories
 from attention_service.runtime.models.worker_messages import Message, Piece, pieces_of, read_message
 
@@ -60,8 +61,13 @@ class WorkerProcess:
         """The memories of its replies; none on a GPU."""
         self.limit = limit
         """Bytes of memory by the estimate. A process that takes ``_MARGIN`` times as many is ended."""
+        self.on_free: Callable[[], None] = lambda: None
+        """Called when a memory of its replies is free again."""
+        self._own_bytes = 0
+        """Bytes of its own after its imports; 0 before it has told them."""
         self._process = process
         self._incoming: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._has_ended = False
         self._told = b""
         self._outgrown = 0
         self._asked = False
@@ -78,20 +84,17 @@ class WorkerProcess:
         ]
 
     @classmethod
-    async def start(
-        cls, limit: int, on_free: Callable[[], None], patience_s: float, *, watched: bool
-    ) -> "WorkerProcess":
+    async def start(cls, limit: int, patience_s: float, *, watched: bool) -> "WorkerProcess":
         """Start a process that may take so many bytes of memory by the estimate.
 
-        ``on_free`` is called when a memory of its replies is free again. ``patience_s``: seconds without progress after
-        which it is ended. ``watched``: end it if it takes more memory. False for a model on a GPU, which tells what it
-        holds there.
+        ``patience_s``: seconds without progress after which it is ended. ``watched``: end it if it takes more memory.
+        False for a model on a GPU, which tells what it holds there.
         """
         loop = asyncio.get_running_loop()
 
         def freed() -> None:  # in whichever thread let go of the reply last
             with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(on_free)
+                loop.call_soon_threadsafe(made.free_again)
 
         memories = reply_memories(freed) if watched else []
         reading, writing = os.pipe()
@@ -109,7 +112,18 @@ class WorkerProcess:
             raise
         finally:
             os.close(writing)
-        return cls(process, FileIO(reading, "r"), limit, memories, patience_s, watched=watched)
+        made = cls(process, FileIO(reading, "r"), limit, memories, patience_s, watched=watched)
+        return made
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the process closes its output, as it does at its end."""
+        return not self._has_ended
+
+    @property
+    def unforeseen_bytes(self) -> int:
+        """Bytes of the process without a model beyond their estimate, as of a PyTorch with more libraries."""
+        return max(self._own_bytes + MUCH - PROCESS_BYTES, 0)
 
     @property
     def stands_s(self) -> float:
@@ -185,8 +199,19 @@ class WorkerProcess:
         """Take in messages, and None after the last."""
         with source, suppress(RuntimeError):  # the loop was closed
             while (message := read_message(source)) is not None:
-                loop.call_soon_threadsafe(self._incoming.put_nowait, message)
-            loop.call_soon_threadsafe(self._incoming.put_nowait, None)
+                loop.call_soon_threadsafe(self._take_in, message)
+            loop.call_soon_threadsafe(self._take_in, None)
+
+    def free_again(self) -> None:
+        """Tell the one who uses it now that a memory of its replies is free."""
+        self.on_free()
+
+    def _take_in(self, message: Message | None) -> None:
+        self._has_ended = message is None
+        if message is not None and message.kind == "started":
+            self._own_bytes = message.facts["own_bytes"]
+        else:
+            self._incoming.put_nowait(message)
 
     async def _keep_last_words(self) -> None:
         if self._process.stderr is not None:

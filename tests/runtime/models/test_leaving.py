@@ -15,7 +15,7 @@ from attention_service.runtime.models.resident_model import Question, ResidentMo
 from attention_service.runtime.models.worker_messages import Message
 from attention_service.runtime.scheduling.budget import Budget
 
-FOLDER = ModelFolder("one", Path("one"), {}, 0, 0, "float32")
+FOLDER = ModelFolder("one", Path("one"), {}, 0, 0, "float32", None)
 TURNS = 60
 """More turns than anything here takes."""
 
@@ -71,7 +71,6 @@ async def turns(number):
 @pytest.fixture(params=[False, True], ids=["CPU", "GPU"])
 def host(request, monkeypatch):
     monkeypatch.setattr(resident_model, "WorkerProcess", Told)
-    monkeypatch.setattr(resident_model, "check_transformers", lambda: None)
     monkeypatch.setattr(asyncio, "to_thread", lambda *_: turns(2))  # as long in each run
     device = SimpleNamespace(is_cuda=request.param, place="somewhere", threads=1, give_back_cached=None)
     total = 2 * FOLDER.loading_bytes("float32")

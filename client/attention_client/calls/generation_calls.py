@@ -85,11 +85,13 @@ class Generation(Group[WayT]):
 
     @method
     def embed(
-        self, model: str, input: Prompt, *, dimensions: int | None = None, **options: Unpack[CallOptions],  # noqa: A002
+        self, model: str, input: Prompt, *, dimensions: int | None = None, prompt_name: str | None = None,  # noqa: A002
+        **options: Unpack[CallOptions],
     ) -> Call[Embeddings]:  # fmt: skip
         """Return a vector for each text, pooled as the model's checkpoint says.
 
-        ``dimensions`` keeps the first numbers of each. Raises ModelNotFound and InvalidRequest.
+        ``dimensions`` keeps the first numbers of each. ``prompt_name`` is the prompt of the checkpoint to put before
+        each text, in place of its default one. Raises ModelNotFound and InvalidRequest.
         """
         return call(operations.create_embedding, locals())
 

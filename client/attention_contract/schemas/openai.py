@@ -220,6 +220,9 @@ class EmbeddingRequest(OpenAIRequest):
     """``base64``: little-endian float32."""
     dimensions: int | None = Field(default=None, ge=1, lt=2**31)
     """Keep the first numbers of each vector, scaled to length 1: for models that were trained for it."""
+    prompt_name: str | None = Field(default=None, max_length=256)
+    """The prompt of a sentence-transformers checkpoint to put before each text; default: the checkpoint's own default
+    prompt, if it has one. An empty name stands for no prompt."""
 
 
 class TokensAttention(WireModel):

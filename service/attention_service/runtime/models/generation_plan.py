@@ -233,7 +233,7 @@ def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]
         raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
     if isinstance(request, ChatCompletionRequest):
         return [reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids]
-    return prompt_tokens(loaded, request.prompt, "prompt")
+    return _prompt_tokens(loaded, request.prompt, "prompt")
 
 
 def _messages(request: ChatCompletionRequest) -> list[Message]:
@@ -248,7 +248,7 @@ def _read_with_images(loaded: LoadedModel, request: ChatCompletionRequest) -> In
         raise InvalidRequest(fault.detail, param="messages") from None
 
 
-def prompt_tokens(loaded: LoadedModel, given: Any, field: str) -> list[list[int]]:
+def _prompt_tokens(loaded: LoadedModel, given: Any, field: str) -> list[list[int]]:
     """The token ids of a text, of several, or of what came as ids. Raises InvalidRequest."""
     reader = loaded.reader
     several = isinstance(given, list) and not isinstance(given[0], int)

@@ -260,8 +260,11 @@ class InputReader:
         self._check_known(ids, param, self.predictable)
         return int(ids[0])
 
-    def conversation(self, messages: Sequence[Message]) -> str:
-        """A conversation as the checkpoint's chat template writes it. Raises InvalidRequest."""
+    def conversation(self, messages: Sequence[Message], *, answered: bool = True) -> str:
+        """A conversation as the checkpoint's chat template writes it; ``answered``: up to where an answer begins.
+
+        Raises InvalidRequest.
+        """
         if self.tokenizer is None:
             raise InvalidRequest.at("messages", f"{self.no_tokenizer}; send tokens")
         if not self.template:
@@ -271,7 +274,7 @@ class InputReader:
         try:
             written = self.tokenizer.apply_chat_template(
                 [{"role": message.role, "content": self.content(message)} for message in messages],
-                add_generation_prompt=True, tokenize=False, chat_template=self.template,
+                add_generation_prompt=answered, tokenize=False, chat_template=self.template,
             )  # fmt: skip
         except _OF_TEMPLATES as fault:
             raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {fault}") from None
@@ -299,12 +302,18 @@ class InputReader:
             return [self.tokens(request.text, "text")], "text", False
         return [self.tokens(text, f"text.{index}") for index, text in enumerate(request.text)], "text", True
 
-    def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:
-        """The tokens of a text; ``special``: with those that the tokenizer adds. Raises InvalidRequest."""
+    def tokens(self, text: str, param: str, *, special: bool = True, limit: int | None = None) -> Tokens:
+        """The tokens of a text, cut to ``limit``; ``special``: with those that the tokenizer adds.
+
+        Raises InvalidRequest.
+        """
         if self.tokenizer is None:
             raise InvalidRequest.at(param, f"{self.no_tokenizer}; send tokens")
         fast = bool(self.tokenizer.is_fast)
-        found = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=fast)
+        found = self.tokenizer(
+            text, add_special_tokens=special, return_offsets_mapping=fast, truncation=limit is not None,
+            max_length=limit,
+        )  # fmt: skip
         ids = list(found["input_ids"])
         if not ids:
             raise InvalidRequest.at(param, "the tokenizer returns no tokens for it; send a longer text")

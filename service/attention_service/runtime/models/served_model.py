@@ -25,7 +25,7 @@ from attention_service.runtime.models.model_catalogue import SHIPPED_MODEL
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
-from attention_service.runtime.models.text_embeddings import embed, embedding_bytes
+from attention_service.runtime.models.text_embeddings import embed, plan_embedding
 from attention_service.runtime.models.worker import Answer, Emit, Work, serve
 
 RequestT = TypeVar("RequestT", bound=WireModel)
@@ -102,7 +102,8 @@ class ServedModel:
 
     def _embed(self, body: memoryview, *_: object) -> Work:
         request = _read(EmbeddingRequest, body)
-        return Work(embedding_bytes(self.loaded, request), lambda: Answer(embed(self.loaded, request)))
+        plan = plan_embedding(self.loaded, request)
+        return Work(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
 
     def _generating(self, request: GenerationRequest, emit: Emit) -> Work:
         def work() -> Work:

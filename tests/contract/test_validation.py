@@ -295,6 +295,36 @@ def test_lists_are_no_longer_than_anybody_needs(data, param):
     assert refuses(RawForwardRequest, data).param == param
 
 
+EDIT = {"tap": "context", "set": 0}
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        ({"edits": {"0": [EDIT] * 257}}, "edits.0"),
+        ({"edits": {str(layer): [EDIT] * 200 for layer in range(6)}}, "edits"),
+        ({"layers": [0, "encoder.0", 0]}, "layers"),
+        ({"positions": [-1] * 3000}, "positions"),
+        ({"positions": [-1] * 300, "top_k": 60}, "positions"),
+        ({"text": ["a"] * 100, "top_k": 200}, "top_k"),
+    ],
+)
+def test_a_request_to_a_model_asks_for_no_more_than_it_can_be_told(data, param):
+    assert refuses(ModelForwardRequest, {"text": "a"} | data).param == param
+    attention = {name: data[name] for name in ("layers", "edits") if name in data}
+    if attention:
+        assert (
+            refuses(CompletionRequest, {"model": "a", "prompt": "a", "attention": attention}).param
+            == f"attention.{param}"
+        )
+
+
+def test_what_a_model_can_tell_may_be_asked():
+    edits = {str(layer): [EDIT] * 256 for layer in range(4)}
+    for more in ({"edits": edits}, {"positions": [-1] * 2730}, {"positions": [-1] * 16_384, "top_k": 0}):
+        assert validate(ModelForwardRequest, {"text": "a"} | more)
+
+
 def test_faults_too_many_to_name_are_counted():
     error = refuses(RawForwardRequest, raw(spec={f"f{index}": 0 for index in range(5000)}))
     assert (error.param, error.facts["count"]) == (None, 5000)

@@ -25,6 +25,8 @@ MAX_INDICES: Final = 65_536
 MAX_LABELS: Final = 65_536
 """The most labels of tokens in one request."""
 TokenLabel = Annotated[str, Field(max_length=256)]
+MAX_EDITS: Final = 256
+"""The most edits of one attention."""
 MAX_TAPS: Final = 64
 """The most items of one list of taps, repeated ones included."""
 
@@ -148,7 +150,7 @@ class TapsRequest(AttentionInputs):
 
     dropout: Dropout | None = None
     """Drop weights; default: none."""
-    edits: Listed[Edit] = Field(default_factory=list, max_length=256)
+    edits: Listed[Edit] = Field(default_factory=list, max_length=MAX_EDITS)
     """Applied in the order of the taps, then in the order given."""
     return_: Listed[Tap] = Field(default_factory=output_only, alias="return", min_length=1, max_length=MAX_TAPS)
     """The taps to return."""

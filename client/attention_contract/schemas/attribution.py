@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
+from attention_contract.schemas.attention import MAX_EDITS, AttentionInputs, Edit, Ran, RawInputs, Select, TokenLabels
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import FloatArray, IntArray
 
@@ -43,7 +43,7 @@ class AttributionRequest(TokenLabels, AttentionInputs):
     steps: int = Field(default=32, ge=1, le=1024)
     """The number of points on the path of ``integrated``. Without a readout L is linear in the weights, and one point
     is exact."""
-    edits: Listed[Edit] = Field(default_factory=list, max_length=256)
+    edits: Listed[Edit] = Field(default_factory=list, max_length=MAX_EDITS)
     """Applied in the order of the taps, then in the order given. The attributed weights are those after the edits."""
     select: Select | None = None
     """Attribute to the weights of these heads and queries. ``relevance`` and ``norm_of_sum`` are over these heads;

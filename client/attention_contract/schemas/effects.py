@@ -5,7 +5,7 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import MAX_INDICES, AttentionInputs, Edit, Index, Ran, RawInputs
+from attention_contract.schemas.attention import MAX_EDITS, MAX_INDICES, AttentionInputs, Edit, Index, Ran, RawInputs
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import FloatArray
 
@@ -39,7 +39,7 @@ class EffectsRequest(AttentionInputs):
 
     sweep: SweptEdit
     """The edits to try, one at a time."""
-    edits: Listed[Edit] = Field(default_factory=list, max_length=256)
+    edits: Listed[Edit] = Field(default_factory=list, max_length=MAX_EDITS)
     """Edits that apply in every run, also in the baseline. An effect is the change by one further edit. ``output``
     cannot be edited."""
     queries: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)

@@ -3,11 +3,11 @@
 Notation as in ``attention``; V is the size of the vocabulary.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Index, Select, Tap, Taps
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
@@ -16,6 +16,8 @@ from attention_contract.schemas.prompts import ModelInput, ModelReply
 from attention_contract.schemas.weights import ClassName, HeadStatistics, StatisticName, TopKeys, WeightsDifferences
 from attention_contract.tensors import AnyNumber, FloatArray, IntArray
 
+MAX_PREDICTED: Final = 16_384
+"""Predictions and tokens named in them, of all texts of a request."""
 ModelTap = Tap | Literal["hidden", "logits", "pooled"]
 
 
@@ -29,7 +31,7 @@ class ModelForwardRequest(ModelInput):
     """The heads and queries of those taps; default: all."""
     positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """The positions of the tokens whose predictions are returned, negative ones counted from the end; default: the
-    last."""
+    last. At most 16,384 predictions and tokens named in them: texts · positions · (1 + ``top_k``)."""
     top_k: int = Field(default=5, ge=0, le=1024)
     """The number of most likely tokens to return for each prediction; 0 for none."""
     average_heads: bool = False
@@ -39,6 +41,17 @@ class ModelForwardRequest(ModelInput):
     them."""
     keep: bool = False
     """Store the run as a recording: weights, the returned taps and hidden states."""
+
+    @model_validator(mode="after")
+    def _few_predictions(self) -> "ModelForwardRequest":
+        positions = len(self.positions or [-1])
+        if (count := self.inputs * positions * (1 + self.top_k)) > MAX_PREDICTED:
+            raise at_fault(
+                "top_k" if self.positions is None else "positions",
+                f"expected at most {MAX_PREDICTED} predictions and tokens named in them; got {count}: {self.inputs} "
+                f"texts, {positions} positions, 1 + {self.top_k} tokens. Ask in parts, or with a smaller top_k",
+            )
+        return self
 
 
 class ModelStatisticOptions(WireModel):

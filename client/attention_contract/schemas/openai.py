@@ -9,13 +9,15 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import MAX_INDICES, Edit, Index
+from attention_contract.schemas.attention import MAX_INDICES, Index
 from attention_contract.schemas.model_requests import ModelStatisticOptions
-from attention_contract.schemas.models import LayerKey, LayerRef
+from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import (
     MAX_TEXT,
     MAX_TEXTS,
+    EditsByLayer,
     ImageUrlPart,
+    LayersInOrder,
     Text,
     TextPart,
     TokenIds,
@@ -41,7 +43,7 @@ FinishReason = Literal["stop", "length"]
 class AttentionOfTokens(WireModel):
     """The attention that comes with each generated token, and edits that apply to the whole generation."""
 
-    layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
+    layers: LayersInOrder = "all"
     """The layers in the reply, in this order."""
     heads: Listed[Index] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """The heads of each of these layers; default: all."""
@@ -52,7 +54,7 @@ class AttentionOfTokens(WireModel):
     """The number of most attended keys to name for each head; 0 for none."""
     weights: bool = False
     """Return the weights themselves: a number for each head and key."""
-    edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
+    edits: EditsByLayer = Field(default_factory=dict)
     """Edits by layer, each in the form of edits of a module. ``queries`` and ``keys`` are positions of tokens."""
     keep: bool = False
     """Store the whole run as a recording. Needs one choice of one prompt."""

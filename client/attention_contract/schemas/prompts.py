@@ -6,13 +6,14 @@ others. All indices count padding too, which has labels of its own.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import Edit, Index
+from attention_contract.schemas.attention import MAX_EDITS, Edit, Index
 from attention_contract.schemas.models import LayerKey, LayerRef
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.tensors import Encoding
@@ -23,8 +24,35 @@ MAX_TEXTS: Final = 256
 """Texts of one request."""
 MAX_TOKENS: Final = 1_048_576
 """Tokens of one text."""
+MAX_MODEL_EDITS: Final = 1024
+"""Edits of one request to a model."""
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
 TokenIds = Annotated[list[Index], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
+
+
+def _check_layers(layers: Literal["all"] | list[LayerRef]) -> Literal["all"] | list[LayerRef]:
+    names = [] if layers == "all" else [str(layer) for layer in layers]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"expected each layer once; got {twice[0]} again")
+    return layers
+
+
+def _check_edits(edits: dict[str, list[Edit]]) -> dict[str, list[Edit]]:
+    if (count := sum(map(len, edits.values()))) > MAX_MODEL_EDITS:
+        raise ValueError(f"expected at most {MAX_MODEL_EDITS} edits of all layers; got {count}")
+    return edits
+
+
+LayersInOrder = Annotated[
+    Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)], AfterValidator(_check_layers)
+]
+"""Layers, each once."""
+EditsByLayer = Annotated[
+    dict[LayerKey, Annotated[Listed[Edit], Field(max_length=MAX_EDITS)]],
+    Field(max_length=4096),
+    AfterValidator(_check_edits),
+]
+"""Edits of each layer, each in the form of edits of a module: at most 256 of a layer, and 1,024 in all."""
 
 
 class ImageBytes(WireModel):
@@ -112,9 +140,9 @@ class ModelInput(WireModel):
     images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
     """Images, for models that take them, with one text. The model's image token marks the place of each image in the
     text; without such tokens, the images come before the text."""
-    layers: Literal["all"] | Annotated[list[LayerRef], Field(min_length=1, max_length=4096)] = "all"
+    layers: LayersInOrder = "all"
     """The layers in the reply, in this order."""
-    edits: dict[LayerKey, Listed[Edit]] = Field(default_factory=dict, max_length=4096)
+    edits: EditsByLayer = Field(default_factory=dict)
     """Edits by layer, each in the form of edits of a module: ``{"3": [{"tap": "context", "heads": [0], "set":
     0}]}``."""
     encoding: Encoding = "list"
@@ -130,6 +158,14 @@ class ModelInput(WireModel):
         if self.images and images_in(self.messages or ()):
             raise at_fault("images", "the messages bring their own; send them in one way")
         return self
+
+    @property
+    def inputs(self) -> int:
+        """The number of texts, or of images alone."""
+        texts = self.tokens if self.text is None else self.text
+        if texts is None:
+            return 1 if self.messages is not None else len(self.images)
+        return len(texts) if isinstance(texts, list) and not isinstance(texts[0], int) else 1
 
     @property
     def all_images(self) -> list[ImageBytes]:

@@ -274,7 +274,7 @@ def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPla
         raise InvalidRequest.at(
             "attention.statistic_options.token_classes", "the statistic classes has no class; name some"
         )
-    return [able[name] for name in dict.fromkeys(names)]
+    return [able[name] for name in names]
 
 
 def _edits(

@@ -3,10 +3,12 @@
 import base64
 import contextlib
 import struct
+import threading
 import tracemalloc
 import zlib
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 from tests.runtime.models.images.small_encoders import noise, png, sent
@@ -19,6 +21,10 @@ from attention_service.runtime.models.images.image_decoding import MAX_PIXELS, d
 
 def images(*contents):
     return [ImageBytes(**sent(each)) for each in contents]
+
+
+def resident_bytes():
+    return psutil.Process().memory_info().rss
 
 
 def bomb(side):
@@ -60,6 +66,27 @@ def test_a_bomb_is_refused_by_its_header(side):
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [(1, 4_000_000), (4_000_000, 1), (2000, 2000)])
+def test_decoding_takes_no_more_than_its_estimate(size):
+    """Of an image one pixel wide, Pillow's pointers to its rows and its weights for resizing are larger than it is."""
+    given = images(png(np.zeros((size[1], size[0], 3), np.uint8)))
+    estimate, before, seen, done = decoding_bytes(given), resident_bytes(), [0], threading.Event()
+
+    def watch():
+        while not done.wait(0.001):
+            seen.append(resident_bytes())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        (image,) = decoded(given)
+        image.resize((224, 224), Image.Resampling.LANCZOS)
+    finally:
+        done.set()
+        watching.join()
+    assert 0 < max(seen) - before < estimate
 
 
 def test_images_are_limited_together():

@@ -20,6 +20,8 @@ MAX_PIXELS: Final = 2**25
 """Pixels of all images of a request."""
 _BYTES: Final = 32
 """Bytes that decoding and resizing take for each pixel."""
+_BYTES_OF_SIDES: Final = 64
+"""The same for each pixel of width and height: Pillow's pointers to rows, and its weights for resizing."""
 _FAULTS: Final = (
     OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, KeyError, struct.error,
     Image.DecompressionBombError,
@@ -47,15 +49,16 @@ def decoding_bytes(images: Sequence[ImageBytes], edge: int = 0) -> int:
 
 def sized_bytes(images: Sequence[ImageSize | Image.Image], edge: int = 0) -> int:
     """Estimate the same of images of these sizes. Raises InvalidRequest for images that are too large."""
-    pixels = 0
+    pixels = sides = 0
     for index, image in enumerate(images):
         own = image.width * image.height
         resized = edge * edge * max(image.width, image.height) // min(image.width, image.height)
         pixels += max(own, resized)
+        sides += image.width + image.height
         if pixels > MAX_PIXELS:
             more = f", {resized} once its shorter side is resized to {edge}" if resized > own else ""
             raise _too_large(f"images.{index}", f"{image.width} × {image.height} pixels{more}")
-    return _BYTES * pixels
+    return _BYTES * pixels + _BYTES_OF_SIDES * sides
 
 
 def decoded(images: Sequence[ImageBytes]) -> list[Image.Image]:

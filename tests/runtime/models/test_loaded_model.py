@@ -325,6 +325,21 @@ def test_memory_that_runs_out_in_a_process_is_told_as_such():
     assert problem_of(caught.value)["code"] == "never_fits"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "param"),
+    [
+        ({"length": 10**9}, "length"),
+        ({"length": 2**31 - 1, "batch": 2**30, "weights": True}, "length"),
+        ({"new_tokens": 2**31 - 1, "batch": 2**30}, "new_tokens"),
+        ({"length": 10**6, "batch": 2**31 - 1}, "batch"),
+    ],
+)
+def test_sizes_whose_counts_no_reply_holds_are_refused_by_their_field(sizes, param):
+    with pytest.raises(InvalidRequest, match="do not fit 64 bits") as fault:
+        ModelCosts(loaded("llama")).report(ModelComplexityRequest(**sizes), 2**40)
+    assert fault.value.param == param
+
+
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "llama"])
 def test_costs_count_no_key_behind_a_sliding_window(family):
     """Those of a pass, and of a token after it with the cache that transformers keeps."""

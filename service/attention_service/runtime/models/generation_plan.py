@@ -232,7 +232,9 @@ def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]
     if reader.tokenizer is None:
         raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
     if isinstance(request, ChatCompletionRequest):
-        return [reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids]
+        ids = reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids
+        reader.check(ids, "messages")
+        return [ids]
     return _prompt_tokens(loaded, request.prompt, "prompt")
 
 

@@ -37,6 +37,8 @@ _STATISTICS: Final = 16
 _COPIES: Final = 2
 """Times that a reply is in memory, if it goes through the pipe: in the model's process and in the server's."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
+_COUNTS: Final = 2**63
+"""A count that no reply can have."""
 _FURTHEST: Final = 2**31 - 1
 
 
@@ -148,6 +150,20 @@ class ModelCosts:
 
         Raises InvalidRequest.
         """
+        sizes = {"length": request.length, "new_tokens": request.new_tokens, "batch": request.batch}
+        largest = max(sizes, key=sizes.__getitem__)
+        refusal = InvalidRequest.at(largest, "its counts do not fit 64 bits; ask for smaller sizes")
+        try:
+            reply = self._report(request, room)
+        except InvalidRequest as fault:
+            raise (refusal if fault.param == "shape" else fault) from None  # which is no field of this request
+        passes = [each for each in (reply.prefill, reply.per_token, reply.vision) if each is not None]
+        counts = [count for each in passes for count in (each.flops, each.bytes, each.peak_bytes)]
+        if max(reply.cache_bytes, *counts) >= _COUNTS:
+            raise refusal
+        return reply
+
+    def _report(self, request: ModelComplexityRequest, room: int) -> ModelComplexityReply:
         images, encodes, reader = self._images.sized(request.images), self._images.encodes, self._loaded.reader
         if encodes and not images:
             raise InvalidRequest.at("images", "this model reads only images; send their sizes")

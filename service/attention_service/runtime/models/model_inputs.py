@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,8 +29,6 @@ _STRETCHED: Final = frozenset({"linear", "yarn"})
 depends on the texts before, so its factor is not taken."""
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte of sentencepiece."""
-_OF_TEMPLATES: Final = TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError
-"""The errors of chat templates, which compute, for messages that they do not take."""
 Span = tuple[int, int] | None
 
 
@@ -276,8 +273,9 @@ class InputReader:
                 [{"role": message.role, "content": self.content(message)} for message in messages],
                 add_generation_prompt=answered, tokenize=False, chat_template=self.template,
             )  # fmt: skip
-        except _OF_TEMPLATES as fault:
-            raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {fault}") from None
+        except Exception as fault:  # a template computes: it may recurse, or fill the memory
+            told = str(fault)[:400] or type(fault).__name__
+            raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {told}") from None
         return str(written)
 
     def content(self, message: Message) -> Any:

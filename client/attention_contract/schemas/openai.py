@@ -37,7 +37,8 @@ Refused = Any
 TokenText = Annotated[str, Field(pattern=r"^\d{1,10}$")]
 """A token id as the key of an object."""
 FinishReason = Literal["stop", "length"]
-"""``stop``: the model ended, or a stop text came. ``length``: as many tokens as asked for."""
+"""``stop``: the model ended, or a stop text came. ``length``: as many tokens as asked for, or as the caller's deadline
+left time for."""
 
 
 class AttentionOfTokens(WireModel):

@@ -1,5 +1,6 @@
 """Cooperative cancellation: loops of long work call ``checkpoint``, which stops the work of a cancelled request."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ class Abandoned(Exception):
 class Cancellation:
     """A flag that one thread sets and the working thread reads, and the time of its last checkpoint."""
 
-    __slots__ = ("cancelled", "seen")
+    __slots__ = ("cancelled", "deadline", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float | None = None) -> None:
+        """``deadline``: ``time.monotonic`` seconds at which the caller leaves; None for never."""
         self.cancelled = False
+        self.deadline = math.inf if deadline is None else deadline
         self.seen = 0.0
         """``time.monotonic`` seconds of the last checkpoint; 0 before the first."""
 
@@ -50,6 +53,12 @@ def checkpoint() -> None:
     if current.cancelled:
         raise Abandoned
     current.seen = time.monotonic()
+
+
+def deadline() -> float:
+    """The ``time.monotonic`` seconds at which the caller of the current work leaves; infinite for never."""
+    current = _current.get()
+    return math.inf if current is None else current.deadline
 
 
 def checked(x: "Tensor") -> "Tensor":

@@ -1,5 +1,6 @@
 """Generation: the tokens of transformers' own ``generate``, what chose them, and edits that hold for all of it."""
 
+import time
 from functools import cache
 
 import numpy as np
@@ -16,12 +17,12 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
-from attention_contract.schemas.openai import Completion, CompletionRequest
+from attention_contract.schemas.openai import ChatCompletionRequest, Completion, CompletionRequest
 from attention_contract.validation import validate
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.runtime.models.generated_text import GeneratedText
 from attention_service.runtime.models.generation import generate
-from attention_service.runtime.models.generation_plan import plan_generation
+from attention_service.runtime.models.generation_plan import Sampling, plan_generation
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from attention_service.runtime.models.served_model import lines_of
@@ -183,6 +184,78 @@ def test_settings_of_the_checkpoint_that_transformers_refuses_are_its_fault(sett
     with pytest.raises(InvalidCheckpoint, match=f"model: its generation_config.json cannot be used: .*{says}") as fault:
         asked(family)
     assert fault.value.param == "model"
+
+
+def chat(model, content):
+    fields = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
+    request = validate(ChatCompletionRequest, fields)
+    return generate(model, request, plan_generation(model, request), lambda _: None)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_messages_of_tokens_that_the_model_has_no_embedding_of_are_refused_by_their_field(family):
+    words = tokenizer()
+    words.add_tokens([f"word{number}" for number in range(100)])
+    words.chat_template = "{{ messages[0].content }}"
+    model = LoadedModel("m", tiny(family).requires_grad_(False), words, device())
+    with pytest.raises(InvalidRequest, match="out of range; the vocabulary has") as fault:
+        chat(model, "the word99")
+    assert fault.value.param == "messages"
+    assert chat(model, "the cat").tokens > 0
+    with pytest.raises(InvalidRequest, match="the model has positions for") as fault:
+        chat(LoadedModel("m", tiny("gpt2").requires_grad_(False), words, device()), "the cat " * 500)
+    assert fault.value.param == "messages"
+
+
+def test_a_chosen_token_that_the_model_cannot_read_is_the_checkpoints_fault():
+    model = LoadedModel("m", tiny("gpt2").requires_grad_(False), tokenizer(), device())
+    model.reader.vocabulary = 2  # as if its head had more rows than its table
+    request = validate(CompletionRequest, {"model": "m", "prompt": [1], "max_tokens": 4, "logit_bias": {"5": 100}})
+    with pytest.raises(InvalidCheckpoint, match="chose token 5, and has embeddings for 2"):
+        generate(model, request, plan_generation(model, request), lambda _: None)
+    one = request.model_copy(update={"max_tokens": 1})
+    assert generate(model, one, plan_generation(model, one), lambda _: None).tokens == 1  # nothing reads it
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 'a' * 10**18 }}",
+        "{{ messages[0].content.nothing.at_all }}",
+        "{{ raise_exception('no') }}",
+    ],
+    ids=["recursion", "depth", "memory", "attribute", "refusal"],
+)
+def test_a_chat_template_that_fails_is_told_at_the_messages(template):
+    words = tokenizer()
+    words.chat_template = template
+    with pytest.raises(InvalidRequest, match=r"the checkpoint.s chat template refuses them: .") as fault:
+        chat(LoadedModel("m", tiny("llama").requires_grad_(False), words, device()), "the cat")
+    assert fault.value.param == "messages"
+
+
+def test_a_generation_ends_before_the_deadline_of_its_caller(monkeypatch):
+    slowed = []
+
+    def slow(self):
+        return [lambda _, scores: slowed.append(time.sleep(0.05)) or scores]
+
+    monkeypatch.setattr(Sampling, "processors", slow)
+    model = loaded("llama")
+    request = validate(CompletionRequest, {"model": "m", "prompt": [[3], [4, 5]], "max_tokens": 50, "temperature": 0})
+    plan = plan_generation(model, request)
+    late = time.monotonic() + 0.6
+    with cancellable(Cancellation(late)):
+        (whole,) = generate(model, request, plan, lambda _: None).last
+    assert time.monotonic() < late
+    assert len(slowed) > 1
+    for choice in on_wire(Completion, whole).choices:
+        assert choice.finish_reason == "length"
+        assert choice.text
+    with cancellable(Cancellation(time.monotonic() - 1)):  # the first token comes in any case
+        assert generate(model, request, plan, lambda _: None).tokens == 2
 
 
 def test_tokens_of_the_checkpoint_that_the_model_does_not_have_are_no_padding_and_no_end(monkeypatch):

@@ -20,7 +20,7 @@ from attention_service.api.openai.openai_errors import openai_error
 async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest) -> Response:
     """Generate: one object, or a stream of them."""
     operation = "chat" if isinstance(body, ChatCompletionRequest) else "complete"
-    objects = call.engine.models.stream(body.model, operation, body)
+    objects = call.engine.models.stream(body.model, operation, body, call.deadline)
     if body.stream:
         first = await anext(objects)  # a fault before it has a status of its own
         return EventStream(first, objects, call.deadline)

@@ -4,6 +4,7 @@ Greedy and drawn tokens are those of ``generate`` with the same settings after t
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
-from attention_service.core.cancellation import checkpoint
+from attention_service.core.cancellation import checkpoint, deadline
 from attention_service.runtime.models.completion_objects import CompletionObjects, Json, Token
 from attention_service.runtime.models.generated_text import GeneratedText
 from attention_service.runtime.models.generation_attention import GenerationAttention, PromptPadding, TokenAttention
@@ -28,6 +29,8 @@ Emit = Callable[[list[Json]], None]
 """Takes the objects of a step, in the order in which they are sent."""
 _OF_SETTINGS: Final = ValueError, TypeError, LookupError, AttributeError, RuntimeError
 """The errors of ``generate`` for settings that it refuses."""
+_SENDING_S: Final = 0.1
+"""Seconds before the caller's deadline at which a generation ends, so that its answer comes in time."""
 _UNLIKELY: Final = -9999.0
 """The log-probability by which OpenAI's API tells of a token that is very unlikely."""
 
@@ -139,6 +142,9 @@ class TokenEvents(StoppingCriteria):
     def __post_init__(self) -> None:
         self._finished = [False] * len(self.texts)
         self.steps = 0
+        self._deadline = deadline()
+        self._came = 0.0
+        """Time of the last step, in ``time.monotonic``."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """Return which choices have ended, bool ``[B]``. ``input_ids [B, T]``: all tokens, the new ones last."""
@@ -150,7 +156,7 @@ class TokenEvents(StoppingCriteria):
         look = self.attention.look
         layers = None if look is None else look.of(input_ids[:, :-1])
         names = [] if look is None else self.loaded.reader.readable(tokens)
-        last = self.steps >= self.plan.sampling.new_tokens
+        last = self.steps >= self.plan.sampling.new_tokens or self._is_late()
         given = []
         for choice, (token, text) in enumerate(zip(tokens, self.texts, strict=True)):
             if self._finished[choice]:
@@ -166,7 +172,22 @@ class TokenEvents(StoppingCriteria):
                 attention = {"position": place, "token": names[choice], "id": token, "layers": layers[choice]}
             given.append(Token(choice, piece, at, finish, None if logprobs is None else logprobs[choice], attention))
         self.give(given)
+        self._check_readable(tokens)
         return torch.tensor(self._finished, device=input_ids.device)
+
+    def _is_late(self) -> bool:
+        """True if another step as long as the last would end after the caller's deadline."""
+        now = time.monotonic()
+        step = now - self._came if self.steps > 1 else 0.0  # the first also read the prompt
+        self._came = now
+        return now + step + _SENDING_S > self._deadline
+
+    def _check_readable(self, tokens: Sequence[int]) -> None:
+        """Raise InvalidCheckpoint if the next step has a token to read that its head names and its table lacks."""
+        known = self.loaded.reader.predictable if self.loaded.reader.pairs else self.loaded.reader.vocabulary
+        for token, finished in zip(tokens, self._finished, strict=True):
+            if token >= known and not finished:
+                raise InvalidCheckpoint.at("model", f"it chose token {token}, and has embeddings for {known} tokens")
 
 
 class Logits:

@@ -178,11 +178,16 @@ class ModelService:
         question.reply = None  # the model keeps its last question, and the reply's memory is to be free once it is sent
         return await self._completed(answer, model, question)
 
-    async def stream(self, name: str, operation: str, request: WireModel) -> AsyncGenerator[memoryview]:
-        """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does."""
+    async def stream(
+        self, name: str, operation: str, request: WireModel, deadline: float | None = None
+    ) -> AsyncGenerator[memoryview]:
+        """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does.
+
+        ``deadline``: ``time.monotonic`` seconds before which it ends with the tokens that it has.
+        """
         model = await self._named(name)
         events = UnreadEvents(self._runner.host)
-        question = Question(operation, to_body(request, JSON, "request", "base64"), events.put)
+        question = Question(operation, to_body(request, JSON, "request", "base64"), events.put, deadline)
         asking = asyncio.create_task(self._ask(model, question))
         asking.add_done_callback(lambda _: events.end())
         try:

@@ -40,6 +40,8 @@ class Question:
     body: Sequence[Piece] = ()
     on_event: Callable[[memoryview], None] = lambda _: None
     """Called with each event of a generation. Raises AttentionError if there is no room for it."""
+    deadline: float | None = None
+    """The time, of ``time.monotonic``, at which its caller leaves; None for never."""
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     caller: str = field(default_factory=lambda: caller.get().name)
     came: float = field(default_factory=time.monotonic)
@@ -312,6 +314,7 @@ class ResidentModel:
                     "operation": question.operation,
                     "room": self._host.budget.capacity,
                     "memory": free[0] if free else None,
+                    "deadline": question.deadline,
                 }
                 await worker.send("ask", facts, question.body)
                 while (message := await worker.receive()).kind != "done":

@@ -120,7 +120,7 @@ class Worker:
         """Take in messages, and end the process with its input, whatever it computes."""
         while (message := read_message(self._source)) is not None:
             if message.kind == "ask":
-                self._cancellation = Cancellation()
+                self._cancellation = Cancellation(message.facts.get("deadline"))
             elif message.kind == "cancel":
                 self._cancellation.cancel()
             self._inbox.put(message)

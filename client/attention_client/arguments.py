@@ -47,6 +47,7 @@ class ModelFields(CallOptions, total=False):
     messages: Sequence[Message | Mapping[str, str]] | None
     target: str | None
     images: Sequence[ImageLike] | None
+    mask_seed: int | None
     layers: Literal["all"] | Sequence[LayerRef] | None
     edits: Mapping[str, Sequence[EditLike]] | None
 

@@ -140,6 +140,8 @@ class ModelInput(WireModel):
     images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
     """Images, for models that take them, with one text. The model's image token marks the place of each image in the
     text; without such tokens, the images come before the text."""
+    mask_seed: int = Field(default=0, ge=0, lt=2**63)
+    """Chooses the patches that a model which leaves out some at random, such as ViT-MAE, sees of each image."""
     layers: LayersInOrder = "all"
     """The layers in the reply, in this order."""
     edits: EditsByLayer = Field(default_factory=dict)

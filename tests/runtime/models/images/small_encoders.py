@@ -27,12 +27,15 @@ ENCODERS = {
         "Siglip2VisionModel", {"num_patches": 25}, transformers.Siglip2ImageProcessorPil,
         {"patch_size": 8, "max_num_patches": 30},
     ),
+    "vit_mae": ("ViTMAEModel", {"mask_ratio": 0.7}, ViTImageProcessorPil, {"size": _SQUARE}),
     "yolos": (
         "YolosModel", {"image_size": [32, 32], "num_detection_tokens": 7}, ViTImageProcessorPil, {"size": _SQUARE},
     ),
 }  # fmt: skip
 """Class, config, image processor and its settings by model type."""
 HEADS = {"vit"}
+MASKED = {"vit_mae"}
+"""Those that see some of the patches alone."""
 
 
 def eager(kind):

@@ -8,6 +8,7 @@ from PIL import Image
 from tests.runtime.models.images.small_encoders import (
     ENCODERS,
     HEADS,
+    MASKED,
     eager,
     loaded,
     marked,
@@ -27,8 +28,13 @@ from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 
 
-def reference(kind, *images):
+def reference(kind, *images, patches=None):
+    """The run of transformers itself; ``patches``: those that a model with a mask is to see, in this order."""
     made = processor(kind)(images=[Image.fromarray(each) for each in images], return_tensors="pt")
+    if kind in MASKED:
+        made["noise"] = torch.full((1, 16), 99.0)
+        for order, (_, row, column) in enumerate(patches):
+            made["noise"][0, 4 * row + column] = order
     with torch.no_grad():
         return eager(kind)(**made, output_attentions=True, output_hidden_states=True)
 
@@ -36,9 +42,9 @@ def reference(kind, *images):
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_weights_and_states_are_those_of_the_eager_model(kind):
     model, image = loaded(kind), noise()
-    returns = ["weights", "hidden", *(["logits"] if kind in HEADS else ["pooled"])]
+    returns = ["weights", "hidden", *(["logits"] if kind in HEADS else [] if kind in MASKED else ["pooled"])]
     reply = forward_reply(model, ModelForwardRequest(images=[sent(image)], return_=returns))
-    expected = reference(kind, image)
+    expected = reference(kind, image, patches=[each for each in reply.labels.patches if each])
     count = reply.layers[0].weights.shape[-1]
     for layer, weights, hidden in zip(reply.layers, expected.attentions, expected.hidden_states[1:], strict=True):
         near(layer.weights, weights[0, :, :count, :count])
@@ -49,7 +55,7 @@ def test_weights_and_states_are_those_of_the_eager_model(kind):
         best = int(expected.logits[0].argmax())
         assert reply.predicts == "class"
         assert (reply.predictions[0].top[0].id, reply.predictions[0].top[0].token) == (best, f"LABEL_{best}")
-    else:
+    elif kind not in MASKED:
         names = ("image_embeds", "pooler_output")
         near(reply.pooled, next(x for name in names if (x := getattr(expected, name, None)) is not None)[0], 1e-4)
 
@@ -71,6 +77,28 @@ def test_a_marked_rectangle_changes_the_token_whose_label_it_is_and_no_other(kin
         assert np.flatnonzero(abs(found - plain).max(-1) > 1e-6).tolist() == [number]
         _, row, column = labels.patches[number]
         assert labels.tokens[number] == f"[{row},{column}]"
+
+
+def test_the_patches_that_a_model_with_a_mask_sees_are_chosen_by_the_seed():
+    def seen(**fields):
+        reply = weights_reply(loaded("vit_mae"), ModelWeightsRequest(images=[sent(noise())], **fields))
+        assert reply.labels.tokens[0] == "CLS"
+        return reply.labels.tokens[1:], reply.layers[0].weights
+
+    (first, weights), (again, same), (other, _) = seen(), seen(mask_seed=0), seen(mask_seed=1)
+    assert len(first) == int(16 * 0.3)
+    assert first == again == sorted(first, key=lambda name: [*map(int, name.strip("[]").split(","))])
+    np.testing.assert_array_equal(weights, same)
+    assert other != first
+    seeds = {name for seed in range(40) for name in seen(mask_seed=seed)[0]}
+    assert len(seeds) == 16  # each patch is seen with some seed
+    images = [sent(noise()), sent(noise(50, 80))]
+    batch = weights_reply(loaded("vit_mae"), ModelWeightsRequest(images=images))
+    near(
+        batch.layers[1].weights[0],
+        weights_reply(loaded("vit_mae"), ModelWeightsRequest(images=images[:1])).layers[1].weights,
+    )
+    assert [each.tokens[1].partition(":")[2] for each in batch.labels] == [first[0].strip("[")] * 2
 
 
 def test_tokens_that_are_no_patches_have_names():

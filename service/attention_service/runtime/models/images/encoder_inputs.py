@@ -40,6 +40,8 @@ class EncoderInputs(InputReader):
         self._device, self._processor = model.device, processor
         self._patch, self.edge = patch_size(sees), shortest_edge(processor)
         self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
+        self._mask_ratio: float | None = float(sees.mask_ratio) if "noise" in self.names else None
+        """The share of patches that the model leaves out at random, as ViT-MAE; None for a model that sees all."""
         self._length = self._first = 0
         """The tokens of the short run, and the one that is its first patch; negative if none is."""
 
@@ -55,7 +57,10 @@ class EncoderInputs(InputReader):
     def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
         """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
         crop = self.crops(*SHORT)[0]
-        self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
+        if self._mask_ratio is None:
+            self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
+        else:
+            self._length, self._first = 1 + len(seen_patches(crop.rows * crop.columns, self._mask_ratio, 0)[0]), 1
         if any(place.length != self._length for place in places):
             raise InvalidCheckpoint.at(
                 "checkpoint",
@@ -70,9 +75,9 @@ class EncoderInputs(InputReader):
             if getattr(request, field) is not None:
                 raise InvalidRequest.at(field, "this model reads only images")
         images = decoded(request.images)
-        arguments = self._processed(images)
+        arguments = self._processed(images, request.mask_seed)
         mask, length = arguments.get("pixel_attention_mask"), _rows_of_patches(arguments)
-        rows = [self._tokens(number, image, length) for number, image in enumerate(images)]
+        rows = [self._tokens(number, image, length, request.mask_seed) for number, image in enumerate(images)]
         length = len(rows[0])
         ids = torch.arange(length, device=self._device).expand(len(rows), -1)
         names = [token_names(row, len(rows), self._registers) for row in rows]
@@ -102,7 +107,7 @@ class EncoderInputs(InputReader):
             )
         return found[0]
 
-    def _processed(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+    def _processed(self, images: Sequence[Image.Image], mask_seed: int = 0) -> dict[str, Tensor]:
         try:
             made = self._processor(images=list(images), return_tensors="pt")
         except (ValueError, TypeError, RuntimeError) as fault:
@@ -113,12 +118,29 @@ class EncoderInputs(InputReader):
         if mask is not None and arguments["pixel_values"].ndim == 3:  # rows of patches, padded for batches of any kind
             longest = int(mask.sum(1).max())
             arguments |= {name: arguments[name][:, :longest] for name in ("pixel_values", "pixel_attention_mask")}
+        if self._mask_ratio is not None:
+            *_, height, width = arguments["pixel_values"].shape
+            _, noise = seen_patches(height // self._patch[0] * (width // self._patch[1]), self._mask_ratio, mask_seed)
+            arguments["noise"] = noise.to(self._device).expand(len(images), -1)
         return arguments
 
-    def _tokens(self, number: int, image: Image.Image, length: int | None) -> list[Patch | None]:
+    def _tokens(self, number: int, image: Image.Image, length: int | None, mask_seed: int) -> list[Patch | None]:
         """The tokens of one image; ``length``: their number, if it is not that of the short run."""
         patches, length = self.crops(*image.size)[0].patches(number, 0), length or self._length
+        if self._mask_ratio is not None:
+            patches = [patches[each] for each in seen_patches(len(patches), self._mask_ratio, mask_seed)[0]]
         return in_their_place(patches, self._first, length)
+
+
+def seen_patches(patches: int, mask_ratio: float, seed: int) -> tuple[list[int], Tensor]:
+    """The patches that ViT-MAE sees, row by row, and the noise ``[patches]`` that makes it see them in this order.
+
+    The same for every image. The model sees the patches of the least noise. Source: He et al. 2022, section 3.
+    """
+    drawn = torch.randperm(patches, generator=torch.Generator().manual_seed(seed))
+    count = int(patches * (1 - mask_ratio))  # as transformers counts
+    drawn[:count] = drawn[:count].sort().values
+    return drawn[:count].tolist(), drawn.argsort()
 
 
 def gray(width: int, height: int) -> Image.Image:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from attention_contract.errors import InvalidRequest
 from attention_contract.spec import AttentionSpec, Causal, Mask, ScaledDot, Softmax
 from attention_transformers.model_layers import UnsupportedModel
 from attention_transformers.model_masks import KnownMask, known_mask
@@ -62,20 +63,27 @@ class AttentionCall:
     """Added to the scores."""
     sinks: Tensor | None
 
-    def raw(self) -> RawAttentionInputs:
-        """Return the attention with its mask in as few numbers as describe it."""
+    def raw(self, *, whole: bool = False) -> RawAttentionInputs:
+        """Return the attention with its mask in as few numbers as describe it.
+
+        ``whole``: keep the last keys that no query sees, as for taps that are to have all keys.
+        """
         key, value = self.key, self.value
         known, mask = _mask(self.mask, self.query.shape[2], self.causal)
+        key_mask = known.key_mask
         if known.keys is not None and known.keys < key.shape[2]:
-            key, value = key[:, :, : known.keys], value[:, :, : known.keys]
-            mask = None if mask is None else mask[..., : known.keys]
+            if whole:
+                seen = torch.ones(len(key), known.keys, dtype=torch.bool, device=key.device)
+                key_mask = nn.functional.pad(seen if key_mask is None else key_mask, (0, key.shape[2] - known.keys))
+            else:
+                key, value = key[:, :, : known.keys], value[:, :, : known.keys]
         return RawAttentionInputs(
             self.query,
             key,
             value,
             _spec(self.scale, self.softcap, known.masks, self.sinks is not None),
             self.biased(mask, key.shape[2]),
-            known.key_mask,
+            key_mask,
             known.offset,
             None if self.sinks is None else self.sinks.to(self.query.dtype),
         )
@@ -116,8 +124,15 @@ def attention_call(
     broadcastable to ``[B, H, Lq, Lk]``; ``position_bias`` is added to the scores; ``s_aux [H]`` are sinks;
     ``indices [B, Lq, n]`` are the keys that each query may see; ``cu_seq_lens_q`` are the ends of packed sequences,
     0 first, each of which sees itself alone.
-    Raises UnsupportedModel for an argument that the service has no field for.
+    Raises UnsupportedModel for an argument that the service has no field for, and InvalidRequest for a mask that is
+    neither bool nor float.
     """
+    if attention_mask is not None and not (attention_mask.dtype == torch.bool or attention_mask.is_floating_point()):
+        raise InvalidRequest.at(
+            "attention_mask",
+            f"expected a bool mask, True where a query may look, or a float mask, which is added to the scores; got "
+            f"{str(attention_mask.dtype).removeprefix('torch.')}. Convert it with .bool()",
+        )
     for name, meaning in _REFUSED.items():
         if others.get(name) is not None:
             raise UnsupportedModel(

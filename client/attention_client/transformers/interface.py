@@ -76,7 +76,7 @@ def attend(
             softcap=call.softcap, sinks=call.sinks, dropout=drops, edits=edits, taps=taps,
         )  # fmt: skip
         return output.transpose(1, 2).contiguous(), found
-    raw = call.raw()
+    raw = call.raw(whole=bool(taps))
     answer = remote_attention(
         raw.query,
         raw.key,

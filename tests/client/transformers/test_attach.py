@@ -115,6 +115,42 @@ def test_taps_are_those_of_the_last_pass(client):
     np.testing.assert_allclose(weights @ v, first[0]["context"], atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["llama", "bert", "mistral", "t5"])
+@pytest.mark.parametrize("missing", [(2, 3), (1, 0)], ids=["all padded", "one padded"])
+def test_attentions_and_taps_have_all_tokens_if_every_text_is_padded(family, missing, client):
+    model, inputs = tiny(family, "eager"), prompt(padding=0)
+    for row, count in enumerate(missing):
+        inputs["attention_mask"][row, inputs["attention_mask"].shape[1] - count :] = 0
+    if family == "t5":
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]
+    name = "encoder_attentions" if family == "t5" else "attentions"
+    with torch.no_grad():
+        expected = model(**inputs, output_attentions=True)
+        with attach(model, client, record=["k", "masked_scores", "weights"]) as attached:
+            found = model(**inputs, output_attentions=True)
+    real = inputs["attention_mask"].bool()
+    for ours, theirs in zip(found[name], expected[name], strict=True):
+        assert ours.shape == theirs.shape
+        close(ours.transpose(1, 2)[real], theirs.transpose(1, 2)[real])
+    keys = inputs["input_ids"].shape[1]
+    taps = attached.recorded["encoder.0" if family == "t5" else 0]
+    assert [taps[tap].shape[-1 if tap != "k" else 2] for tap in ("k", "masked_scores", "weights")] == [keys] * 3
+    assert not taps["weights"].transpose(0, 3, 1, 2)[~real].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_mask_of_integers_is_refused_by_its_name(dtype, client):
+    model, inputs = tiny("llama"), prompt(padding=0)
+    length = inputs["input_ids"].shape[1]
+    mask = torch.ones(1, 1, length, length).tril()
+    with attach(model, client), torch.no_grad():
+        expected = model(inputs["input_ids"], attention_mask=mask.bool()).logits
+        close(expected, model(inputs["input_ids"]).logits)
+        with pytest.raises(InvalidRequest, match="attention_mask: expected a bool mask") as refusal:
+            model(inputs["input_ids"], attention_mask=mask.to(dtype))
+    assert refusal.value.param == "attention_mask"
+
+
 def test_the_encoder_stays_recorded_while_the_decoder_steps(client):
     model, inputs = tiny("t5"), prompt(padding=0)
     with torch.no_grad(), attach(model, client, record=["weights"]) as attached:

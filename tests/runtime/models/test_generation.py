@@ -237,13 +237,13 @@ def test_a_chat_template_that_fails_is_told_at_the_messages(template):
 
 
 def test_a_generation_ends_before_the_deadline_of_its_caller(monkeypatch):
-    slowed = []
+    model, slowed = loaded("llama"), []
 
-    def slow(self):
-        return [lambda _, scores: slowed.append(time.sleep(0.05)) or scores]
+    def slow(_, scores):
+        slowed.append(time.sleep(0.05))
+        return scores.index_fill(1, torch.tensor([model.model.generation_config.eos_token_id]), -1e9)
 
-    monkeypatch.setattr(Sampling, "processors", slow)
-    model = loaded("llama")
+    monkeypatch.setattr(Sampling, "processors", lambda _: [slow])
     request = validate(CompletionRequest, {"model": "m", "prompt": [[3], [4, 5]], "max_tokens": 50, "temperature": 0})
     plan = plan_generation(model, request)
     late = time.monotonic() + 0.6

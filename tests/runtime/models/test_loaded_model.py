@@ -461,6 +461,27 @@ def test_a_decoder_reads_and_predicts_tokens_of_its_own_vocabulary():
 
 
 @pytest.mark.parametrize(
+    ("full", "limit"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 32),
+        ({"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 8}, 24),
+        ({"rope_type": "default"}, 8),
+    ],
+)
+def test_a_rotation_by_the_type_of_layers_is_stretched_too(full, limit):
+    rotations = {"full_attention": full, "sliding_attention": {"rope_type": "default"}}
+    told = {kind: {"rope_theta": 10000.0} | rotation for kind, rotation in rotations.items()}
+    settings = {"max_position_embeddings": 8, "rope_parameters": told, "sliding_window": 4, "num_hidden_layers": 2}
+    settings["layer_types"] = ["sliding_attention", "full_attention"]
+    model = LoadedModel("gemma3_text", tiny("gemma3_text", **settings).requires_grad_(False), tokenizer(), device())
+    assert model.info()["max_length"] == limit
+    text = [*range(3, 3 + limit)]
+    found = forward_reply(model, ModelForwardRequest(tokens=text, return_=["logits"])).logits
+    with torch.no_grad():
+        near(found[0], tiny("gemma3_text", **settings)(torch.tensor([text])).logits[0, -1], 1e-4)
+
+
+@pytest.mark.parametrize(
     ("rotation", "limit"),
     [
         ({"rope_type": "linear", "factor": 4.0}, 32),

@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -430,11 +430,16 @@ def _max_length(model: PreTrainedModel) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
-    rotation: Any = getattr(config, "rope_parameters", None) or {}
-    if rotation.get("rope_type") in _STRETCHED:
-        first = rotation.get("original_max_position_embeddings") or limit
-        limit = max(limit, int((rotation.get("factor") or 1) * first))
-    return limit
+    told: Any = getattr(config, "rope_parameters", None) or {}
+    rotations = [told] if "rope_type" in told else [each for each in told.values() if isinstance(each, dict)]
+    return max([limit, *(_stretched(each, limit) for each in rotations)])
+
+
+def _stretched(rotation: Mapping[str, Any], limit: int) -> int:
+    """The positions that a rotation reaches; a config has one, or one for each type of its layers."""
+    if rotation.get("rope_type") not in _STRETCHED:
+        return limit
+    return int((rotation.get("factor") or 1) * (rotation.get("original_max_position_embeddings") or limit))
 
 
 def _positions_behind_padding(model: PreTrainedModel) -> int | None:

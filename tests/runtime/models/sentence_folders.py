@@ -2,6 +2,8 @@
 
 import json
 
+import torch
+from safetensors.torch import save_file
 from tests.client.tiny_models import tokenizer
 from tests.runtime.models.small_models import eager
 from tokenizers.processors import TemplateProcessing
@@ -12,10 +14,11 @@ FLAGS = {
     "weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken",
 }  # fmt: skip
 TYPES = {
-    "old": {name: f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Normalize")},
+    "old": {name: f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Dense", "Normalize")},
     "new": {
         "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
         "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+        "Dense": "sentence_transformers.base.modules.dense.Dense",
         "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
     },
 }
@@ -30,11 +33,25 @@ def marked():
     return found
 
 
+def dense_tensors(config):
+    """Return the tensors of a dense layer, the same in every run."""
+    drawn, shape = torch.Generator().manual_seed(1), (config["out_features"], config["in_features"])
+    found = {"linear.weight": torch.randn(shape, generator=drawn) / 4}
+    if config["bias"]:
+        found["linear.bias"] = torch.randn(shape[:1], generator=drawn)
+    if config.get("use_residual") and shape[0] != shape[1]:
+        found["residual.weight"] = torch.randn(shape, generator=drawn) / 4
+    return found
+
+
 def write(
     folder, family, generation, *, modes=("mean",), normalize=False, include_prompt=True, limit=None, lowers=False,
-    chat=None, prompts=None, default=None, truncate_dim=None,
+    chat=None, prompts=None, default=None, truncate_dim=None, dense=(),
 ):  # fmt: skip
-    """Write a model of a family. ``chat``: a chat template, which texts are written in."""
+    """Write a model of a family. ``chat``: a chat template, which texts are written in.
+
+    ``dense``: the config of each dense layer, whose tensors are those of ``dense_tensors``.
+    """
     eager(family).save_pretrained(folder)
     words = marked()
     words.chat_template = chat
@@ -54,7 +71,7 @@ def write(
         mode = modes[0] if len(modes) == 1 else [*modes]
         pooling = {"embedding_dimension": 16, "pooling_mode": mode, "include_prompt": include_prompt}
     words.save_pretrained(folder)
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *(["Normalize"] if normalize else [])]
     paths = ["", *(f"{at}_{kind}" for at, kind in enumerate(kinds) if at)]
     modules = [
         {"idx": at, "name": str(at), "path": path, "type": TYPES[generation][kind]}
@@ -69,5 +86,8 @@ def write(
     }  # fmt: skip
     for path in paths[1:]:
         (folder / path).mkdir()
+    for at, layer in enumerate(dense):
+        files[f"{paths[2 + at]}/config.json"] = layer
+        save_file(dense_tensors(layer), folder / paths[2 + at] / "model.safetensors")
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))

@@ -162,6 +162,35 @@ def test_texts_are_written_in_lower_case_and_vectors_cut(sentences, generation):
     np.testing.assert_allclose(found.embedding, unit(expected[:3]), atol=1e-5)
 
 
+def dense(inputs, outputs, activation="activation.Tanh", **more):
+    sizes = {"in_features": inputs, "out_features": outputs}
+    return sizes | {"bias": True, "activation_function": f"torch.nn.modules.{activation}"} | more
+
+
+DENSE = [
+    dense(32, 24),
+    dense(24, 24, "linear.Identity", bias=False, use_residual=True),
+    dense(24, 8, use_residual=True),
+]
+
+
+@each_generation
+def test_vectors_pass_the_dense_layers_of_the_checkpoint(sentences, generation):
+    loaded = sentences(generation=generation, dense=DENSE, normalize=True)
+    for text, each in zip(TEXTS, vectors(loaded).data, strict=True):
+        vector = by_transformers("bert", text, ("mean",))
+        for config in DENSE:
+            tensors = {name: x.numpy() for name, x in sentence_folders.dense_tensors(config).items()}
+            made = tensors["linear.weight"] @ vector + tensors.get("linear.bias", 0)
+            made = np.tanh(made) if config["activation_function"].endswith("Tanh") else made
+            residual = tensors["residual.weight"] @ vector if "residual.weight" in tensors else vector
+            vector = made + (residual if config.get("use_residual") else 0)
+        np.testing.assert_allclose(each.embedding, unit(vector), atol=1e-5)
+    with pytest.raises(InvalidRequest, match="the vectors have 8") as refusal:
+        vectors(loaded, dimensions=9)
+    assert refusal.value.param == "dimensions"
+
+
 CHAT = (
     "{% for each in messages %}{{ each.role }} {{ each.content }} on {% endfor %}"
     "{% if add_generation_prompt %}dog{% endif %}"
@@ -185,6 +214,7 @@ CASES = {
     "prompts": {"prompts": PROMPTS, "default": "passage", "limit": 7},
     "prompt left out": {"prompts": PROMPTS, "default": "query", "include_prompt": False, "modes": ("weightedmean",)},
     "lower case": {"lowers": True, "truncate_dim": 5, "normalize": True},
+    "dense": {"dense": DENSE, "normalize": True},
     "chat": {"chat": CHAT, "modes": ("lasttoken",), "prompts": PROMPTS, "default": "query"},
 }
 
@@ -265,7 +295,7 @@ MODULES = [
     {"type": f"sentence_transformers.models.{kind}", "path": path}
     for kind, path in (("Transformer", ""), ("Pooling", "1_Pooling"))
 ]
-OTHER = "sentence_transformers.models.Dense"
+OTHER = "sentence_transformers.models.LSTM"
 
 
 @pytest.mark.parametrize(
@@ -273,9 +303,17 @@ OTHER = "sentence_transformers.models.Dense"
     [
         ("modules.json", {"a": 1}, "no JSON list"),
         ("modules.json", [1], "list of objects"),
-        ("modules.json", [MODULES[1], MODULES[0]], "in this order"),
-        ("modules.json", [MODULES[0]], "in this order"),
-        ("modules.json", [*MODULES, {"type": OTHER}], "pass Dense, which is not supported"),
+        ("modules.json", [MODULES[1], MODULES[0]], "before others"),
+        ("modules.json", [MODULES[0]], "before others"),
+        ("modules.json", [*MODULES, {"type": OTHER}], "pass LSTM, which is not supported"),
+        ("2_Dense/config.json", dense(32, 24) | {"activation_function": "os.system"}, "an activation of torch.nn"),
+        ("2_Dense/config.json", dense(32, 24, "linear.Linear"), "an activation of torch.nn; got 'Linear'"),
+        ("2_Dense/config.json", dense(32, 24, "activation.PReLU"), "an activation of torch.nn; got 'PReLU'"),
+        ("2_Dense/config.json", dense(16, 24), "takes vectors of 16, not of 32"),
+        ("2_Dense/config.json", dense(32, 20), "takes vectors of 24, not of 20"),
+        ("2_Dense/config.json", dense(32, 24, bias=False), "has tensors .* its config says"),
+        ("2_Dense/config.json", dense(32, 24, module_input_name="token_embeddings"), "other vectors than the pooled"),
+        ("3_Dense/config.json", dense(24, 24), "has tensors .* its config says"),
         ("modules.json", [{"type": "custom_st.Transformer"}, MODULES[1]], "code of its own"),
         ("modules.json", [MODULES[0], MODULES[1] | {"path": "../.."}], "outside the checkpoint"),
         ("1_Pooling/config.json", [], "no JSON object"),
@@ -297,7 +335,7 @@ OTHER = "sentence_transformers.models.Dense"
     ],
 )
 def test_a_folder_that_says_something_else_is_refused(sentences, tmp_path, file, content, says):
-    loaded = sentences()
+    loaded = sentences(dense=DENSE)
     (tmp_path / file).write_text(json.dumps(content))
     with pytest.raises(InvalidCheckpoint, match=says) as fault:
         vectors(loaded)

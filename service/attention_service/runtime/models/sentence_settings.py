@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from attention_contract.errors import InvalidCheckpoint
+from attention_service.runtime.models.vector_steps import DenseLayer, VectorStep, activation_of, normalized
 
 POOLING_MODES: Final = "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
 _FLAGS: Final = {
@@ -41,8 +42,9 @@ class SentenceSettings:
     """The way from texts to vectors."""
 
     modes: tuple[str, ...]
-    """Of ``POOLING_MODES``; the vectors of several follow one another."""
-    normalizes: bool
+    """Names among ``POOLING_MODES``; the vectors of several follow one another."""
+    steps: tuple[VectorStep, ...]
+    """The changes of the pooled vectors, in this order."""
     pools_prompt: bool = True
     limit: int | None = None
     """The tokens to which a text is cut; None to take the tokenizer's limit."""
@@ -71,19 +73,46 @@ def read_sentence_settings(folder: Path) -> SentenceSettings | None:
     if own := [each for each in types if not each.startswith("sentence_transformers.")]:
         raise _refused(f"its embeddings pass {own[0]}, which is code of its own")
     kinds = [each.rpartition(".")[2] for each in types]
-    if unknown := set(kinds) - {"Transformer", "Pooling", "Normalize"}:
+    if unknown := set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"}:
         raise _refused(f"its embeddings pass {', '.join(sorted(unknown))}, which is not supported")
-    if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} - {"Normalize"}:
-        raise _refused(f"expected the modules Transformer, Pooling, Normalize in this order; got {', '.join(kinds)}")
+    if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} - {"Dense", "Normalize"}:
+        raise _refused(f"expected the modules Transformer and Pooling before others; got {', '.join(kinds)}")
     transformer, pooling, *others = (str(each.get("path", "")) for each in modules)
-    for path in others:
-        config = _read(folder, Path(path, "config.json"), dict, optional=True)
-        if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-            raise _refused("its vectors are those of tokens, which are not pooled to one")
     modes, pools_prompt = _pooling(_read(folder, Path(pooling, "config.json"), dict))
-    return SentenceSettings(
-        modes, "Normalize" in kinds, pools_prompt, **_transformer(folder, transformer), **_whole(folder)
+    steps = tuple(_step(folder, kind, path) for kind, path in zip(kinds[2:], others, strict=True))
+    return SentenceSettings(modes, steps, pools_prompt, **_transformer(folder, transformer), **_whole(folder))
+
+
+def _step(folder: Path, kind: str, path: str) -> VectorStep:
+    """A module behind the pooling."""
+    config = _read(folder, Path(path, "config.json"), dict, optional=kind == "Normalize")
+    for name in ("module_input_name", "module_output_name"):
+        if (config.get(name) or "sentence_embedding") != "sentence_embedding":
+            raise _refused(f"its module {kind} changes other vectors than the pooled ones ({name})")
+    if kind == "Normalize":
+        return normalized
+    activation = _entry(config, "activation_function", str, "torch.nn.Tanh")
+    if not activation.startswith("torch.nn."):
+        raise _refused(f"expected an activation of torch.nn; got {activation[:80]!r}")
+    layer = DenseLayer(
+        folder / path / "model.safetensors",
+        _size(config, "in_features"),
+        _size(config, "out_features"),
+        activation.rpartition(".")[2],
+        _entry(config, "bias", bool, True),
+        _entry(config, "use_residual", bool, False),
     )
+    activation_of(layer.activation)
+    if not layer.file.is_file():
+        raise _refused(f"{path} has no model.safetensors; other files are not read")
+    return layer
+
+
+def _size(config: dict[str, Any], name: str) -> int:
+    size = _entry(config, name, int, 0)
+    if not 0 < size < 2**20:
+        raise _refused(f"expected {name} between 1 and {2**20 - 1}; got {size}")
+    return int(size)
 
 
 def _pooling(config: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
@@ -100,7 +129,7 @@ def _pooling(config: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
 def _transformer(folder: Path, path: str) -> dict[str, Any]:
     """The settings of the module that computes the states of tokens."""
     found = (_read(folder, Path(path, name), dict, optional=True) for name in _OF_TRANSFORMER)
-    config = next((each for each in found if each), {})
+    config: dict[str, Any] = next((each for each in found if each), {})
     if (task := config.get("transformer_task", "feature-extraction")) != "feature-extraction":
         raise _refused(f"its transformer_task is {str(task)[:80]!r}, which makes no embeddings")
     if config.get("processing_kwargs"):

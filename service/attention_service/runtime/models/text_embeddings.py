@@ -22,6 +22,7 @@ from attention_service.runtime.models.generation_plan import STATES
 from attention_service.runtime.models.loaded_model import LoadedModel
 from attention_service.runtime.models.model_inputs import Tokens
 from attention_service.runtime.models.sentence_settings import SentenceSettings, read_sentence_settings
+from attention_service.runtime.models.vector_steps import DenseLayer, normalized
 
 _UNLIMITED: Final = 2**31
 """A length that transformers writes for none."""
@@ -40,21 +41,24 @@ class EmbeddingPlan:
     def needed_bytes(self, loaded: LoadedModel) -> int:
         """Estimate the memory that it takes besides the model."""
         numbers = len(self.rows) * max(map(len, self.rows)) * _width(loaded)
-        return numbers * STATES * loaded.model.dtype.itemsize
+        layers = [step for step in self.settings.steps if isinstance(step, DenseLayer)]
+        vectors = 4 * len(self.rows) * sum(layer.inputs + layer.outputs for layer in layers)
+        return numbers * STATES * loaded.model.dtype.itemsize + vectors + sum(layer.held_bytes for layer in layers)
 
     def pooled(self, states: Tensor, mask: Tensor) -> Tensor:
         """The vectors ``[B, D]`` of states ``[B, L, d_model]``, ``mask [B, L]`` true for real tokens."""
         place = mask.long().cumsum(1)  # from 1, of each real token
         real = mask & (place > self.left_out)
         found = torch.cat([_pool(mode, states.float(), real, place) for mode in self.settings.modes], -1)
-        found = torch.nn.functional.normalize(found, dim=-1) if self.settings.normalizes else found
+        for step in self.settings.steps:
+            found = step(found)
         return found[:, : self.settings.dimensions]
 
 
 def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingPlan:
     """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
     settings = _settings(loaded)
-    size = min(settings.dimensions or _UNLIMITED, _width(loaded) * len(settings.modes))
+    size = min(settings.dimensions or _UNLIMITED, _size(loaded, settings))
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidRequest.at("dimensions", f"the vectors have {size}", limit=size)
     given: Any = request.input
@@ -71,7 +75,7 @@ def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingP
     if settings.pools_prompt or settings.chats or not prompt:
         return EmbeddingPlan(settings, rows)
     ids = _tokens(loaded, settings, "", prompt, "prompt_name")
-    left_out = len(ids) - (ids[-1] in loaded.reader.tokenizer.all_special_ids)
+    left_out = len(ids) - (ids[-1] in getattr(loaded.reader.tokenizer, "all_special_ids", ()))
     for place, row in zip(inputs, rows, strict=True):
         if len(row) <= left_out:
             raise InvalidRequest.at(place, "it has no token besides those of the prompt, which the model does not pool")
@@ -91,7 +95,7 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
         }
         vectors = plan.pooled(base(**arguments).last_hidden_state, mask)
     if request.dimensions is not None:
-        vectors = torch.nn.functional.normalize(vectors[:, : request.dimensions], dim=-1)
+        vectors = normalized(vectors[:, : request.dimensions])
     told: list[Any] = vectors.tolist()
     if request.encoding_format == "base64":
         told = [
@@ -111,7 +115,7 @@ def _settings(loaded: LoadedModel) -> SentenceSettings:
     found = read_sentence_settings(Path(str(model.name_or_path)))
     if found is None:
         causal = loaded.predicts == "next" and not reader.pairs and getattr(model.config, "is_causal", True)
-        return SentenceSettings(("lasttoken" if causal else "mean",), normalizes=True)
+        return SentenceSettings(("lasttoken" if causal else "mean",), steps=(normalized,))
     limits = [found.limit, reader.max_length]
     if found.limit is None:
         tokenizers = getattr(reader.tokenizer, "model_max_length", None)
@@ -151,6 +155,17 @@ def _tokens(loaded: LoadedModel, settings: SentenceSettings, prompt: str, text: 
         ids = reader.tokens(whole, place, limit=limit).ids
     reader.check(ids, place)
     return ids
+
+
+def _size(loaded: LoadedModel, settings: SentenceSettings) -> int:
+    """The numbers of a vector. Raises InvalidCheckpoint if a layer takes vectors of another length."""
+    size = _width(loaded) * len(settings.modes)
+    for step in settings.steps:
+        if isinstance(step, DenseLayer):
+            if step.inputs != size:
+                raise InvalidCheckpoint.at("model", f"its module Dense takes vectors of {step.inputs}, not of {size}")
+            size = step.outputs
+    return size
 
 
 def _width(loaded: LoadedModel) -> int:

@@ -154,9 +154,9 @@ class PromptInputs(InputReader):
         if not images and self._places.intersection(ids):
             raise InvalidRequest.at(param, "it has a place for an image, but no image was sent")
 
-    def tokens(self, text: str, param: str, *, special: bool = True) -> Tokens:
-        """The tokens of a text without images; ``special``: with those that the tokenizer adds."""
-        found = super().tokens(text, param, special=special)
+    def tokens(self, text: str, param: str, *, special: bool = True, limit: int | None = None) -> Tokens:
+        """The tokens of a text without images. Raises InvalidRequest."""
+        found = super().tokens(text, param, special=special, limit=limit)
         self.check(found.ids, param)
         return found
 

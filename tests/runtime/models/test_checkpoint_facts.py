@@ -162,6 +162,14 @@ def test_a_folder_of_another_form_is_a_row_that_says_so(tmp_path, files, words):
     assert words in caught.value.detail
 
 
+def pointing(folder):
+    """An index that names a text file, which transformers would read by another way than safetensors."""
+    (folder / "model.safetensors").unlink()
+    (folder / "notes.txt").write_text("a secret")
+    index = {"metadata": {}, "weight_map": {"x": "notes.txt"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def empty(folder):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
 
@@ -175,7 +183,7 @@ def looped(folder):
     (folder / "model.safetensors").symlink_to("model.safetensors")
 
 
-@pytest.mark.parametrize("spoil", [empty, nested, looped])
+@pytest.mark.parametrize("spoil", [pointing, empty, nested, looped])
 def test_the_fault_of_one_folder_is_one_row(tmp_path, spoil):
     for name in ("good", "spoilt"):
         checkpoint(tmp_path / name)

@@ -1,9 +1,11 @@
 """The commands ``attention serve`` and ``fetch``, and ``python -m attention_service``."""
 
+import os
 from collections.abc import Sequence
 
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
+from attention_service.runtime.device.cpu_threads import sleep_while_waiting
 from attention_service.settings import Settings
 from attention_service.start_checks import can_listen, checked_settings
 
@@ -30,6 +32,7 @@ def serve(arguments: Sequence[str] | None = None) -> int:
         return 2
     if not can_listen(settings):
         return 1
+    sleep_while_waiting(os.environ)
     from attention_service.commands import run_server  # noqa: PLC0415
 
     return run_server(settings)

@@ -223,7 +223,8 @@ class Settings(BaseSettings):
     """The largest number of requests that wait for the device; more are refused with 429."""
 
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
-    """Threads of one computation on the CPU; default: one for each core."""
+    """Threads of one computation on the CPU; default: one for each core that the process may use, by its affinity and
+    the CPU limit of its container."""
 
     calibrate: bool = True
     """Correct predicted times by the measured times of requests, and store the correction factors in models_dir."""

@@ -24,6 +24,7 @@ from benchmarks import (
     kernels,
     long_inspection,
     models,
+    questions,
     scaling,
     serving,
     tables,
@@ -164,6 +165,15 @@ def test_clients():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_questions(tmp_path):
+    lines = list(questions.rows((12,), 1, tmp_path))
+    assert [line.split("|")[1].strip() for line in lines[1:]] == [
+        f"{name}, 12 tokens"
+        for name in ("forward", "weights", "statistics", "entropy", "every statistic", "eager, weights")
+    ]
+
+
 @pytest.mark.slow
 def test_models(tmp_path):
     lines = list(rows(models.cases((12,), tmp_path, 1), 2))

@@ -16,7 +16,7 @@ from attention_service.core.masks.global_projections import global_rows
 from attention_service.core.masks.key_spans import pick_spans, places
 from attention_service.core.masks.visibility import EVERYTHING, narrow_mask, real_keys, visibility
 from attention_service.core.nonfinite_keys import find_nonfinite_keys, with_nan_scores, without
-from attention_service.core.normalizers import NORMALIZERS, Exponential, has_lse
+from attention_service.core.normalizers import NORMALIZERS, Exponential, Softmax, has_lse
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.pair_bias import pair_bias
 from attention_service.core.problem import Learned, Problem, Selection, Span, Widths
@@ -25,6 +25,8 @@ from attention_service.core.tensors import constant, heads_read_by, pick, produc
 
 TAPS = ("q", "k", "v", "scores", "capped_scores", "masked_scores", "lse", "weights", "context")
 """Taps in the order of the computation. Only a softmax has ``lse``."""
+LOG_WEIGHTS = "log_weights"
+"""ln of the weights, from which these are then computed. No tap of a request; see ``normalizers.has_log_weights``."""
 
 
 def taps_of(spec: AttentionSpec) -> tuple[str, ...]:
@@ -45,8 +47,8 @@ def stages(
 
     Every tap is a node of its own in the graph that leads to the context, so that each has a gradient.
     """
-    missing = set(taps) & set(TAPS)
-    if lacking := missing - set(taps_of(problem.spec)):
+    missing = set(taps) & {*TAPS, LOG_WEIGHTS}
+    if lacking := missing - {*taps_of(problem.spec), LOG_WEIGHTS}:
         raise ValueError(f"{problem.spec.normalizer.name} has no {', '.join(lacking)}; ask `taps_of` first")
     if not missing:
         return
@@ -100,14 +102,13 @@ def _stages(
 
     real = real_keys(problem, selection)
     seen = _seen(problem, k, v, real if parts.padded else None)
-    learned = parts.learned
     # Half types are scored in float32, as a fused kernel accumulates, unless the spec asks for a half type itself.
     dtype = torch.promote_types(q.dtype, normalizer.runs_in(q.dtype))
-    x = seen.scored(q, dtype, learned)
+    x = seen.scored(q, dtype, parts.learned)
     if apart is not None:
-        far = apart.problem
-        seen_apart = _seen(problem, narrow(far.k, "k", far, selection), narrow(far.v, "v", far, selection), real)
-        x = apart.put(x, seen_apart.scored(pick(q, 2, apart.rows), dtype, learned))
+        far_k, far_v = (narrow(x, name, apart.problem, selection) for name, x in _kv(apart.problem))
+        seen_apart = _seen(problem, far_k, far_v, real)
+        x = apart.put(x, seen_apart.scored(pick(q, 2, apart.rows), dtype, parts.learned))
     x = interventions.apply(edits, "scores", x)
     yield "scores", x  # [B, H, Q, K], as all up to the weights
 
@@ -121,14 +122,18 @@ def _stages(
     own = not (x.requires_grad or "scores" in asked or "capped_scores" in asked)  # then nobody else holds them
     x = visibility(problem, selection, parts.mask).forbid(x, own=own)
     if any(edit.tap == "masked_scores" for edit in edits):
-        forbidden = x == -torch.inf
-        x = interventions.apply(edits, "masked_scores", x).masked_fill(forbidden, -torch.inf)
+        x = interventions.apply(edits, "masked_scores", x).masked_fill(x == -torch.inf, -torch.inf)
     yield "masked_scores", x
 
     if "lse" in asked and isinstance(normalizer, Exponential):
-        yield "lse", normalizer.lse(x, learned)  # [B, H, Q]
+        yield "lse", normalizer.lse(x, parts.learned)  # [B, H, Q]
 
-    x = normalizer.weights(x, _lengths(problem, selection, real), learned).to(q.dtype)
+    if LOG_WEIGHTS in asked and isinstance(normalizer, Softmax):
+        x = normalizer.log_weights(x)
+        yield LOG_WEIGHTS, x
+        x = x.exp().to(q.dtype)
+    else:
+        x = normalizer.weights(x, _lengths(problem, selection, real), parts.learned).to(q.dtype)
     x = interventions.apply(edits, "weights", x, None if real is None else real[:, None, None, :])
     yield "weights", x
 

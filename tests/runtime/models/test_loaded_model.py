@@ -132,6 +132,29 @@ def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypa
         near(other.statistics.entropy, one.statistics.entropy)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "t5"])
+def test_statistics_alone_compute_each_weight_once(family, monkeypatch):
+    """Their traversal gives the outputs of the layers too: no kernel computes the scores a second time."""
+
+    def reply(**options):
+        with FlopCounterMode(display=False) as counted:
+            found = weights_reply(loaded(family), ModelWeightsRequest(tokens=IDS, **options))
+        flops = counted.get_flop_counts()["Global"]
+        return found, sum(count for name, count in flops.items() if "bmm" in str(name) or "scaled_dot" in str(name))
+
+    few, _ = reply(return_weights=False)
+    monkeypatch.setattr(layer_attention, "SCORES_AT_ONCE", 1)
+    whole, products = reply()
+    alone, same = reply(return_weights=False, statistics=[])
+    assert alone.ran.kernels == ["materialized"]
+    assert same <= products
+    many, _ = reply(return_weights=False)
+    for one, other, third in zip(few.layers, many.layers, whole.layers, strict=True):
+        for name in ("entropy", "max_weight", "mean_distance", "first_key", "own_position"):
+            near(getattr(other.statistics, name), getattr(one.statistics, name))
+            near(getattr(other.statistics, name), getattr(third.statistics, name))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_and_single_texts_agree(family):
     model, texts = loaded(family), [IDS, IDS[:4]]

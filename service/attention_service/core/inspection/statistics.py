@@ -65,16 +65,20 @@ class WeightTile:
     positions: Tensor
     """``[B, R]``"""
     inputs: StatisticInputs = field(default_factory=StatisticInputs)
+    logs: Tensor | None = None
+    """ln w of a softmax, if they were computed on the way to the weights; finite where w is 0."""
 
     @cached_property
     def total(self) -> Tensor:
         """Σ w ``[B, H, R]``; 0 for a query without weights."""
+        if self.logs is not None:
+            return (self.largest > 0).to(self.weights.dtype)
         return self.weights.sum(-1)
 
     @cached_property
     def largest(self) -> Tensor:
         """Max w ``[B, H, R]``; 0 without keys."""
-        return self.weights.amax(-1) if self.weights.shape[-1] else self.total
+        return self.weights.amax(-1) if self.weights.shape[-1] else self.weights.sum(-1)
 
     @cached_property
     def looking(self) -> Tensor:
@@ -104,6 +108,8 @@ class WeightTile:
     @cached_property
     def row_entropy(self) -> Tensor:
         """−Σ p ln p ``[B, H, R]``, in nats."""
+        if self.logs is not None:
+            return -torch.einsum("bhrk,bhrk->bhr", self.weights, self.logs)
         least = torch.finfo(self.weights.dtype).tiny  # 0 · ln 0 is 0
         logs = self.weights.clamp_min(least).log_()
         return self.total.log() - logs.mul_(self.weights).sum(-1) / self.total

@@ -6,7 +6,7 @@ The computation is blockwise, so that only the weights of one block are in memor
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,10 @@ from attention_service.core.inspection.statistics import (
 )
 from attention_service.core.masks.rules import causal_offset
 from attention_service.core.masks.visibility import real_keys
+from attention_service.core.normalizers import has_log_weights
 from attention_service.core.problem import Problem, Selection, Span
-from attention_service.core.stages import narrow, stages
+from attention_service.core.slices import on_gpu
+from attention_service.core.stages import LOG_WEIGHTS, narrow, stages
 from attention_service.core.tensors import empty_result
 
 _EVERYTHING: Final = Selection()
@@ -44,44 +46,72 @@ def weights_of(problem: Problem, selection: Selection, edits: Sequence[BoundEdit
     return dict(stages(problem, ("weights",), edits, selection))["weights"]
 
 
-class KeptWeights:
-    """Weights that are computed once, tile by tile, and kept."""
+class ComputedTile(NamedTuple):
+    """The weights of a tile."""
 
-    def __init__(self, problem: Problem, edits: Sequence[BoundEdit] = (), *, with_context: bool = False) -> None:
-        """``with_context``: each tile's part of ``context`` is computed too, while its weights are at hand."""
+    weights: Tensor
+    """``[B, H, R, K]``"""
+    logs: Tensor | None = None
+    """Their logarithms, if these were computed on the way; a large negative number for a weight of zero."""
+
+
+class TiledWeights:
+    """Weights that are computed tile by tile, in one traversal: of the keys up to the last that a tile sees."""
+
+    def __init__(
+        self, problem: Problem, edits: Sequence[BoundEdit] = (), *, keep: bool = False, with_context: bool = False
+    ) -> None:
+        """Prepare the traversal.
+
+        keep: all weights are kept, as ``whole``. with_context: each tile's part of ``context`` is computed too, while
+        its weights are at hand.
+        """
         self._problem = problem
         self._edits = edits
+        self._keep = keep
         self._whole: Tensor | None = None
         self.context: Tensor | None = None
         """``[B, H, Q, V]``, if it is wanted, once all tiles were computed."""
+        self._taps = ["weights"]
         if with_context:
             self.context = problem.q.new_empty(*problem.q.shape[:3], problem.v.shape[3])
+            self._taps.append("context")
+        # On a GPU, sums of products may be rounded to TF32.
+        exact = problem.q.dtype.itemsize > 2 and not (keep or edits or on_gpu(problem.q))
+        if exact and has_log_weights(problem.spec.normalizer) and problem.dropout is None:
+            self._taps.append(LOG_WEIGHTS)
 
     @property
     def whole(self) -> Tensor:
-        """``[B, H, Q, K]``, once all tiles were computed."""
+        """``[B, H, Q, K]``, if they are kept, once all tiles were computed."""
         if self._whole is None:
             self._whole = weights_of(self._problem, _EVERYTHING, self._edits)
         return self._whole
 
-    def compute(self, tile: Selection) -> Tensor:
+    def compute(self, tile: Selection) -> ComputedTile:
         """Compute the weights of a tile of consecutive heads and queries: of the keys up to the last that it sees."""
         # Edits may give weight to keys that the masks forbid.
         seen = tile if self._edits else _before_reach(self._problem, tile)
-        taps = ("weights",) if self.context is None else ("weights", "context")
-        parts = dict(stages(self._problem, taps, self._edits, seen))
-        found = parts["weights"]
+        parts = dict(stages(self._problem, self._taps, self._edits, seen))
+        found, logs = parts["weights"], parts.get(LOG_WEIGHTS)
         if self.context is not None:
             self._part(self.context, tile).copy_(parts["context"])
+        if logs is not None:
+            hidden = logs[..., _open_keys(self._problem, seen) :]
+            hidden.clamp_min_(torch.finfo(logs.dtype).min)  # 0 · −∞ is no number
+        if self._keep:
+            self._put(tile, found)
+        return ComputedTile(found, logs)
+
+    def _put(self, tile: Selection, weights: Tensor) -> None:
         if tile == _EVERYTHING:
-            self._whole = found
-            return found
+            self._whole = weights
+            return
         if self._whole is None:
-            self._whole = empty_result((*self._problem.q.shape[:3], self._problem.k.shape[2]), found)
+            self._whole = empty_result((*self._problem.q.shape[:3], self._problem.k.shape[2]), weights)
         part = self._part(self._whole, tile)
-        part[..., : found.shape[3]].copy_(found)
-        part[..., found.shape[3] :].zero_()
-        return found
+        part[..., : weights.shape[3]].copy_(weights)
+        part[..., weights.shape[3] :].zero_()
 
     def read(self, tile: Selection) -> Tensor:
         """Return the weights of the selected heads and queries, which were computed before."""
@@ -108,6 +138,13 @@ def _before_reach(problem: Problem, tile: Selection) -> Selection:
     free, stop = max(0, reach[0]), max(1, reach[1])
     spans = Span(0, free, masked=False), Span(free, stop)
     return replace(tile, keys=tuple(span for span in spans if len(span)))
+
+
+def _open_keys(problem: Problem, seen: Selection) -> int:
+    """Return the number of keys, the first, that every query of a tile sees."""
+    if seen.keys is None or seen.keys[0].masked or problem.mask is not None or real_keys(problem) is not None:
+        return 0
+    return len(seen.keys[0])
 
 
 def top(problem: Problem, selection: Selection, count: int, weights: Weights | None = None) -> Top:
@@ -164,10 +201,16 @@ class Totals:
         self._looking = torch.zeros(batch, heads, dtype=torch.float64, device=device)
         self._counted = torch.zeros(batch, queries, dtype=torch.bool, device=device)
 
-    def add(self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING) -> None:
-        """Add weights ``[B, H, R, K]`` of a block at positions ``[B, R]`` where ``real`` ``[B, R]`` is true."""
+    def add(
+        self, weights: Tensor, real: Tensor, positions: Tensor, block: Selection = _EVERYTHING,
+        logs: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Add weights ``[B, H, R, K]`` of a block at positions ``[B, R]`` where ``real`` ``[B, R]`` is true.
+
+        logs: those of ``ComputedTile``.
+        """
         heads, rows = _index(block.heads), _index(block.queries)
-        tile = WeightTile(weights, positions, self._inputs.queries(rows))
+        tile = WeightTile(weights, positions, self._inputs.queries(rows), logs)
         looking = real[:, None] & tile.looking  # [B, H, R]: a query that may look nowhere has no weights
         if self._formulas:
             of_rows = torch.stack([formula(tile) for formula in self._formulas.values()])
@@ -202,19 +245,19 @@ def _index(chosen: Sequence[int] | None) -> slice | list[int]:
 
 
 def totals(
-    problem: Problem, real: Tensor, looked_at: Sequence[Selection], weights: Weights | None = None,
+    problem: Problem, real: Tensor, looked_at: Sequence[Selection], compute: Callable[[Selection], ComputedTile],
     names: Sequence[str] = DEFAULT_STATISTICS, inputs: StatisticInputs = _NO_INPUTS,
 ) -> Totals:  # fmt: skip
     """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
-    weights = weights or partial(weights_of, problem)
     batch, heads, queries, _ = problem.q.shape
     found, positions = Totals((batch, heads, queries), problem.q.device, names, inputs), positions_of(problem)
     for block in some_of(problem.q, looked_at):
         rows = _index(block.queries)
-        values = weights(block)
+        values, logs = compute(block)
         if names and values.dtype.itemsize == 2:
             values = values.float()
-        found.add(values, real[:, rows], positions[:, rows], block)
+        found.add(values, real[:, rows], positions[:, rows], block, logs)
+        del values, logs  # the next block takes their memory
     return found
 
 

@@ -1,6 +1,13 @@
 """Normalizers: from scores to weights."""
 
-from attention_service.core.normalizers.base import NORMALIZERS, Exponential, Normalizer, PairCost, has_lse
+from attention_service.core.normalizers.base import (
+    NORMALIZERS,
+    Exponential,
+    Normalizer,
+    PairCost,
+    has_log_weights,
+    has_lse,
+)
 from attention_service.core.normalizers.exponentials import Sigmoid, Softmax
 from attention_service.core.normalizers.projected import Entmax15, Sparsemax
 
@@ -13,5 +20,6 @@ __all__ = [
     "Sigmoid",
     "Softmax",
     "Sparsemax",
+    "has_log_weights",
     "has_lse",
 ]

@@ -60,6 +60,11 @@ def has_lse(options: spec.Normalizer) -> bool:
     return hasattr(NORMALIZERS.of(options), "lse")  # equals isinstance(…, Exponential), ten times as fast
 
 
+def has_log_weights(options: spec.Normalizer) -> bool:
+    """Return True for a softmax of the scores alone, in float32 or better."""
+    return isinstance(options, spec.Softmax) and not options.sinks and options.dtype in {"float32", "float64"}
+
+
 class Plain:
     """Normalizer without learned tensors, computed in at least the dtype of its options."""
 

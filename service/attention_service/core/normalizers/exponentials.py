@@ -47,6 +47,14 @@ class Softmax(Plain):
         weights: Tensor = _SeeingSoftmax.apply(tempered_scores(masked_scores, self.options.temperature, dtype))  # type: ignore[no-untyped-call]
         return weights
 
+    def log_weights(self, masked_scores: Tensor) -> Tensor:
+        """Return s/T − lse without sinks; −∞ for a query that may look nowhere."""
+        x = tempered_scores(masked_scores, self.options.temperature, self.runs_in(masked_scores.dtype))
+        logs: Tensor = x.log_softmax(-1)
+        if x.is_cuda or bool(logs[..., :1].isnan().any()):  # a GPU is not waited for
+            logs.masked_fill_(_blind(x), -torch.inf)
+        return logs
+
     def lse(self, masked_scores: Tensor, learned: Mapping[str, Tensor] = NOTHING) -> Tensor:
         """Return log Σ exp(s/T), including a sink; −∞ for a query that may look nowhere."""
         if self.options.sinks:

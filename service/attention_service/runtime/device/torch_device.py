@@ -21,6 +21,7 @@ from attention_service.core.kernels.fused.cuda_attention import generation
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_device
 from attention_service.cost import Clock, Rates, Roofline
+from attention_service.runtime.device.cpu_threads import usable_cores
 from attention_service.runtime.device.cuda_graphs import Graphs
 from attention_service.runtime.device.freed_memory import keep_freed_memory
 from attention_service.runtime.device.plan_cache import PlanCache
@@ -72,7 +73,12 @@ class Device:
 
     @classmethod
     def open(cls, wanted: str = "auto", threads: int | None = None, *, tf32: bool = False) -> "Device":
-        """The device of this name, its rates measured. Raises ValueError where there is no such device."""
+        """The device of this name, its rates measured. Raises ValueError where there is no such device.
+
+        threads: by default no more than this process may use cores, unless OMP_NUM_THREADS says how many.
+        """
+        if threads is None and "OMP_NUM_THREADS" not in os.environ and usable_cores() < torch.get_num_threads():
+            threads = usable_cores()
         if threads is not None:
             torch.set_num_threads(threads)
         device = resolve(wanted)

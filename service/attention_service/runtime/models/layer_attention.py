@@ -2,7 +2,7 @@
 
 transformers calls ``LayerAttention`` wherever a layer attends. A pass (``AttentionPass``) holds what is asked of the
 layers. Their outputs come from the kernel that the planner would choose, whatever is asked beside them, unless many
-weights are all in memory anyway. Statistics, weights, taps and edits are the operations of modules.
+weights are all computed anyway. Statistics, weights, taps and edits are the operations of modules.
 """
 
 import time
@@ -192,14 +192,12 @@ class _Inspected:
 
     @property
     def gives_context(self) -> bool:
-        """True if the output is best computed from the weights: they are many, and all in memory anyway.
+        """True if the output is best computed from the weights: they are many, and all computed anyway.
 
         Of half types a fused kernel keeps weights of more digits.
         """
         asked = self.question
-        if asked.weights is None or not asked.weights.return_weights or asked.selection != _EVERYTHING:
-            return False
-        if asked.whole or asked.taps or asked.traced:
+        if asked.weights is None or asked.whole or asked.taps or asked.traced:
             return False
         return self.raw.query.dtype.itemsize > 2 and self.scores >= SCORES_AT_ONCE
 

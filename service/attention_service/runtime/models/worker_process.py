@@ -20,6 +20,7 @@ from typing import Any, Final
 import psutil
 
 from attention_contract.errors import AttentionError, ModelEnded, OverBudget
+from attention_service.runtime.device.cpu_threads import sleep_while_waiting
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
 from attention_service.runtime.models.model_catalogue import PROCESS_BYTES
 from attention_service.runtime.models.reply_memory import ReplyMemory, reply_memories
@@ -40,8 +41,8 @@ _TOLD: Final = 4096
 """Bytes of the last words of a process that are kept."""
 _PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
 """Variables that the process is given: none with a secret."""
-_PREFIXES: Final = ("CUDA_", "LD_", "MKL_", "NVIDIA_", "OMP_", "PYTORCH_")
-"""Beginnings of others: of CUDA, PyTorch's memory, and where libraries are found."""
+_PREFIXES: Final = ("CUDA_", "GOMP_", "KMP_", "LD_", "MKL_", "NVIDIA_", "OMP_", "PYTORCH_")
+"""Beginnings of others: of CUDA, threads, PyTorch's memory, and where libraries are found."""
 
 
 class WorkerProcess:
@@ -243,4 +244,5 @@ class WorkerProcess:
 
 def _environment() -> dict[str, str]:
     passed = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith(_PREFIXES)}
+    sleep_while_waiting(passed)
     return passed | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

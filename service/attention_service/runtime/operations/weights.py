@@ -11,7 +11,7 @@ from torch import Tensor
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.blocks import tiles
 from attention_service.core.inspection.weights import (
-    KeptWeights,
+    TiledWeights,
     Weights,
     pooled_differences,
     pooled_weights,
@@ -99,7 +99,7 @@ class Inspection(Operation):
     before: Problem | None = None
     """The attention without the edits, if these changed its queries and keys too."""
     with_context: bool = False
-    """True if the results have the ``context`` ``[B, H, Q, V]`` too, where all weights are returned."""
+    """True if the results have the ``context`` ``[B, H, Q, V]`` too."""
 
     def upload(self, device: torch.device) -> Uploaded:
         """Copy the inputs and the query mask to the device."""
@@ -121,23 +121,22 @@ class Inspection(Operation):
         if not problem.finite and not uploaded.edits and find_nonfinite_keys(problem) is None:
             problem = replace(problem, finite=True)  # tiles need not look again
         real = real_queries(problem) if mask is None else mask
-        weights_by: Weights = partial(weights_of, problem, edits=uploaded.edits)
-        computed, kept = weights_by, None
-        if request.return_weights and self.selection == Selection():
-            kept = KeptWeights(problem, uploaded.edits, with_context=self.with_context)
-            computed, weights_by = kept.compute, kept.read
+        keep = request.return_weights and self.selection == Selection()
+        tiled = TiledWeights(problem, uploaded.edits, keep=keep, with_context=self.with_context)
+        weights_by: Weights = tiled.read if keep else partial(weights_of, problem, edits=uploaded.edits)
         statistics = self.statistics
         inputs = statistics.inputs(problem.q.device, positions_of(problem))
         everything = tiles(problem, Selection())
-        found = totals(problem, real, everything, computed, statistics.names, inputs)
+        found = totals(problem, real, everything, tiled.compute, statistics.names, inputs)
         means = found.means()
         results: Results = {"statistics": self._in_reply(means), "queries": compute.in_reply(found.queries, bound)}
-        if kept is not None and kept.context is not None:
-            results["context"] = kept.context
+        if tiled.context is not None:
+            results["context"] = tiled.context
         unedited = None
         if request.compare is not None:
-            unedited = partial(weights_of, problem if self.before is None else self.before)
-            without = totals(problem, real, everything, unedited, statistics.names, inputs).means()
+            before = problem if self.before is None else self.before
+            unedited = partial(weights_of, before)
+            without = totals(problem, real, everything, TiledWeights(before).compute, statistics.names, inputs).means()
             results["differences"] = {"statistics": self._in_reply(_minus(means, without))}
         if request.top_k:
             phase("top", "weights")
@@ -155,7 +154,7 @@ class Inspection(Operation):
                 results["differences"]["pooled"] = compute.in_reply(changed, bound, "weights")
         if request.return_weights:
             phase("weights", "weights")
-            weights = weights_by(self.selection) if kept is None else kept.whole
+            weights = tiled.whole if keep else weights_by(self.selection)
             results |= tap_results(bound, {"weights": weights}, average_heads=request.average_heads)
             if unedited is not None:
                 moved = {"weights": weights - unedited(self.selection)}

@@ -13,22 +13,31 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from attention_client import Client
-from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import (
+    ModelForwardRequest,
+    ModelGradientsRequest,
+    ModelWeightsRequest,
+    PredictedLogit,
+)
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_costs import ModelCosts
+from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 from benchmarks.processes import cores_for, free_port, running
 
 LENGTHS, QUICK = (12, 128, 1024), (12, 128)
+POINTS = 64
 CONFIG = LlamaConfig(
     vocab_size=8192, hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
     num_key_value_heads=6, max_position_embeddings=2048,
 )  # fmt: skip
 TEXT = f"""A Llama of 6 layers and 384 features with random parameters, float32, tokens in. The baseline is
 `model(…, output_attentions=True)` with eager attention in this process. `weights` returns the weights of every head and
-the five default statistics; `forward` the prediction alone. Over HTTP the model is in a process of its own, and the
+the five default statistics; `forward` the prediction alone; `integrated gradients` of log p of one token, beside the
+gradient of a batch of as many points in torch. Over HTTP the model is in a process of its own, and the
 reply is a safetensors file that the client reads.
 
 {IN_TURN}"""
@@ -66,6 +75,27 @@ def cases(lengths: Sequence[int], folder: Path, threads: int) -> Iterator[Case]:
             yield Case(f"weights, {length} tokens", weights, "eager, weights", baseline)
             yield Case(f"weights over HTTP, {length} tokens", served, "eager, weights", baseline)
             yield Case(f"forward, {length} tokens", forward, "eager, weights", baseline)
+        yield _integrated(loaded, lengths[0])
+
+
+def _integrated(loaded: LoadedModel, length: int) -> Case:
+    """Integrated gradients of a text, beside one backward pass of torch over a batch of the points."""
+    model, ids = _model("sdpa"), [*range(1, length + 1)]
+    request = ModelGradientsRequest(tokens=ids, of=PredictedLogit(token=7), by_head=False, integrated=POINTS)
+    costs = ModelCosts(loaded)
+    embedded = model.get_input_embeddings()(torch.tensor([ids]))
+    scales = torch.linspace(1 / POINTS, 1, POINTS)[:, None, None]
+
+    def baseline() -> object:
+        points = (embedded * scales).requires_grad_()
+        logits = model(inputs_embeds=points, use_cache=False, logits_to_keep=1).logits
+        return torch.autograd.grad(logits[:, -1].log_softmax(-1)[:, 7].sum(), points)
+
+    def integrated() -> object:
+        gradients = ModelGradients(loaded, request)
+        return gradients.reply(costs.points_at_once(gradients.asked, POINTS, 2**33))
+
+    return Case(f"integrated gradients, {POINTS} points, {length} tokens", integrated, "torch, one batch", baseline)
 
 
 def _model(implementation: str) -> PreTrainedModel:

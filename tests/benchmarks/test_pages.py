@@ -179,6 +179,7 @@ def test_models(tmp_path):
     lines = list(rows(models.cases((12,), tmp_path, 1), 2))
     assert [line.split("|")[1].strip() for line in lines[1:]] == [
         "weights, 12 tokens", "weights over HTTP, 12 tokens", "forward, 12 tokens",
+        "integrated gradients, 64 points, 12 tokens",
     ]  # fmt: skip
 
 

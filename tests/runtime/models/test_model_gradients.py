@@ -11,6 +11,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.models.loaded_model import LoadedModel
+from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply
 
@@ -128,6 +129,41 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(family, st
     near(found.tokens.sum(), found.value - found.baseline, 1e-2)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "bert", "t5"])
+@pytest.mark.parametrize("points", [5, 64])
+def test_points_that_are_one_batch_give_the_numbers_of_points_one_by_one(family, points):
+    options = {"of": {"token": 7}, "integrated": 12, "by_head": False, "wrt": ["tokens", "embeddings"]}
+    if family == "bert":
+        options["of"] = {"upstream": np.ones((2, 1, eager("bert").config.hidden_size))}
+    request = ModelGradientsRequest(tokens=IDS if family == "t5" else [IDS, IDS[:5]], **options)
+    run = ModelGradients(loaded(family), request)
+    assert run.joins
+    one, several = run.reply(), ModelGradients(loaded(family), request).reply(points)
+    near(several.tokens, one.tokens)
+    near(several.embeddings, one.embeddings)
+    near(several.baseline, one.baseline)
+
+
+def test_edits_hold_in_each_of_several_points():
+    edits = {"0": [{"tap": "weights", "heads": [0], "scale": 0.5}], "1": [{"tap": "v", "keys": [2], "set": 0.0}]}
+    request = ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=6, edits=edits)
+    one, several = (ModelGradients(loaded("gpt2"), request).reply(points) for points in (1, 4))
+    near(several.tokens, one.tokens, 1e-4)
+    assert not np.allclose(one.tokens, gradients("gpt2", tokens=IDS, of={"token": 7}, integrated=6).tokens)
+
+
+def test_points_are_as_many_as_fit_and_are_in_the_estimate():
+    model = loaded("llama")
+    costs, request = ModelCosts(model), ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=64)
+    asked = ModelGradients(model, request).asked
+    assert costs.points_at_once(asked, 64, 2**40) == 64
+    assert costs.points_at_once(asked, 64, 0) == 1
+    some = costs.points_at_once(asked, 64, 2**22)
+    assert 1 < some < 64
+    single = costs.needed_bytes(asked, request)
+    assert single < costs.needed_bytes(asked, request, some) <= single + 2**20
+
+
 def test_integrated_gradients_that_float16_cannot_hold_are_refused():
     half = LoadedModel("half", deepcopy(eager("gemma2")).half(), None, Device.open("cpu"))
     request = ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=20)
@@ -138,8 +174,8 @@ def test_integrated_gradients_that_float16_cannot_hold_are_refused():
 def test_the_path_of_integrated_gradients_begins_where_the_number_is_that_of_zeros():
     """Every norm of Gemma 2 makes small states larger, so that 10 to the minus 12 is far from zero behind them all."""
     run = ModelGradients(loaded("gemma2"), ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=2))
-    baseline, far = (run._run(scale=scale, graph=False).value for scale in (0.0, 1e-12))
-    start = run._run(scale=10.0 ** -run._decades(baseline), graph=False).value
+    decades, baseline = run._decades()
+    start, far = run._values([10.0**-decades, 1e-12])
     near(start, baseline, 1e-3)
     assert abs(far - baseline) > 0.1
 

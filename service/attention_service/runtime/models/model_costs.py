@@ -36,6 +36,8 @@ _STATISTICS: Final = 16
 """Numbers that are told of each head, or of each of its queries."""
 _COPIES: Final = 2
 """Times that a reply is in memory, if it goes through the pipe: in the model's process and in the server's."""
+_OF_POINTS: Final = 2**29
+"""Bytes that the points of an integrated gradient which are one batch may take; more would hardly be faster."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
 _COUNTS: Final = 2**63
 """A count that no reply can have."""
@@ -66,8 +68,19 @@ class ModelCosts:
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def needed_bytes(self, asked: Asked, request: ModelInput) -> int:
-        """Estimate the memory of a request besides the model, its reply included."""
+    def points_at_once(self, asked: Asked, steps: int, room: int) -> int:
+        """Return the points of an integrated gradient that are one batch, with so many bytes of memory free."""
+        batch, length = asked.inputs.predicted.ids.shape
+        keys = max(length, asked.inputs.text.length)
+        rows = 1 if self._rows_alone else length
+        of_one = self._pass_bytes(batch, length, keys, rows) + self._graph_bytes(batch, length, keys)
+        return max(1, min(steps, min(room // 4, _OF_POINTS) // max(1, of_one)))
+
+    def needed_bytes(self, asked: Asked, request: ModelInput, points: int = 1) -> int:
+        """Estimate the memory of a request besides the model, its reply included.
+
+        points: those of an integrated gradient that are one batch.
+        """
         text = asked.inputs.predicted
         batch, length = text.ids.shape
         keys = max([length, asked.inputs.text.length, *map(asked.key_count, self._places)])
@@ -79,12 +92,14 @@ class ModelCosts:
             told += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
         elif isinstance(request, ModelWeightsRequest):
             told = sum(self._weights_told(asked, place, request) for place in asked.places)
-        need = self._pass_bytes(batch, length, keys, rows) + _COPIES * told
+        need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * told
         need += _TILES if isinstance(request, ModelWeightsRequest) else 0
         images, copies = asked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
         need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
-            need += self._graph_bytes(batch, length, keys) * copies
+            need += max(
+                self._graph_bytes(batch, length, keys) * copies, self._graph_bytes(points * batch, length, keys)
+            )
             need += len(self._of_images) * self.image_bytes(images) * copies
             need += sum(each.nbytes for each in self._parameters) * 3 if request.check else 0
             need += sum(each.nbytes for each in self._parameters if each.is_meta)  # read from disk, and kept meanwhile

@@ -79,6 +79,12 @@ class Objective:
         told = logs.gather(1, torch.tensor(self.ids, device=rows.device)[:, None])[:, 0]
         return told if self.against is None else told - logs[:, self.against]
 
+    def repeated(self, times: int) -> "Objective":
+        """The same number of texts that come so many times, one batch behind the other."""
+        ids = None if self.ids is None else self.ids * times
+        upstream = None if self.upstream is None else self.upstream.repeat(times, 1, 1)
+        return replace(self, places=self.places * times, ids=ids, upstream=upstream)
+
 
 @dataclass
 class GraphRun:
@@ -113,8 +119,17 @@ class ModelGradients:
                 "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
             )
 
-    def reply(self) -> ModelGradientsReply:
-        """Run the model and differentiate."""
+    @property
+    def joins(self) -> bool:
+        """True if several points of an integrated gradient can be one batch."""
+        texts = len(self.asked.inputs.predicted.ids)
+        if self.asked.inputs.images is not None and self.asked.inputs.images is not self.asked.inputs.predicted:
+            return False
+        edits_by_text = texts > 1 and any(self.asked.edits.values())
+        return not edits_by_text and all(len(x) == texts for x in self.asked.inputs.arguments.values())
+
+    def reply(self, points: int = 1) -> ModelGradientsReply:
+        """Run the model and differentiate. ``points``: those of an integrated gradient that are one batch."""
         loaded, request, asked = self._loaded, self._request, self.asked
         started = time.perf_counter()
         self._name_tokens()
@@ -127,7 +142,7 @@ class ModelGradients:
             fields["token_names"] = loaded.reader.readable(self._objective.ids)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
         if request.integrated is not None:
-            gradient, baseline = self._integrated(embedded, request.integrated)
+            gradient, baseline = self._integrated(embedded, request.integrated, points)
             fields["baseline"] = self._told(baseline)
         if "tokens" in request.wrt:
             fields["tokens"] = self._told((gradient * embedded).sum(-1))
@@ -194,34 +209,39 @@ class ModelGradients:
         objective = self._objective
         if objective.ids is None and objective.upstream is None:
             with torch.no_grad():
-                rows = self._rows(AttentionPass(self._questions(())))
+                rows = self._rows(AttentionPass(self._questions(())), objective)
             self._objective = replace(objective, ids=rows[:, 0].argmax(-1).tolist())
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(
-        self, shifts: "Mapping[Point, Tensor] | None" = None, scale: float | None = None, *, graph: bool = True
-    ) -> GraphRun:
+        self, shifts: "Mapping[Point, Tensor] | None" = None, scales: Sequence[float] | None = None, *,
+        graph: bool = True,
+    ) -> GraphRun:  # fmt: skip
         """Run the model, on a graph or without one.
 
-        ``shifts``: what to put at some points. ``scale``: of the embeddings.
+        ``shifts``: what to put at some points. ``scales``: of the embeddings; the texts come once for each of them,
+        one batch behind the other, and no layer is traced.
         """
-        shifts = shifts or {}
-        asking = AttentionPass(self._questions(self._traced if graph else (), shifts))
+        shifts, times = shifts or {}, 1 if scales is None else len(scales)
+        asking = AttentionPass(self._questions(self._traced if graph and scales is None else (), shifts, times))
         at: dict[Point, Tensor] = {}
-        with torch.set_grad_enabled(graph), self._holding(at, shifts, scale):
-            value = self._objective.value(self._rows(asking))
+        objective = self._objective if times == 1 else self._objective.repeated(times)
+        with torch.set_grad_enabled(graph), self._holding(at, shifts, scales):
+            value = objective.value(self._rows(asking, objective, times))
         at |= {(layer, tap): x for layer, taps in asking.traced.items() for tap, x in taps.items()}
         return GraphRun(value, at, asking)
 
-    def _rows(self, asking: AttentionPass) -> Tensor:
-        """The logits that L depends on, ``[B, positions, V]``."""
-        loaded, places = self._loaded, self._objective.places
+    def _rows(self, asking: AttentionPass, objective: Objective, times: int = 1) -> Tensor:
+        """The logits that L depends on, ``[B, positions, V]``, of the texts so many times."""
+        loaded, arguments = self._loaded, self.asked.inputs.arguments
+        if times > 1:
+            arguments = {name: torch.cat([x] * times) for name, x in arguments.items()}
         with LayerStates(loaded.places.values(), self.asked.edits).reading((), output=False, hidden=False):
-            return loaded.output_rows(self.asked.inputs.arguments, asking, places)[0]
+            return loaded.output_rows(arguments, asking, objective.places)[0]
 
     def _questions(
-        self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None
+        self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None, times: int = 1
     ) -> dict[LayerKey, LayerQuestion]:
         found = {place.key: LayerQuestion(traced=traced) for place in self.asked.places}
         for key, edits in self.asked.edits.items():
@@ -235,7 +255,7 @@ class ModelGradients:
 
     @contextmanager
     def _holding(
-        self, at: dict[Point, Tensor], shifts: "Mapping[Point, Tensor]", scale: float | None
+        self, at: dict[Point, Tensor], shifts: "Mapping[Point, Tensor]", scales: Sequence[float] | None
     ) -> Iterator[None]:
         """Take hold of the embeddings and of the states of layers, as nodes of the graph, until the block ends."""
         changes: dict[tuple[Hook, nn.Module], dict[int, State]] = {}
@@ -253,10 +273,11 @@ class ModelGradients:
             def embed(state: Tensor) -> Tensor | None:
                 if EMBEDDINGS in at:  # the decoder's, by the same table
                     return None
-                if state.requires_grad and scale is None and EMBEDDINGS not in shifts:  # by what sees the images
+                if state.requires_grad and scales is None and EMBEDDINGS not in shifts:  # by what sees the images
                     at[EMBEDDINGS] = state.view_as(state)
                     return at[EMBEDDINGS]
-                leaf = shifts.get(EMBEDDINGS, state.detach() if scale is None else state.detach() * scale)
+                state = state.detach() if scales is None else _scaled(state.detach(), scales)
+                leaf = shifts.get(EMBEDDINGS, state)
                 at[EMBEDDINGS] = leaf.clone().requires_grad_()
                 return at[EMBEDDINGS].clone()  # CTRL scales it in place
 
@@ -278,22 +299,26 @@ class ModelGradients:
         found = pullback([run.value], [run.at[point] for point in points], [torch.ones_like(run.value)])
         return dict(zip(points, found, strict=True))
 
-    def _integrated(self, embedded: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """The gradient averaged over the path from zeros, and L at zeros.
+    def _integrated(self, embedded: Tensor, steps: int, points: int) -> tuple[Tensor, Tensor]:
+        """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.
 
         Gauss's quadrature over the logarithm of the scale of the embeddings, since a norm makes L change by the
         order of magnitude of what it divides.
         """
-        baseline = self._run(scale=0.0, graph=False).value
-        length = self._decades(baseline) * math.log(10)
+        decades, baseline = self._decades(points)
+        length = decades * math.log(10)
         nodes, weights = np.polynomial.legendre.leggauss(steps)
+        scales = np.exp((nodes - 1) / 2 * length)
+        shares = torch.from_numpy(weights / 2 * length * scales).to(embedded.device)
         total = torch.zeros_like(embedded)
-        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
+        for start in range(0, steps, points):
             checkpoint()
-            scale = math.exp((node - 1) / 2 * length)
-            run = self._run(scale=scale)
+            some = slice(start, start + points)
+            run = self._run(scales=scales[some].tolist())
             [gradient] = pullback([run.value], [run.at[EMBEDDINGS]], [torch.ones_like(run.value)])
-            total += weight / 2 * length * scale * gradient
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            by_point = gradient.to(wide).view(-1, *embedded.shape)
+            total += torch.tensordot(shares[some].to(wide), by_point, 1).to(total.dtype)
         if total.dtype == torch.float16 and not bool(total.isfinite().all()):
             raise InvalidRequest.at(
                 "integrated",
@@ -301,18 +326,25 @@ class ModelGradients:
             )
         return total, baseline
 
-    def _decades(self, baseline: Tensor) -> int:
-        """The number of decades below 1 of the scale of the embeddings in which L comes from that of zeros.
+    def _decades(self, points: int = 1) -> tuple[int, Tensor]:
+        """The number of decades below 1 of the scale of the embeddings in which L comes from that of zeros, and that L.
 
         A norm multiplies small states by 1 / √ε, so each one of a deep model brings the end nearer to zero.
         """
+        [baseline] = self._values([0.0])
         found = _DECADES[0]
-        for decades in _DECADES:
-            value = self._run(scale=10.0**-decades, graph=False).value
-            if bool(((value - baseline).abs() > _SAME * baseline.abs().clamp_min(1)).any()):
-                break
-            found = decades
-        return found
+        for start in range(0, len(_DECADES), points):
+            some = _DECADES[start : start + points]
+            for decades, value in zip(some, self._values([10.0**-each for each in some]), strict=True):
+                if bool(((value - baseline).abs() > _SAME * baseline.abs().clamp_min(1)).any()):
+                    return found, baseline
+                found = decades
+        return found, baseline
+
+    def _values(self, scales: Sequence[float]) -> Tensor:
+        """L ``[points, B]`` at these scales of the embeddings."""
+        value = self._run(scales=scales, graph=False).value
+        return value.view(len(scales), -1)
 
     def _told(self, x: Tensor, *, several: bool | None = None) -> Any:
         """A result ``[B, …]`` as the reply has it; ``several``: with its batch dimension."""
@@ -370,6 +402,13 @@ class ModelGradients:
 
 _DIRECTIONS, _ROUNDS, _SHRINK = 2, 4, 4
 """Directions at each point; steps along each, and the divisor of the step."""
+
+
+def _scaled(state: Tensor, scales: Sequence[float]) -> Tensor:
+    """Embeddings ``[points · B, L, d_model]`` times the scale of their point, rounded once."""
+    wide = torch.promote_types(state.dtype, torch.float32)
+    by_text = torch.tensor(scales, dtype=wide, device=state.device).repeat_interleave(len(state) // len(scales))
+    return (state.to(wide) * by_text.view(-1, *(1 for _ in state.shape[1:]))).to(state.dtype)
 
 
 def _name(point: Point) -> str:

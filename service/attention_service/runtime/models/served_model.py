@@ -79,12 +79,15 @@ class ServedModel:
     def _weights(self, body: memoryview, *_: object) -> Work:
         return self._asking(_read(ModelWeightsRequest, body), weights_reply)
 
-    def _gradients(self, body: memoryview, *_: object) -> Work:
+    def _gradients(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelGradientsRequest, body)
 
         def work() -> Work:
             gradients = ModelGradients(self.loaded, request)
-            return Work(self.costs.needed_bytes(gradients.asked, request), lambda: Answer(gradients.reply()))
+            asked, points = gradients.asked, 1
+            if request.integrated is not None and gradients.joins:
+                points = self.costs.points_at_once(asked, request.integrated, room)
+            return Work(self.costs.needed_bytes(asked, request, points), lambda: Answer(gradients.reply(points)))
 
         return self._after_images(request.all_images, work)
 

@@ -37,6 +37,7 @@ def test_the_plan_is_no_less_than_the_memory_held(module, rng):
     asked = [
         *({"methods": [method]} for method in METHODS), {"methods": METHODS},
         {"methods": METHODS, "edits": EDITS, "compare": "unedited"}, {"methods": METHODS, "readout": READOUT},
+        {"methods": ["integrated"], "readout": READOUT, "steps": 9},
         {"methods": METHODS, "select": {"heads": [3, 0], "queries": [5, 6]}},
     ]  # fmt: skip
     jobs = [

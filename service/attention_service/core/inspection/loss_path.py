@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from attention_service.core.blocks import SCORES_AT_ONCE
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.multihead import merge_heads
 from attention_service.core.pullback import pullback
@@ -14,7 +15,7 @@ from attention_service.core.pullback import pullback
 Edited = Callable[[Tensor], Tensor]
 """The context after its edits, from that before them."""
 Loss = Callable[[Tensor], Tensor]
-"""L of each sequence, ``[B]``, from the context after its edits."""
+"""L of each sequence, ``[B]``, from the context after its edits; of a batch that comes several times too."""
 _WITH_HEADS = 4
 
 
@@ -27,7 +28,9 @@ def log_likelihood(output: Tensor, weight: Tensor, bias: Tensor | None, targets:
     """L = Σ log softmax(weight · output + bias)[target] of each sequence, ``[B]``.
 
     weight ``[C, W]``, where W is the width of the output, heads side by side; targets ``[B, Q]``, −1 to count nothing.
+    The output may be that of so many batches of targets.
     """
+    targets = targets.repeat(len(output) // max(len(targets), 1), 1)
     merged = merge_heads(output) if output.ndim == _WITH_HEADS else output
     scores = linear(merged, weight, bias)  # [B, Q, C]
     scores = scores.to(_wide(scores.dtype))
@@ -66,17 +69,29 @@ class Path:
         return {"attributed": attributed, "expected": expected, "gap": attributed - expected}
 
 
-def path_of(context: Tensor, edited: Edited, loss: Loss, points: int = 1) -> Path:
-    """Differentiate L at the points α = k/points, k = 1 … points, where the context is α times ``[B, H, Q, V]``."""
+def path_of(context: Tensor, edited: Edited, loss: Loss, points: int = 1, at_once: int = 1) -> Path:
+    """Differentiate L at the points α = k/points, k = 1 … points, where the context is α times ``[B, H, Q, V]``.
+
+    at_once: the points that are one batch, in which the sequences come once for each point.
+    """
     at_one, gradient, after_edits = _differentiated(context, edited, loss)
-    mean = gradient
+    mean, wide = gradient, _wide(context.dtype)
     if points > 1:
         mean = gradient / points
-        for k in range(1, points):
+        for start in range(1, points, at_once):
             checkpoint()
-            mean.add_(_differentiated(context * (k / points), edited, loss)[1], alpha=1 / points)
+            alphas = torch.arange(start, min(start + at_once, points), dtype=wide, device=context.device) / points
+            batch = (context[None] * alphas.view(-1, 1, 1, 1, 1)).to(context.dtype)  # [points, B, H, Q, V]
+            by_point = _differentiated(batch.flatten(0, 1), edited, loss)[1].view_as(batch)
+            mean.add_(by_point[0] if len(batch) == 1 else by_point.sum(0), alpha=1 / points)
+            del batch, by_point
     at_zero = loss(edited(torch.zeros_like(context)))
     return Path(gradient, after_edits, mean, (at_zero, at_one))
+
+
+def points_at_once(points: int, numbers: int) -> int:
+    """Return the points of a path that are one batch, of which each has so many numbers."""
+    return max(1, min(points - 1, SCORES_AT_ONCE // max(1, numbers)))
 
 
 def _differentiated(context: Tensor, edited: Edited, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:

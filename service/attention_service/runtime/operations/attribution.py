@@ -18,7 +18,7 @@ from attention_service.core.inspection.attribution import (
     lengths_of,
     weights_and_context,
 )
-from attention_service.core.inspection.loss_path import inner_product, log_likelihood, path_of
+from attention_service.core.inspection.loss_path import inner_product, log_likelihood, path_of, points_at_once
 from attention_service.core.kernels import MATERIALIZED, Kernel, Needs
 from attention_service.core.multihead import Parameters
 from attention_service.core.problem import Problem, Selection
@@ -44,8 +44,6 @@ from attention_service.runtime.planning.planner import (
 from attention_service.runtime.scheduling.jobs import Job, Prepared
 from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
-_POINTS = 2
-"""Points of a path that are rehearsed: each further one holds as much as the second."""
 READOUT = "readout."
 """Prefix of the readout's tensors among the fields of a request."""
 
@@ -71,9 +69,9 @@ def prepare(module: Module | None, request: AttributionRequest, device: Device, 
             methods, request.compare, points, classes, readout is not None and readout.bias is not None,
             request.upstream is not None, selection_sizes(selection), edit_sizes(request.edits),
         ),
-        has_sizes=names_tokens(request.edits, selection),
+        has_sizes=points > 1 or names_tokens(request.edits, selection),
     )  # fmt: skip
-    few = min(points, _POINTS)
+    few = min(points, 1 + _at_once(bound, request))  # each further batch holds as much as the first
     rehearsal = request.model_copy(update={"steps": few})
 
     def operate(bound: BoundRequest, kernel: str | Kernel) -> Attributing:
@@ -119,6 +117,15 @@ def _flops(
 def _points(request: AttributionRequest) -> int:
     """The points of the path: one if L is linear in the weights, or nothing is integrated."""
     return request.steps if request.readout is not None and "integrated" in request.methods else 1
+
+
+def _at_once(bound: BoundRequest, request: AttributionRequest) -> int:
+    """The points of the path that are one batch: one if an edit has numbers of its own for each sequence."""
+    if request.readout is None or (bound.batch > 1 and any(edit.value is not None for edit in request.edits)):
+        return 1
+    merged = bound.heads * bound.value_dim
+    width = max(merged, bound.d_model or 0, len(request.readout.weight))
+    return points_at_once(_points(request), bound.batch * bound.queries * width)
 
 
 def _check_readout(readout: Readout, bound: BoundRequest) -> int:
@@ -210,7 +217,7 @@ class Attributing(Operation):
         if not methods.isdisjoint(GRADIENTS):
             phase(f"{phases}gradients", "gradients")
             loss = partial(self._loss, parameters=parameters, edits=edits, given=given)
-            path = path_of(context, edited, loss, _points(request))
+            path = path_of(context, edited, loss, _points(request), _at_once(self.bound, request))
             if "head_importance" in methods:
                 results["head_importance"] = head_importance(edited(context), path.after_edits)
             if "integrated" in methods:

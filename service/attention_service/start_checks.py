@@ -77,13 +77,13 @@ def _faults_of_preload(settings: Settings) -> Iterator[str]:
     if not (names := listed(settings.preload)):
         return
     from attention_service.modules.checkpoints.catalogue import paths  # noqa: PLC0415 - they import PyTorch
-    from attention_service.runtime.models.model_catalogue import TINY, find_folder  # noqa: PLC0415
+    from attention_service.runtime.models.model_catalogue import find_folder  # noqa: PLC0415
 
     for name in names:
         try:
             find_folder(settings.models_dir, name)
         except AttentionError as fault:
-            near = get_close_matches(name, [TINY, *paths(settings.models_dir)], 1)
+            near = get_close_matches(name, [*paths(settings.models_dir)], 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             yield f"{_named('preload')}: {name!r} cannot be loaded: {fault.detail}{hint}"
 

@@ -5,13 +5,17 @@ import os
 import pickle
 import subprocess
 import sys
+from importlib.resources import files
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from attention_client import CheckpointNotFound, Client, Forbidden, InvalidCheckpoint, InvalidRequest, Unavailable
+from attention_service.modules.checkpoints.catalogue import described, paths
 from tests.api.hub import hub
 from tests.api.processes import process
 from tests.conftest import live_server
@@ -58,7 +62,7 @@ def client(repository):
 def test_every_checkpoint_is_listed_and_modules_are_not(client):
     client.modules.create("resident", {"d_model": 8, "num_heads": 2})
     found = {each.path: each for each in client.checkpoints.list().checkpoints}
-    assert set(found) == {"org/tiny", "damaged", "bare.safetensors", "pickled"}
+    assert set(found) == {"tiny", "org/tiny", "damaged", "bare.safetensors", "pickled"}
     tiny = found["org/tiny"]
     assert (tiny.family, tiny.model_type, tiny.layers, tiny.heads, tiny.d_model) == ("gpt2", "gpt2", 3, 2, 8)
     assert tiny.bytes > 3 * 4 * (8 * 32)
@@ -78,6 +82,33 @@ def test_a_checkpoint_tells_the_spec_of_each_layer_before_it_is_loaded(client):
         "o_proj.weight": f"{at}.c_proj.weight",
     }
     client.modules.delete("one")
+
+
+def test_the_model_that_ships_is_imported_like_any_other(client):
+    pytest.importorskip("transformers")
+    found = client.checkpoints.get("tiny")
+    assert [each.name for each in found.attentions] == ["tiny.0", "tiny.1", "tiny.2", "tiny.3"]
+    made = client.modules.import_("tiny", layer=2, name="shipped")
+    assert made.source.checkpoint == "tiny"
+    assert made.bytes == found.attentions[2].bytes
+    # What the layer gets, by the stream before it and the norm in the file, gives the weights of the whole model.
+    reply = client.models.forward("tiny", "Kate met Tom. Kate", return_=["hidden", "weights"], layers=[1, 2], top_k=0)
+    folder = files("attention_service") / "tiny_model"
+    epsilon = json.loads((folder / "config.json").read_text())["rms_norm_eps"]
+    stream = reply.layers[0].hidden
+    with safe_open(str(folder / "model.safetensors"), "np") as tensors:
+        scale = tensors.get_tensor("model.layers.2.input_layernorm.weight").astype(np.float32)
+    normed = stream / np.sqrt(np.mean(stream**2, -1, keepdims=True) + epsilon) * scale
+    weights = client.forward("shipped", normed, return_=["weights"]).weights
+    assert weights == pytest.approx(reply.layers[1].weights, abs=2e-3)  # the module computes in float16
+    assert len(client.circuits("shipped", parts=["ov"]).ov.copying) == 4
+    client.modules.delete("shipped")
+
+
+def test_a_checkpoint_of_the_repository_goes_before_the_one_that_ships(tmp_path):
+    gpt2(tmp_path / "tiny")
+    assert described(tmp_path, "tiny").family == "gpt2"
+    assert [*paths(tmp_path)] == ["tiny"]
 
 
 def test_what_a_checkpoint_does_not_tell_is_listed(client):

@@ -178,3 +178,35 @@ def test_sentences_name_the_keys_of_the_largest_numbers(explained):
     assert "key 1 (0.8808) and the next of key 0 (0.1192)" in told["w"]
     assert "key 1 raises the loss most (1)" in told["∂L/∂w"]
     assert "key 1 raises the loss most (0.105), key 0 lowers it most (-0.105)" in told["∂L/∂m"]
+
+
+def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
+    pytest.importorskip("transformers")
+    text = "Kate met Tom. Then Kate"
+    asked = ("tiny", "--layer", "2", "--head", "1", "--row", "5", "--text", text, "--json")
+    found = json.loads(explained(*asked).stdout)
+    assert found["consistent"]
+    assert found["checks"]["w = the weights of tiny"] < 1e-6
+    assert "layer 2 of tiny; tokens: 0 '<|begin|>' 1 'Kate'" in found["notes"][0]
+    reply = client.models.forward("tiny", text, layers=[2], return_=["weights", "v"], top_k=0)
+    weights, values = reply.layers[0].weights[1, 5], reply.layers[0].v[1]
+    np.testing.assert_allclose(steps(found, "forward")["w"], weights, atol=1e-6)
+    np.testing.assert_allclose(steps(found, "forward")["c"], weights @ values, atol=1e-5)
+    np.testing.assert_allclose(steps(found, "backward")["∂L/∂w"], values.sum(-1), atol=1e-5)
+    assert "Together they are 1." in explained("tiny").stdout  # every option has a default
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("nobody",), "no module is named 'nobody'"),
+        (("tiny", "--layer", "9"), "has no attention '9'"),
+        (("tiny", "--layer", "x"), "layers"),
+        (("tiny", "--head", "7"), "there is no 7"),
+        (("--text", "x"), "NAME is none"),
+    ],
+)
+def test_a_model_or_a_layer_that_is_not_there_is_told(explained, arguments, told):
+    pytest.importorskip("transformers")
+    code = 2 if "NAME" in told else 1
+    assert told in " ".join(explained(*arguments, code=code).output.split())

@@ -567,7 +567,7 @@ def test_what_is_no_file_beside_the_tensors_is_refused_and_never_waited_for(tmp_
     make(folder / name)
     with pytest.raises(InvalidCheckpoint, match=f"{name} of the checkpoint cannot be read: it is no regular file"):
         open_checkpoint(tmp_path, "checkpoint")
-    (listed,) = catalogue.listed(tmp_path).checkpoints
+    _tiny, listed = catalogue.listed(tmp_path).checkpoints
     assert "no regular file" in listed.problem
 
 

@@ -77,6 +77,25 @@ export interface ModelInfo {
   /** Why it cannot be loaded. */
   refused?: string;
 }
+export interface PassCost {
+  flops: number;
+  bytes: number;
+  peak_bytes: number;
+  predicted_ms: number;
+}
+export interface ModelComplexityReply {
+  parameters: number;
+  parameter_bytes: number;
+  prefill: PassCost;
+  /** Of one further token after all others; zeros for an image encoder. */
+  per_token: PassCost;
+  images?: { tokens: number; crops: number }[];
+  total_ms: number;
+  cache_bytes_per_token: number;
+  cache_bytes: number;
+  max_batch: number;
+  max_length: number;
+}
 export interface ModelLabels {
   tokens: string[];
   ids: number[];

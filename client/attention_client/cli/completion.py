@@ -54,6 +54,12 @@ def taps(incomplete: str) -> list[str]:
 
 modules = _held(lambda client: (each.name for each in client.modules.list().modules))
 models = _held(lambda client: (each.id for each in client.models.list().data))
+explained = _held(
+    lambda client: [
+        *(each.name for each in client.modules.list().modules),
+        *(each.id for each in client.models.list().data),
+    ]
+)
 checkpoints = _held(lambda client: (each.path for each in client.checkpoints.list().checkpoints))
 kernels = _held(lambda client: (each.name for each in client.server.variants().variants if each.kind == "kernel"))
 parameters = _held(lambda client, name: (each.name for each in client.modules.parameters(name).parameters), "name")

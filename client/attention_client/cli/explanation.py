@@ -26,7 +26,7 @@ _BACKWARD: Final = ("context", "weights", "masked_scores", "capped_scores", "sco
 _WITHOUT_PAIRS: Final = ("q", "k", "v", "context")
 """The taps of a method that has no score for each pair."""
 _PER_KEY: Final = {"k", "v", "raw scores", "scores", "capped_scores", "masked_scores", "weights"}
-_TOLERANCES: Final = {2: 2e-2, 4: 1e-5, 8: 1e-12}
+TOLERANCES: Final = {2: 2e-2, 4: 1e-5, 8: 1e-12}
 """The largest error of Σ w v against the context, beside its largest number, by bytes of a number."""
 Array = NDArray[Any]
 
@@ -122,7 +122,7 @@ def explain(
     checks = _checks({step.symbol: step.values.astype(np.float64) for step in forward + backward}, edited, exact)
     width = min(DTYPES[reply.ran.dtype].itemsize, output.dtype.itemsize)  # of the module, and of its replies
     notes = _notes(spec, heads // kv_heads if flat else 1)
-    return Explanation(sequence, head, query, spec, forward, backward, notes, checks, _TOLERANCES[width])
+    return Explanation(sequence, head, query, spec, forward, backward, notes, checks, TOLERANCES[width])
 
 
 def _four(array: Any) -> Array:

@@ -129,7 +129,11 @@ def import_module(
     fields: Fields,
     ctx: typer.Context,
     checkpoint: Annotated[
-        str, typer.Argument(autocompletion=completion.checkpoints, help="Path inside the server's model repository.")
+        str,
+        typer.Argument(
+            autocompletion=completion.checkpoints,
+            help="Path inside the server's model repository, or tiny, which ships with the server.",
+        ),
     ],
     every_layer: Annotated[bool, typer.Option("--all", help="Every layer, or none if one fails.")] = False,
     as_json: AsJson = False,

@@ -134,7 +134,7 @@ class ImportModule(WireModel):
     """Make a module from one attention layer of a checkpoint in the model repository."""
 
     checkpoint: str = Field(min_length=1, max_length=4096)
-    """Path inside the model repository: a folder with safetensors files, or one such file."""
+    """Path inside the model repository: a folder with safetensors files, or one such file; or ``tiny``, which ships."""
     layer: int = Field(default=0, ge=0)
     """The number of the layer in its stack, from 0."""
     name: ModuleName | None = None

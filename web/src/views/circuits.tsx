@@ -8,9 +8,11 @@ import { headName } from "../subject";
 import { HeatMap } from "../heatmap";
 import { matrix } from "../matrix";
 import type { Body, Tensor } from "../tensors";
-import type { CircuitsReply } from "../types";
-import { Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../ui";
+import { importLayers, layersOf } from "../import_layers";
+import type { CircuitsReply, ModelInfo } from "../types";
+import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../ui";
 import { matrixRows } from "./head";
+import { Answer, useWork } from "./model";
 
 /** Scores that are a product of a query and a key; the others have no W_QK. */
 const PRODUCTS = ["dot", "scaled_dot", "bilinear"];
@@ -36,10 +38,42 @@ function Picture({ name, title, tensor, axes }: PictureOf) {
   );
 }
 
+const MODEL = "model:";
+
+/** Circuits are read from the parameters of modules: offer the import of a whole model's layers. */
+function ImportModel({ model: { id, checkpoint } }: { model: ModelInfo }) {
+  const { refresh, go } = usePage();
+  const { busy, problem, done, run } = useWork();
+  const { value, problem: unknown } = useLoaded(checkpoint, () => layersOf(checkpoint));
+  const ready = value?.filter(({ config }) => config) ?? [];
+  const take = () => run(async () => {
+    const made = await importLayers(checkpoint, ready);
+    await refresh(); // once all are there: this view then shows the first
+    go({ circuits: made.names[0], with: "" }, "replace");
+    return made;
+  });
+  return (
+    <>
+      <p>Circuits are read from the parameters of a layer, which must be a module. The layers of {id} can be imported; the whole model stays as it is.</p>
+      {value && (ready.length ? <Button class="primary" disabled={busy} onClick={take}>Import {ready.length === 1 ? "the layer" : `all ${ready.length} layers`} of {id}</Button> : <p>{value.find((each) => each.problem)?.problem ?? `No layer of ${id} can be imported.`}</p>)}
+      {!value && !unknown && <Waiting what={`Asking the server for the layers of ${id}`} />}
+      <ProblemBox problem={unknown} />
+      <Answer problem={problem} done={done} />
+    </>
+  );
+}
+
 export function Circuits() {
-  const { params, go, theme, modules, listed } = usePage();
+  const { params, go, theme, modules, listed, models } = usePage();
+  const whole = (models ?? []).filter(({ refused }) => !refused);
   const [kind, subject] = (params.source ?? "").split(/:(.*)/s);
-  const name = params.circuits ?? (kind === "module" ? subject : (modules[0]?.name ?? ""));
+  const first = [...modules.map((each) => each.name), ...whole.map(({ id }) => MODEL + id), ""][0];
+  const chosen = params.circuits ?? (kind === "module" ? subject : kind === "model" ? MODEL + subject : first);
+  const model = chosen.startsWith(MODEL) ? whole.find(({ id }) => id === chosen.slice(MODEL.length)) : undefined;
+  const imported = modules.filter(({ source }) => model && source?.checkpoint === model.checkpoint);
+  const name = imported.find(({ source }) => String(source?.layer) === params.layer)?.name ?? imported.at(0)?.name ?? chosen;
+  /** Whole models of which no layer is a module. */
+  const unread = whole.filter(({ checkpoint }) => !modules.some(({ source }) => source?.checkpoint === checkpoint));
   const later = params.with ?? "";
   const options = modules.map((each): [string, string] => [each.name, `${each.name} · ${each.config.d_model} wide, ${each.config.num_heads} heads`]);
   const module = modules.find((each) => each.name === name);
@@ -54,7 +88,7 @@ export function Circuits() {
     return { ...(await callTensors<CircuitsReply>(path, body)), asked: { method: "POST" as const, path, body } };
   });
   if (!listed) return <Waiting what="Asking the server for its modules" />;
-  if (!modules.length) return <p>No module is resident. Create one or import a checkpoint under Model.</p>;
+  if (!modules.length && !model) return models ? <p>No module is resident. Create one or import a checkpoint under Model.</p> : <Waiting what="Asking the server for its models" />;
   const tensors: Partial<Record<string, Tensor>> = value?.tensors ?? {};
   const pictures = [
     ["qk.singular_values", "singular values of W_QK", "singular values"],
@@ -74,11 +108,12 @@ export function Circuits() {
   return (
     <>
       <div class="fields">
-        <Choice wide label="Module" value={name} set={(circuits) => go({ circuits, with: "" })} options={module ? options : [[name, name], ...options]} />
+        <Choice wide label="Module" value={name} set={(circuits) => go({ circuits, with: "" })} options={[...(module || model ? [] : [[name, name] as [string, string]]), ...options, ...unread.map(({ id }): [string, string] => [MODEL + id, `${id} · whole model`])]} />
         <Choice wide label="Composition with a later module" value={later} set={(each) => go({ with: each })} options={[["", "none"], ...readers]} />
       </div>
       <ProblemBox problem={problem} />
-      {!module && <p>No module {name} is resident.</p>}
+      {!module && model && <ImportModel model={model} />}
+      {!module && !model && <p>No module {name} is resident.</p>}
       {module && !value && busy && <Waiting what={`Asking the server for the circuits of ${name}`} />}
       {module && value && (
         <div aria-busy={busy}>

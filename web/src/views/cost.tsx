@@ -1,7 +1,7 @@
-/** Work, peak memory and time over the sequence length, of one attention or of two compared. */
+/** Work, peak memory and time over the sequence length: of one attention, of two compared, or of a whole model. */
 
-import { call, of } from "../api";
-import { Problem } from "../api";
+import type { ComponentChildren } from "preact";
+import { Problem, call, of } from "../api";
 import { useLoaded, usePage } from "../context";
 import { chartScene } from "../drawings";
 import type { Line } from "../drawings";
@@ -12,6 +12,7 @@ import type { Params } from "../subject";
 import type { Body } from "../tensors";
 import type { ComplexityReply, Cost as Costs, Crossover } from "../types";
 import { Check, Choice, Commands, Drawing, Export, Faulty, Field, ProblemBox, Table, Waiting } from "../ui";
+import { ModelCost } from "./model_cost";
 
 const LENGTHS = "64 128 256 512 1024 2048 4096 8192";
 const VARIANTS: [string, string, Body | null][] = [
@@ -24,8 +25,19 @@ const VARIANTS: [string, string, Body | null][] = [
   ["linear", "linear attention", { spec: { method: { name: "linear" } } }],
 ];
 
+/** Stands for raw attention in the address; no module has this name. */
+const RAW = "-";
+/** The beginning of what stands for a whole model, in the address and in a source. */
+const MODEL = "model:";
+
+/** What costs are asked of: a module, a whole model, or raw attention (""). By default the model that the page shows. */
+export function costTarget({ cost, source }: Params): string {
+  const chosen = cost ?? (source?.startsWith(MODEL) ? source : RAW);
+  return chosen === RAW ? "" : chosen;
+}
+
 export function costBody(params: Params): { target: string; body: Body } {
-  const target = params.cost ?? "";
+  const target = costTarget(params);
   const values = (params.lengths ?? LENGTHS).split(/[\s,]+/).filter(Boolean).map(Number).sort((a, b) => a - b);
   if (values.length < 2 || values.some((value) => !Number.isInteger(value) || value < 1)) {
     throw new Problem({ title: "Lengths", detail: "Expected two or more whole numbers, at least 1.", param: "sweep.values" });
@@ -100,9 +112,21 @@ function Growth({ growth: { time_order: time, memory_order: memory, flops_expone
 }
 
 export function Cost() {
-  const { params, go, theme, modules, announce } = usePage();
-  const target = params.cost ?? "";
-  const relevant = ["cost", "lengths", "batch", "num_heads", "head_dim", "cost_causal", "against"].map((name) => params[name] ?? "").join("\u0000");
+  const { params, go, modules, models } = usePage();
+  const target = costTarget(params);
+  const options = [
+    [RAW, "raw attention"],
+    ...(models ?? []).filter(({ refused }) => !refused).map(({ id, architecture }) => [MODEL + id, `${id} · whole model${architecture ? `, ${architecture}` : ""}`]),
+    ...modules.map((each) => [each.name, `${each.name} · ${each.config.d_model} wide, ${each.config.num_heads} heads`]),
+  ] as [string, string][];
+  const known = options.some(([name]) => name === (target || RAW));
+  const choice = <Choice wide label="Cost of" value={target || RAW} set={(cost) => go({ cost })} options={known ? options : [[target, target.replace(MODEL, "")], ...options]} />;
+  return target.startsWith(MODEL) ? <ModelCost key={target} id={target.slice(MODEL.length)} choice={choice} /> : <AttentionCost target={target} choice={choice} />;
+}
+
+function AttentionCost({ target, choice }: { target: string; choice: ComponentChildren }) {
+  const { params, go, theme, announce } = usePage();
+  const relevant = ["lengths", "batch", "num_heads", "head_dim", "cost_causal", "against"].map((name) => params[name] ?? "").concat(target).join("\u0000");
   const { value, problem, busy } = useLoaded(relevant, async () => {
     const { target: asked, body } = costBody(params);
     const path = of(asked, "complexity");
@@ -121,7 +145,7 @@ export function Cost() {
     <Faulty problem={problem}>
       <form onSubmit={(event) => event.preventDefault()}>
         <div class="fields">
-          <Choice wide label="Attention of" value={target} set={(cost) => go({ cost })} options={[["", "raw attention"], ...modules.map((each): [string, string] => [each.name, `${each.name} · ${each.config.d_model} wide, ${each.config.num_heads} heads`])]} />
+          {choice}
           <Choice label="Compare with" value={params.against ?? ""} set={(against) => go({ against })} options={VARIANTS.map(([name, label]) => [name, label])} />
           {!target && <Check label="Causal" value={Boolean(params.cost_causal)} set={(each) => go({ cost_causal: each ? "1" : "" })} />}
         </div>

@@ -5,6 +5,7 @@ import { call, problemOf } from "../api";
 import type { Asked, ProblemDocument } from "../api";
 import { useLoaded, usePage } from "../context";
 import { bytes, clip, describe, short, whole } from "../format";
+import { importLayers, layersOf } from "../import_layers";
 import { SENTENCE } from "../subject";
 import type { Body } from "../tensors";
 import type { CheckpointAttention, CheckpointInfo, ModuleConfig, ModuleInfo, ServerInfo, SessionInfo } from "../types";
@@ -162,20 +163,10 @@ function Checkpoints() {
   const { busy, problem, done, run } = useWork();
   const listed = useLoaded(String(models?.length), () => call<{ checkpoints: CheckpointInfo[] }>("GET", "v1/checkpoints"));
   const path = params.checkpoint ?? "";
-  const encoded = path.split("/").map(encodeURIComponent).join("/");
-  const opened = useLoaded(path, async () => (path ? call<{ attentions: CheckpointAttention[] }>("GET", `v1/checkpoints/${encoded}`) : null));
-  const importing = (attentions: CheckpointAttention[]) => run(async () => {
-    const names: string[] = [];
-    let body: Body = {};
-    for (const { layer, part, stack } of attentions) {
-      body = { checkpoint: path, layer, part, ...(stack ? { stack } : {}) };
-      names.push((await call<ModuleInfo>("POST", "v1/modules/import", body)).name);
-      await refresh();
-    }
-    return { text: `Imported ${names.join(", ")}.`, asked: { method: "POST", path: "v1/modules/import", body } };
-  });
+  const opened = useLoaded(path, async () => (path ? layersOf(path) : null));
+  const importing = (attentions: CheckpointAttention[]) => run(() => importLayers(path, attentions, refresh));
   const checkpoints = listed.value?.checkpoints ?? [];
-  const attentions = opened.value?.attentions ?? [];
+  const attentions = opened.value ?? [];
   const resident = (name: string) => modules.some((each) => each.name === name);
   const ready = attentions.filter(({ name, config }) => config && !resident(name));
   return (

@@ -9,7 +9,7 @@ from attention_contract.errors import AttentionError, InvalidCheckpoint, Invalid
 from attention_contract.schemas.checkpoints import CheckpointAttention, CheckpointInfo, CheckpointList, CheckpointReply
 from attention_contract.schemas.modules import ImportModule
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of
-from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, Checkpoint, open_checkpoint
+from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, TINY, Checkpoint, open_checkpoint, ships
 from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
 from attention_service.modules.resident import parameter_bytes
 from attention_service.modules.store_files import reason
@@ -38,8 +38,10 @@ def paths(root: Path) -> Iterator[str]:
 
     Folders with files of llama.cpp are among them, so that whoever looks for them finds out that they are not read.
 
-    Links to folders are not followed, and hidden folders are left out.
+    The checkpoint that ships is the first. Links to folders are not followed, and hidden folders are left out.
     """
+    if ships(root):
+        yield TINY
     top = root.resolve()
     for folder, folders, files in os.walk(top):
         place = Path(folder).relative_to(top)

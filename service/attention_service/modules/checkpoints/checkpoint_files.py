@@ -3,7 +3,7 @@
 A checkpoint is a folder with ``*.safetensors`` files, listed by a ``*.safetensors.index.json`` or not, or one such
 file; a ``config.json`` beside the tensors describes them. Only what lies inside the model repository is read, after
 symbolic links are followed; what lies outside is answered like what does not exist, and so are the folders in which the
-server keeps modules and recordings.
+server keeps modules and recordings. Beside them there is the checkpoint that ships with the server.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+import attention_service
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
 from attention_service.modules.store_files import read_regular, reason
 
@@ -27,6 +28,12 @@ _MAIN_INDEX: Final = f"model{_INDEX}"
 _OTHER_FORMATS: Final = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
 OWN_FOLDERS: Final = ("modules", "recordings")
 """Folders of the model repository with what the server keeps, which are no checkpoints."""
+TINY: Final = "tiny"
+"""The path of the checkpoint that ships with the server. One of this path in the model repository goes before it."""
+_PACKAGE: Final = Path(attention_service.__file__).parent
+_SHIPPED: Final = "tiny_model"
+SHIPPED_MODEL: Final = _PACKAGE / _SHIPPED
+"""Its folder."""
 _JSON_BYTES: Final = 2**26
 """The largest JSON file that is read."""
 
@@ -77,9 +84,23 @@ class Checkpoint:
             raise _unreadable(self.names[tensor], fault) from fault
 
 
+def ships(root: Path) -> bool:
+    """True if the path ``tiny`` stands for the checkpoint that ships: the repository has none there."""
+    return not (root / TINY).exists() and SHIPPED_MODEL.is_dir()
+
+
+def located(root: Path, checkpoint: str) -> tuple[Path, str]:
+    """The folder that holds a checkpoint, and its path inside it: those given, unless it is the one that ships."""
+    return (_PACKAGE, _SHIPPED) if checkpoint == TINY and ships(root) else (root, checkpoint)
+
+
 def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
-    """The checkpoint at a path inside the repository. Raises CheckpointNotFound and InvalidCheckpoint."""
-    place = _inside(root, root, checkpoint)
+    """The checkpoint at a path inside the repository, or the one that ships.
+
+    Raises CheckpointNotFound and InvalidCheckpoint.
+    """
+    top, path = located(root, checkpoint)
+    place = _inside(top, top, path)
     if place is None or not (place.is_dir() or (place.is_file() and place.suffix == _SUFFIX)):
         raise CheckpointNotFound(
             f"the model repository holds no checkpoint {checkpoint[:128]!r}; expected the path, inside it, of a folder "
@@ -87,11 +108,12 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
             param="checkpoint",
         )
     folder = place if place.is_dir() else place.parent
-    config = _read_json(root, folder, "config.json") or {}
-    files = _tensor_files(root, place, config.get("transformers_weights"))
-    label = place.name if place.is_dir() else place.stem
-    path = place.relative_to(root.resolve()).as_posix()
-    return Checkpoint(path, label if place != root.resolve() else "checkpoint", config, files)
+    config = _read_json(top, folder, "config.json") or {}
+    files = _tensor_files(top, place, config.get("transformers_weights"))
+    shipped = top is _PACKAGE
+    name = TINY if shipped else "checkpoint" if place == top.resolve() else folder.name
+    label = name if place.is_dir() else place.stem
+    return Checkpoint(TINY if shipped else place.relative_to(top.resolve()).as_posix(), label, config, files)
 
 
 def check_fetched(root: Path, folder: Path) -> None:

@@ -7,11 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-import attention_service
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ModelExists, ModelNotFound
 from attention_contract.schemas.models import ModelInfo, default_model_name
 from attention_service.modules.checkpoints.catalogue import paths, told
-from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.checkpoint_files import TINY, located, open_checkpoint
 from attention_service.modules.store_files import reason
 from attention_service.runtime.device.freed_memory import MUCH
 from attention_service.runtime.models.checkpoint_facts import (
@@ -28,12 +27,6 @@ PROCESS_BYTES: Final = 320 * 2**20 + MUCH
 Measured with the CPU build of torch 2.13: 305 MiB, beside 125 MiB of its libraries' files, whose pages all processes
 share. A process that takes more without a model says so.
 """
-TINY: Final = "tiny"
-"""The name of the model that ships with the server."""
-_PACKAGE: Final = Path(attention_service.__file__).parent
-_SHIPPED: Final = "tiny_model"
-SHIPPED_MODEL: Final = _PACKAGE / _SHIPPED
-"""Its folder."""
 _WIDTHS: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _MISSING: Final = (
     "the other layers of whole models run by transformers, which this server lacks; install its extra "
@@ -120,11 +113,8 @@ class ModelFolder:
 
 def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     """The checkpoint at a path of the repository, or the one that ships. Raises what ``open_checkpoint`` does."""
-    ships = checkpoint == TINY and not (root / TINY).exists() and SHIPPED_MODEL.is_dir()
-    if ships:
-        root, checkpoint = _PACKAGE, _SHIPPED
     opened = open_checkpoint(root, checkpoint)
-    folder = root.resolve() / opened.path
+    folder = Path(*located(root, opened.path)).resolve()
     if not opened.config or not folder.is_dir():
         raise InvalidCheckpoint.at("checkpoint", f"{opened.path} {lack_of_config(folder)}")
     try:
@@ -133,7 +123,7 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
         raise InvalidCheckpoint.at("checkpoint", f"{opened.path} cannot be read: {reason(fault)}") from fault
     dtype = str(opened.config.get("dtype") or opened.config.get("torch_dtype"))
     return ModelFolder(
-        checkpoint=TINY if ships else opened.path,
+        checkpoint=opened.path,
         folder=folder,
         config=dict(opened.config),
         created=int(max(file.st_mtime for file in files)),
@@ -179,8 +169,8 @@ def _shared_name(checkpoint: str, known: Sequence[str]) -> str | None:
 
 def _paths(root: Path) -> list[str]:
     """The path of every checkpoint that can become a model or is taken for one; first of the model that ships."""
-    found = [path for path in paths(root) if path != TINY and is_taken_for_model(root / path)]
-    return [TINY, *found] if (root / TINY).is_dir() or (_PACKAGE / _SHIPPED).is_dir() else found
+    found = [path for path in paths(root) if is_taken_for_model(Path(*located(root, path)))]
+    return sorted(found, key=TINY.__ne__)
 
 
 def has_transformers() -> bool:

@@ -16,12 +16,12 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in
 from attention_contract.wire import JSON, from_body
+from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
 from attention_service.runtime.models.generation import generate
 from attention_service.runtime.models.generation_plan import GenerationRequest, plan_generation
 from attention_service.runtime.models.images.image_decoding import decoding_bytes, sized_bytes
 from attention_service.runtime.models.loaded_model import Asked, LoadedModel
-from attention_service.runtime.models.model_catalogue import SHIPPED_MODEL
 from attention_service.runtime.models.model_costs import ModelCosts
 from attention_service.runtime.models.model_gradients import ModelGradients
 from attention_service.runtime.models.model_inspection import forward_reply, weights_reply

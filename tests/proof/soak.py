@@ -22,8 +22,9 @@ from benchmarks.tables import short, table
 from tests.proof.servers import serving
 from tests.proof.walkers import CONFIG, SHARED, FaultError, Walker
 
-SETTINGS = {"memory_budget": "2GiB", "session_share": 0.0015, "session_ttl_s": 20, "log_level": "warning"}
-"""Room for few sessions, so that some are evicted; others expire."""
+SETTINGS = {"memory_budget": "2GiB", "session_share": 0.0015, "session_ttl_s": 20, "log_level": "warning",
+            "spare_model_process": False}  # fmt: skip
+"""Room for few sessions, so that some are evicted; others expire. A spare process would come with pipes of its own."""
 MODEL = {"checkpoint": "tiny"}
 ROWS = 30
 WARM_UP = 1 / 3

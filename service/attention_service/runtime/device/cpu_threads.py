@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 WAITING: Final = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-"""Of GNU's OpenMP, which PyTorch's wheels for Linux hold, and of LLVM's and Intel's."""
+"""The variables of GNU's OpenMP, which PyTorch's wheels for Linux hold, and of LLVM's and Intel's."""
 _ALSO: Final = "GOMP_SPINCOUNT"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")

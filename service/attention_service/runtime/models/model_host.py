@@ -1,4 +1,4 @@
-"""What all models of a server share: the device, the memory that they hold, and the settings."""
+"""The device, the memory and the settings that all models of a server share."""
 
 from collections import Counter
 from dataclasses import dataclass, field

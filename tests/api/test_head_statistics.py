@@ -6,7 +6,7 @@ import torch
 
 from attention_service.core.blocks import tiles
 from attention_service.core.inspection.statistics import CLASS_SHARES, HEAD_STATISTICS
-from attention_service.core.inspection.weights import positions_of, real_queries, top, totals
+from attention_service.core.inspection.weights import TiledWeights, positions_of, real_queries, top, totals
 from attention_service.core.problem import Problem, Selection
 from tests.api.talk import post, refuse
 
@@ -143,7 +143,7 @@ def test_tiles_of_single_heads_give_the_same():
     expected = weights[:, [2, 0]].topk(3)
     assert torch.equal(keys, expected.indices)
     torch.testing.assert_close(values.double(), expected.values, atol=1e-5, rtol=1e-4)
-    found = totals(problem, real_queries(problem), tiles(problem, Selection()))
+    found = totals(problem, real_queries(problem), tiles(problem, Selection()), TiledWeights(problem).compute)
     assert found.queries.tolist() == [40]
     distance = (positions_of(problem)[0, :, None] - torch.arange(20_000)).abs()
     means = found.means()

@@ -11,13 +11,13 @@ HEAD = f"""# Checkpoints
 
 A checkpoint is a folder in the model repository (`ATTENTION_MODELS_DIR`) with a `config.json` and safetensors files,
 sharded or not; or a single safetensors file. Other formats are refused, because reading them can run code;
-[convert](#convert) them.
+[convert](#convert) them. The checkpoint `tiny` ships with the server.
 
 ```console
 attention checkpoints                      # the checkpoints in the model repository
 attention checkpoints gpt2                 # each attention layer: heads, widths, spec
 attention import gpt2 --layer 3            # one layer, as the module gpt2.3
-attention import gpt2 --all                # every layer, or none
+attention import tiny --all                # every layer, or none
 attention import openai-community/gpt2     # downloaded from the Hugging Face hub (extra hub), then imported
 ```
 

@@ -67,8 +67,13 @@ class WireModel(BaseModel):
 
 
 def build_schemas(model: type[BaseModel] = WireModel) -> None:
-    """Build the schemas of all models now, as a server does before its first request, and not with the first use."""
+    """Build the schemas of all models now, as a server does before its first request, and not with the first use.
+
+    What is made of the models from then on, such as the adapters of FastAPI, is not deferred either: FastAPI silences
+    a warning of pydantic about them only while it makes them.
+    """
     for each in model.__subclasses__():
+        each.model_config["defer_build"] = False
         each.model_rebuild()
         build_schemas(each)
 

@@ -1,4 +1,4 @@
-"""A new statistic touches two product files, and a new inspection operation eight: a copy of the product gets both.
+"""A new statistic touches two product files, and a new inspection operation nine: a copy of the product gets both.
 
 The operation, ``received``, is the weight that each key gets from all queries. It is bound, planned, batched by tiles,
 asked over HTTP of a module and of raw attention, by the client and by the command.
@@ -198,6 +198,9 @@ class Receiving(Operation):
             'chief="received"\n    ),\n',
         ),
     ],
+    f"{CLIENT}/cli/command_index.py": [
+        ('        "effects": Entry(', '        "received": Entry(REQUEST, "The weight that each key receives."),\n'),
+    ],
 }
 """By file, its text if it is a new one, otherwise as above."""
 
@@ -270,8 +273,8 @@ def test_a_statistic_is_its_field_and_its_formula(found):
     np.testing.assert_allclose(found["last_key"], np.array(found["weights"])[..., -1].mean(-1), atol=1e-6)
 
 
-def test_an_inspection_operation_touches_eight_files(found):
-    assert len(OPERATION) <= 8
+def test_an_inspection_operation_touches_nine_files(found):
+    assert len(OPERATION) <= 9
     received = np.array(found["weights"]).sum(2)
     np.testing.assert_allclose(found["received"], received, atol=1e-5)
     np.testing.assert_allclose(found["shown"], received, atol=1e-5)

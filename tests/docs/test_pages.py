@@ -90,6 +90,14 @@ def test_modules_named_in_commands_exist(page):
         assert importlib.util.find_spec(module) is not None, module
 
 
+def test_files_named_among_the_mechanisms_exist():
+    page = (ROOT / "docs" / "mechanisms.md").read_text("utf-8")
+    named = re.findall(r"`(?:pytest )?([a-z_0-9]+/[a-z_0-9/]*(?:\.py)?)`", page)
+    roots = ROOT, ROOT / "client", ROOT / "service" / "attention_service"
+    assert len(named) > 40
+    assert not [name for name in named if not any((root / name).exists() for root in roots)]
+
+
 @every_page
 def test_links_have_targets(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):

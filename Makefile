@@ -24,7 +24,7 @@ ARGS ?=
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo docs bench gpu-hour bench-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
+.PHONY: help serve web test test-all test-web check demo site docs bench gpu-hour bench-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -62,6 +62,9 @@ check: $(VENV)/.dev ## Check format, lint, types, import layers, Dockerfile, com
 
 demo: $(VENV)/.server ## Show the attention of a sentence (SENTENCE="…", CHECKPOINT=folder, ATTENTION_URL=…)
 	$(BIN)/python examples/demo.py $(ARGS)
+
+site: $(VENV)/.dev ## Export the page with recorded replies into build/page, as files that need no server (needs chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python web/export_site.py $(ARGS)
 
 docs: $(VENV)/.docs ## Build the documents as a site in site/, with the API reference, and serve it on 127.0.0.1:8080
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)

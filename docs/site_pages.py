@@ -1,20 +1,27 @@
 """MkDocs hook: the README as the first page, and pages for the files outside ``docs/`` that the documents link to.
 
 A document keeps the links that work in the repository, as in ``../examples/quickstart.py``. The hook adds each such
-file to the site and points the link at it. Programs become pages with their text; folders become lists.
+file to the site and points the link at it. Programs become pages with their text; folders become lists. The page of the
+server with recorded replies, where ``make site`` has exported it, becomes a part of the site.
 """
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Link, Navigation, Section
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)[^)\s#]+")
 LANGUAGES = {".py": "python", ".sh": "sh", ".toml": "toml"}
 """Suffixes of files that are shown as a page of code, with the name of their language."""
+EXPORTED = ROOT / "build/page"
+"""The page of ``make site``."""
+RECORDED = "recorded"
+"""Its folder within the site."""
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
@@ -42,6 +49,24 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return os.path.relpath(address(source.parent / match[0]), folder)
 
     return LINK.sub(replaced, markdown)
+
+
+def on_nav(nav: Navigation, **_: Any) -> Navigation:
+    """Link to the exported page behind the page about it."""
+    sections = [item for item in nav.items if isinstance(item, Section)]
+    for section in sections if EXPORTED.exists() else []:
+        sources = [item.file.src_uri if item.is_page else "" for item in section.children]  # type: ignore[attr-defined]
+        if "page.md" in sources:
+            link = Link("The page, recorded", f"{RECORDED}/index.html")
+            link.parent = section
+            section.children.insert(sources.index("page.md") + 1, link)
+    return nav
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Copy the exported page."""
+    if EXPORTED.exists():
+        shutil.copytree(EXPORTED, Path(config.site_dir, RECORDED), dirs_exist_ok=True)
 
 
 def linked(page: Path) -> list[Path]:

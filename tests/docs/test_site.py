@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from markdown_it import MarkdownIt
@@ -134,3 +135,18 @@ def test_files_outside_the_documents_get_a_page_of_the_site():
     assert {path.name for path in linked(ROOT / "examples")} >= {"quickstart.py", "quickstart.sh", "demo_parts"}
     assert ROOT / "docs" / "api.md" in linked(ROOT / "README.md")
     assert re.search(hook["LINK"], "[page](https://a.b) and [part](#part)") is None
+
+
+def test_an_exported_page_becomes_a_part_of_the_site(tmp_path):
+    navigation = pytest.importorskip("mkdocs.structure.nav", reason="needs the extra docs")
+    hook = runpy.run_path(str(ROOT / "docs" / "site_pages.py"))
+    exported = hook["on_nav"].__globals__["EXPORTED"] = tmp_path / "page"
+    section = navigation.Section("Look", [SimpleNamespace(is_page=True, file=SimpleNamespace(src_uri="page.md"))])
+    nav = navigation.Navigation([section], [])
+    hook["on_nav"](nav=nav)
+    assert len(section.children) == 1  # nothing was exported
+    exported.mkdir()
+    (exported / "index.html").write_text("the page")
+    hook["on_nav"](nav=nav)
+    hook["on_post_build"](config=SimpleNamespace(site_dir=tmp_path / "site"))
+    assert (tmp_path / "site" / section.children[1].url).read_text() == "the page"

@@ -1,9 +1,12 @@
 /** The service's HTTP interface: one call, its problem documents, and the equivalent commands. */
 
+import { OWN_SERVER, RECORDED, replyFile } from "./recorded";
 import { ofBuffer, openTensors, toJson } from "./tensors";
 import type { Body, Bytes, Tensor } from "./tensors";
 
 export const ROOT = new URL(/* @vite-ignore */ "..", import.meta.url);
+/** The server that the commands name. */
+const SERVER = OWN_SERVER ? new URL(OWN_SERVER) : ROOT;
 const JSON_REPLY = { Accept: "application/json" };
 const SAFETENSORS = { Accept: "application/vnd.safetensors" };
 
@@ -75,9 +78,12 @@ async function arrived<T>(coming: Promise<T>, signal?: AbortSignal): Promise<T> 
 
 async function send({ method, path, body }: Asked, headers: Record<string, string>, signal?: AbortSignal): Promise<Response> {
   const request: RequestInit = { method, headers, signal: signal ?? null };
-  if (body !== undefined) {
+  const sent = body === undefined ? "" : toJson(body);
+  const file = RECORDED && replyFile(method, path, sent);
+  if (file) return recorded(file, signal);
+  if (sent) {
     request.headers = { ...headers, "Content-Type": "application/json" };
-    request.body = toJson(body);
+    request.body = sent;
   }
   const response = await arrived(fetch(new URL(path, ROOT), request), signal);
   if (response.ok) return response;
@@ -91,6 +97,13 @@ async function send({ method, path, body }: Asked, headers: Record<string, strin
   }
   const retry_s = Number(response.headers.get("Retry-After") ?? NaN);
   throw new Problem({ ...(problem ?? { title: `Status ${response.status}`, detail: text.slice(0, 300), status: response.status }), ...(retry_s > 0 && { retry_s }) });
+}
+
+/** A recorded reply. Throws Problem where there is none. */
+async function recorded(file: string, signal?: AbortSignal): Promise<Response> {
+  const response = await arrived(fetch(new URL(file, ROOT), { signal: signal ?? null }), signal);
+  if (response.ok) return response;
+  throw new Problem({ title: "This was not recorded", detail: "This page has no server and shows recorded replies alone; in a checkout of the project, make serve starts a server whose page answers any question.", waits: true });
 }
 
 /** Send one request and parse the JSON reply. Throws Problem. */
@@ -148,7 +161,7 @@ function bodyText(body: Body): string {
 /** Return the request as a curl command. */
 export function curl({ method, path, body }: Asked): string {
   const verb = method === "GET" || (method === "POST" && body) ? "" : `-X ${method}`;
-  const parts = ["curl -s", verb, quoted(new URL(path, ROOT).href)];
+  const parts = ["curl -s", verb, quoted(new URL(path, SERVER).href)];
   if (body !== undefined) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(bodyText(body))}`);
   return parts.filter(Boolean).join(" ");
 }
@@ -179,12 +192,12 @@ export function python({ method, path, body }: Asked): string {
   const fields = Object.entries(JSON.parse(bodyText(body as Body)) as object);
   const given = fields.map(([field, value]) => `${field}${RESERVED.has(field) ? "_" : ""}=${literal(value)}`);
   if (name) given.unshift(literal(decodeURIComponent(name)));
-  const client = `with Client(${literal(ROOT.href.replace(/\/$/, ""))}) as client:`;
+  const client = `with Client(${literal(SERVER.href.replace(/\/$/, ""))}) as client:`;
   return `from attention_client import Client\n\n${client}\n    print(client.${own[1]}${question}(${given.join(", ")}))\n`;
 }
 
 function withHttpx({ method, path, body }: Asked): string {
-  const url = JSON.stringify(new URL(path, ROOT).href);
+  const url = JSON.stringify(new URL(path, SERVER).href);
   const sent = body === undefined ? "" : ", json=body";
   const lines = ["import httpx\n\n"];
   if (body !== undefined) lines.push(`body = ${literal(JSON.parse(bodyText(body)))}\n`);

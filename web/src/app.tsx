@@ -11,6 +11,7 @@ import { mostTokens } from "./limits";
 import { keep, keptOf } from "./kept";
 import { FIRST, changed, format, parse } from "./state";
 import type { Patch, State } from "./state";
+import { RECORDED } from "./recorded";
 import { DEFAULT_RECORDING } from "./subject";
 import { SharePointed } from "./pointed";
 import { TourStrip } from "./tour_strip";
@@ -23,7 +24,7 @@ import type { OfSubject } from "./with_subject";
 type Plain = FunctionComponent;
 
 /** The views by what one wants of them. */
-export const GROUPS = ["Look", "Change", "Explain", "Cost", "Server"] as const;
+const GROUPS = ["Look", "Change", "Explain", "Cost", "Server"] as const;
 
 interface View {
   id: string;
@@ -36,7 +37,7 @@ interface View {
   subject?: () => Promise<OfSubject>;
 }
 
-export const VIEWS: View[] = [
+const VIEWS: View[] = [
   { id: "overview", group: "Look", title: "Overview", key: "o", about: "Every head of every layer. Sort by a statistic to find the heads worth a look.", subject: () => Promise.resolve(Overview) },
   { id: "head", group: "Look", title: "Head", key: "h", about: "The weights of one head. A row is a query and a column is a key.", subject: async () => (await import("./views/head")).Head },
   { id: "query", group: "Look", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/query")).Query },
@@ -54,6 +55,9 @@ export const VIEWS: View[] = [
   { id: "cost", group: "Cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost")).Cost },
   { id: "model", group: "Server", title: "Model", key: "m", about: "The server, its checkpoints, modules and sessions.", plain: async () => (await import("./views/model")).Model },
 ];
+
+/** The views that are offered: at an exported page those that were recorded. Another address is shown too, and what it asks says that it was not recorded. */
+const OFFERED = VIEWS.filter(({ id }) => RECORDED?.includes(id) ?? true);
 
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -209,7 +213,7 @@ export function App() {
         if (event.shiftKey) history.forward();
         else if (depthOf()) history.back();
       }
-      const view = isShortcut(event) && newest.current.params.shortcuts !== "off" && VIEWS.find(({ key }) => key === event.key);
+      const view = isShortcut(event) && newest.current.params.shortcuts !== "off" && OFFERED.find(({ key }) => key === event.key);
       if (view) go({ view: view.id });
     };
     addEventListener("keydown", press);
@@ -257,7 +261,7 @@ export function App() {
         <p class="documents small"><Documents /></p>
         <details>
           <summary>Keys</summary>
-          <p class="small">{VIEWS.map(({ title, key }) => `${key} ${title}`).join(" · ")} · [ and ] head · {"{ and }"} layer · Ctrl+Z undo</p>
+          <p class="small">{OFFERED.map(({ title, key }) => `${key} ${title}`).join(" · ")} · [ and ] head · {"{ and }"} layer · Ctrl+Z undo</p>
           <label class="check"><input type="checkbox" checked={state.params.shortcuts !== "off"} onChange={(event) => go({ shortcuts: event.currentTarget.checked ? "" : "off" })} /> Letters choose a view</label>
         </details>
       </footer>}
@@ -266,7 +270,8 @@ export function App() {
   );
 }
 
-const Documents = () => <><a href="docs">API docs</a> <a href="openapi.json">OpenAPI</a> <a href="metrics">Metrics</a></>;
+/** What a server tells about itself. */
+const Documents = () => RECORDED ? null : <><a href="docs">API docs</a> <a href="openapi.json">OpenAPI</a> <a href="metrics">Metrics</a></>;
 
 /** The way of an arrow key through the rows of links. */
 const ARROWS: Partial<Record<string, [number, number]>> = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -296,10 +301,11 @@ function Views({ view, state, go }: ViewsProps) {
       onClick={follow(() => go({ view: to.id }))}>{text}</a></li>
   );
   const told = ({ about, key, id }: View) => `${about}${mostTokens(id) ? ` Texts of at most ${whole(mostTokens(id) ?? 0)} tokens.` : ""} Key ${key}`;
-  const of = (group: string) => VIEWS.filter((each) => each.group === group);
+  const of = (group: string) => OFFERED.filter((each) => each.group === group);
+  const groups = GROUPS.filter((group) => of(group).length);
   return (
     <nav ref={rows} aria-label="Views" onKeyDown={move}>
-      <ul class="groups">{GROUPS.map((group) => link(of(group).find(({ id }) => id === last.current[group]) ?? of(group)[0], group, group === view.group ? "true" : undefined, of(group).map(({ title }) => title).join(", ")))}</ul>
+      <ul class="groups">{groups.map((group) => link(of(group).find(({ id }) => id === last.current[group]) ?? of(group)[0], group, group === view.group ? "true" : undefined, of(group).map(({ title }) => title).join(", ")))}</ul>
       <ul aria-label={view.group}>{of(view.group).map((each) => link(each, each.title, each === view ? "page" : undefined, told(each)))}</ul>
     </nav>
   );

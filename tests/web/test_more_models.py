@@ -40,6 +40,17 @@ def site(served, store):
         yield url
 
 
+def test_what_cannot_be_fetched_is_told_in_the_menu(visit):
+    page = visit.open("#/model")
+    page.get_by_text("More models").click()
+    page.get_by_label("From the Hugging Face hub").select_option("")
+    page.get_by_role("textbox", name="Repository").fill("org/none")
+    page.get_by_role("button", name="Fetch and load").click()
+    page.get_by_role("alert").filter(has_text="no repository 'org/none'").wait_for()
+    visit.refused(1)
+    assert visit.violations() == []
+
+
 def test_one_click_fetches_and_loads_a_model(visit, served, store):
     served.go_on.clear()
     page = visit.open("#/overview?source=model:tiny&text=the+cat+sat")
@@ -67,15 +78,4 @@ def test_one_click_fetches_and_loads_a_model(visit, served, store):
     page.locator(".linked svg > text", has_text="sat").first.wait_for(timeout=120_000)
     assert "text=the+cat+sat" in page.url
     assert served.taken.count("model.safetensors") == 2
-    assert visit.violations() == []
-
-
-def test_what_cannot_be_fetched_is_told_in_the_menu(visit):
-    page = visit.open("#/model")
-    page.get_by_text("More models").click()
-    page.get_by_label("From the Hugging Face hub").select_option("")
-    page.get_by_role("textbox", name="Repository").fill("org/none")
-    page.get_by_role("button", name="Fetch and load").click()
-    page.get_by_role("alert").filter(has_text="no repository 'org/none'").wait_for()
-    visit.refused(1)
     assert visit.violations() == []

@@ -109,9 +109,7 @@ def passes(work: Work, device: str) -> Iterator[str]:
             return [each.cpu() for each in output.attentions] if weights else output.logits[0, -1].cpu()
 
         plain, all_weights = partial(theirs, sdpa, weights=False), partial(theirs, eager, weights=True)
-        edits = {"3" if "num_hidden_layers" in work.config and work.config["num_hidden_layers"] > 3 else "0": [
-            {"tap": "context", "heads": [0], "set": 0}
-        ]}  # fmt: skip
+        edits = {str(work.config["num_hidden_layers"] - 1): [{"tap": "context", "heads": [0], "set": 0}]}
         questions = {
             "forward": (lambda ids=ids: forward_reply(loaded, ModelForwardRequest(tokens=ids)), plain),
             "forward with an edit": (
@@ -164,7 +162,7 @@ def callers(work: Work, device: str) -> Iterator[str]:
     """Many callers over HTTP: tokens and texts a second of all, and what a load takes."""
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        made(work, "cpu" if device == "cpu" else device).save_pretrained(root / "models" / "llama")
+        made(work, device).save_pretrained(root / "models" / "llama")
         letters().save_pretrained(root / "models" / "llama")
         port = free_port()
         command = [sys.executable, "-m", "attention_service", "--models-dir", str(root / "models")]

@@ -27,8 +27,8 @@ from attention_contract.schemas.sessions import OpenSession, ReplaceCache, Sessi
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS, to_body
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from benchmarks.decode_peers import Peer, peers
 from benchmarks.page import fewer, parser, publish
 from benchmarks.processes import Running, cores_for, free_port, running

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attention_contract.schemas.openai import CompletionRequest
+from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.process.model_operations import lines_of
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.generation import generate
-from attention_service.runtime.models.generation_plan import plan_generation
-from attention_service.runtime.models.loaded_model import LoadedModel
-from attention_service.runtime.models.served_model import lines_of
 from benchmarks.page import IN_TURN, fewer, parser, publish
 from benchmarks.tables import short, table
 

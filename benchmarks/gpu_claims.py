@@ -30,10 +30,10 @@ from attention_service.core.attention import attend
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.engine import Engine
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.device.cuda_graphs import OFTEN, Graphs
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward, gradients
 from benchmarks.cuda import FUSED, by_backend, interleaved
 

@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from attention_client import Client
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
+from attention_service.models.answers.model_gradients import ModelGradients
+from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.generation import generate
-from attention_service.runtime.models.generation_plan import plan_generation
-from attention_service.runtime.models.loaded_model import LoadedModel
-from attention_service.runtime.models.model_gradients import ModelGradients
-from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from benchmarks.generation import letters
 from benchmarks.processes import cores_for, free_port, running
 

@@ -19,11 +19,11 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
     PredictedLogit,
 )
+from attention_service.models.answers.model_gradients import ModelGradients
+from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.loaded_model import LoadedModel
-from attention_service.runtime.models.model_costs import ModelCosts
-from attention_service.runtime.models.model_gradients import ModelGradients
-from attention_service.runtime.models.model_inspection import forward_reply, weights_reply
 from benchmarks.measure import Case, rows
 from benchmarks.page import IN_TURN, fewer, parser, publish
 from benchmarks.processes import cores_for, free_port, running

@@ -20,7 +20,7 @@ import torch
 from attention_contract.schemas.modules import CreateModule
 from attention_contract.wire import SAFETENSORS
 from attention_service.modules.library import Library
-from attention_service.runtime.store_follower import FOLLOW_S
+from attention_service.runtime.services.store_follower import FOLLOW_S
 from benchmarks import forms
 from benchmarks.contestants import create_module
 from benchmarks.load import Load, generator, send

@@ -109,7 +109,7 @@ def own_logging() -> Iterator[None]:
 @pytest.fixture
 def started_as_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of models start as the service starts them, in seconds, not as copies of another."""
-    from attention_service.runtime.models import worker_process
+    from attention_service.models.server import worker_process
 
     monkeypatch.setattr(worker_process, "create_subprocess_exec", asyncio.create_subprocess_exec)
 
@@ -127,7 +127,7 @@ def live_server(models_dir: Path, **settings: object) -> Iterator[str]:
     from attention_service.api.app import create_app
     from attention_service.api.serving import Server
     from attention_service.cost import Rates
-    from attention_service.runtime.models import worker_process
+    from attention_service.models.server import worker_process
     from attention_service.settings import Settings
     from tests.forked_workers import start_forked
 

@@ -76,8 +76,8 @@ def _faults(settings: Settings) -> Iterator[str]:
 def _faults_of_preload(settings: Settings) -> Iterator[str]:
     if not (names := listed(settings.preload)):
         return
+    from attention_service.models.model_catalogue import find_folder  # noqa: PLC0415
     from attention_service.modules.checkpoints.catalogue import paths  # noqa: PLC0415 - they import PyTorch
-    from attention_service.runtime.models.model_catalogue import find_folder  # noqa: PLC0415
 
     for name in names:
         try:

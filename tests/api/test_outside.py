@@ -124,7 +124,7 @@ def test_every_line_of_a_request_has_its_id_and_caller_and_no_secret(seen, capfd
         logging.getLogger("some.library").warning("on the way")
         raise RuntimeError
 
-    monkeypatch.setattr("attention_service.runtime.module_service.ModuleService.list", fails)
+    monkeypatch.setattr("attention_service.runtime.services.module_service.ModuleService.list", fails)
     monkeypatch.setattr(logging.getLogger("httpx"), "disabled", True)  # the caller's own lines
     configure_logging("info", "json")
     secret = "s3cret-of-nobody"

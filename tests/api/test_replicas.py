@@ -10,7 +10,7 @@ from attention_client import Client
 from attention_contract.schemas.server import CallerLimits
 from attention_service.api.access.api_keys import KeyRing, create_key
 from attention_service.api.replicas import share_of
-from attention_service.runtime import store_follower
+from attention_service.runtime.services import store_follower
 from attention_service.settings import Settings
 from tests.conftest import eventually, live_server
 

@@ -13,8 +13,8 @@ from attention_service.api.observation.access_log import Answered
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.serving import Server
 from attention_service.cost import Estimate, Rates
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.planning.prediction_accuracy import Run
 from attention_service.runtime.request_timing import PHASES, RequestTiming
 from attention_service.settings import Settings

@@ -28,8 +28,8 @@ from attention_contract.schemas.modules import CreateModule
 from attention_contract.spec import Sparsemax
 from attention_contract.validation import validate
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from tests.conftest import asker
 from tests.fuzz.drawn_requests import Situation, as_asked, drawn_request, drawn_situation, settled
 from tests.fuzz.targets import PropertyError, refused

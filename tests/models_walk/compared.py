@@ -27,21 +27,21 @@ from attention_contract.schemas.modules import ImportModule
 from attention_contract.schemas.openai import Completion, CompletionRequest
 from attention_contract.validation import validate
 from attention_contract.wire import to_json
+from attention_service.models.answers.model_gradients import ModelGradients
+from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.layer_attention import AttentionPass, LayerQuestion
+from attention_service.models.passes.layer_states import LayerStates
 from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.models.attention_places import AttentionPlace
-from attention_service.runtime.models.generation import generate
-from attention_service.runtime.models.generation_plan import plan_generation
-from attention_service.runtime.models.images.encoder_inputs import EncoderInputs
-from attention_service.runtime.models.layer_attention import AttentionPass, LayerQuestion
-from attention_service.runtime.models.layer_states import LayerStates
-from attention_service.runtime.models.loaded_model import LoadedModel
-from attention_service.runtime.models.model_gradients import ModelGradients
-from attention_service.runtime.models.model_inspection import forward_reply
 from attention_transformers.model_layers import attention_modules
 from tests.client.tiny_models import tokenizer
+from tests.models.inputs.small_encoders import noise, sent
 from tests.models_walk.small_configs import small_config
-from tests.runtime.models.images.small_encoders import noise, sent
 
 IDS: Final = [5, 3, 7, 8, 6, 4, 9, 10, 11]
 PROMPTS: Final = [[3, 4, 5], [8, 3, 7, 9, 10], [6]]

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from attention_service.models.server.worker_process import _environment
 from attention_service.runtime.device import torch_device
 from attention_service.runtime.device.cpu_threads import WAITING, sleep_while_waiting, usable_cores
-from attention_service.runtime.models.worker_process import _environment
 
 SERVE = """
 import os, sys

@@ -18,15 +18,15 @@ from attention_contract.schemas.recording_statistics import RecordingStatisticsR
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalTokens, RandomBlocks, SlidingWindow
+from attention_service import engine as engine_module
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.modules.library import Library
-from attention_service.runtime import engine as engine_module
-from attention_service.runtime import store_follower
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import recorded_statistics
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.operations.questions import QUESTIONS
+from attention_service.runtime.services import store_follower
 
 ASK = RawForwardRequest(query=np.eye(2, dtype=np.float32))
 

@@ -7,10 +7,10 @@ import pytest
 from tests.fake_clock import FAKE_CLOCK
 
 from attention_contract.errors import PassNotFound
-from attention_service.runtime import kept_passes
 from attention_service.runtime.callers import Caller, caller
-from attention_service.runtime.kept_passes import KeptPasses
 from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.services import kept_passes
+from attention_service.runtime.services.kept_passes import KeptPasses
 
 
 @pytest.fixture

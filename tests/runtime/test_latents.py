@@ -15,8 +15,8 @@ from attention_contract.schemas.sessions import OpenSession, StepRequest
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.validation import validate
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 
 WIDTH, HEADS, HEAD, VALUE = 12, 3, 6, 5
 SPEC = {"masks": [{"name": "causal", "align": "bottom_right"}], "position": {"name": "rope", "dim": 2}}

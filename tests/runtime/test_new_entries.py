@@ -30,8 +30,8 @@ from attention_service.core.methods.base import MethodCost, PassCost
 from attention_service.core.registry import variants
 from attention_service.core.scores import SCORES, Product
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 
 FACTS = {"formula": "f", "gradient": "g", "cost": "O(1)", "source": "here"}
 LENGTH, HEADS, WIDTH = 12, 2, 4

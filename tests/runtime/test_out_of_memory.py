@@ -8,8 +8,8 @@ import torch
 
 from attention_contract.errors import NeverFits
 from attention_contract.schemas.attention import RawForwardRequest
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 
 SMALL = RawForwardRequest(query=np.random.default_rng(0).standard_normal((1, 2, 8, 16)).astype(np.float32))
 LARGE = RawForwardRequest(query=np.zeros((8, 8, 2048, 64), np.float32), return_=["weights"])

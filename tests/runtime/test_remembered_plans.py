@@ -14,9 +14,9 @@ from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import CreateModule
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
+from attention_service.engine import Engine
 from attention_service.runtime.device.plan_cache import PlanCache
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import prepare
 
 WIDTH, HEADS = 8, 2

@@ -16,10 +16,10 @@ from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
+from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
-from attention_service.runtime.models.loaded_model import LoadedModel
-from attention_service.runtime.models.model_inspection import forward_reply
 from tests.client.transformers.test_attach import close
 
 SENTENCE = "the cat sat on the mat"

@@ -38,9 +38,9 @@ from attention_service.api.residency import keep_within_budget
 from attention_service.api.routes import make_routes
 from attention_service.api.session_stream import PATH as STREAM_PATH
 from attention_service.api.session_stream import SessionStreams
+from attention_service.engine import Engine
 from attention_service.runtime.device.freed_memory import keep_freed_memory
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.settings import Settings, listed
 
 log = structlog.get_logger(__name__)

@@ -32,7 +32,7 @@ from attention_service.api.bodies.request_body import query_of, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented, signature_of
 from attention_service.api.http_limits.connection_limits import CAME
-from attention_service.runtime.engine import Engine
+from attention_service.engine import Engine
 from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 from attention_service.settings import Settings
 

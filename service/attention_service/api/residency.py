@@ -9,8 +9,8 @@ from typing import Final
 
 import structlog
 
+from attention_service.engine import Engine
 from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_memory
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.scheduling.budget import Budget
 
 _STATM: Final = Path("/proc/self/statm")

@@ -17,10 +17,10 @@ from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import ImportModule
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.modules.checkpoints.families import FAMILIES
 from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 
 TINY = [*OTHERS, *DECODERS, *ENCODERS]
 OUTPUT, WEIGHTS, GRADIENTS = 2e-5, 2e-6, 1e-4

@@ -15,12 +15,12 @@ from tests.stand_in_gpu import stand_in_gpu
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
+from attention_service.engine import Engine
 from attention_service.modules.resident import Module, complete
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.device import cuda_graphs
 from attention_service.runtime.device.cuda_graphs import IDLE, MOST, OFTEN, Captures, Graphs, Recipe
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import cuda_graph_forward, forward
 from attention_service.runtime.operations.cuda_graph_forward import MOST_TOKENS, Bucket
 from attention_service.runtime.scheduling.operation import execute

@@ -16,8 +16,8 @@ from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.cost import Estimate, Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.planning.learned_factors import FEWEST
 from attention_service.runtime.planning.prediction_accuracy import HISTORY, RATIO_EDGES, Accuracy, Run

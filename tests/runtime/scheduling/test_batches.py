@@ -15,10 +15,10 @@ from attention_contract.schemas.attention import ForwardRequest, RawForwardReque
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
+from attention_service import engine as engine_module
 from attention_service.cost import Rates, Roofline
-from attention_service.runtime import engine as engine_module
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling import batches

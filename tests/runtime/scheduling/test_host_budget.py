@@ -14,8 +14,8 @@ from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.schemas.sessions import OpenSession
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.api import residency
+from attention_service.engine import Engine
 from attention_service.runtime.device import torch_device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations import forward, gradients, weights
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling.budget import Body

@@ -10,9 +10,9 @@ import torch
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.runtime.callers import Caller, caller
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 
 LARGE = RawForwardRequest(query=np.zeros((1, 8, 20_000, 64), np.float32))
 TINY = RawForwardRequest(query=np.ones((1, 2, 4, 8), np.float32))

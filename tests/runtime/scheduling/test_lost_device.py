@@ -13,9 +13,9 @@ from attention_contract.errors import Draining, NeverFits, Stuck
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_service.core.cancellation import Abandoned
+from attention_service.engine import Engine
 from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.operations.forward import Forward
 from attention_service.runtime.scheduling import batches
 from attention_service.runtime.scheduling.executor import Executor

@@ -34,8 +34,8 @@ from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.core.tensors import to_numpy, to_torch
 from attention_service.cost import Rates, Roofline
+from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.sessions.page_room import Totals
 
 D_MODEL = 16

@@ -43,8 +43,8 @@ from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.tensors import to_numpy
+from attention_service.engine import Engine
 from attention_service.runtime.callers import ANYONE, Caller, caller
-from attention_service.runtime.engine import Engine
 from attention_service.runtime.sessions import decode_session, session_registry, step_operation
 from attention_service.runtime.sessions import step as step_module
 from attention_service.runtime.sessions.decode_session import DecodeSession

@@ -25,7 +25,7 @@ from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.core.kv_cache.policies import Keeper, keeper_of
-from attention_service.runtime.engine import Engine
+from attention_service.engine import Engine
 
 CAUSAL = {"masks": [{"name": "causal"}]}
 POLICIES = {

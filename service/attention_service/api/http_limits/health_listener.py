@@ -19,7 +19,7 @@ from attention_contract.schemas.server import Health
 from attention_contract.wire import JSON, to_json
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.http_limits.guarded_http import GuardedHttp
-from attention_service.runtime.engine import Engine
+from attention_service.engine import Engine
 from attention_service.settings import Settings
 
 LOOP_DEAD_S: Final = 20.0

@@ -21,8 +21,8 @@ from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import Answered
 from attention_service.api.observation.device_metrics import DeviceMetrics
 from attention_service.api.observation.metrics_format import metrics_format
-from attention_service.runtime.engine import Engine
-from attention_service.runtime.models.model_host import ModelEvent
+from attention_service.engine import Engine
+from attention_service.models.server.model_host import ModelEvent
 from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -1,0 +1,1 @@
+"""Whole models: each in a process of its own, which transformers computes but for its attention."""

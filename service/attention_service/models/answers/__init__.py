@@ -1,0 +1,1 @@
+"""The replies to questions about an input: predictions, weights, gradients, recordings, embeddings."""

@@ -1,0 +1,430 @@
+"""Exact gradients of one number that a model predicts: by token, hidden state, head and tap.
+
+One pass goes through transformers and this package's attention without leaving autograd's graph.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.gradients import GradientCheck
+from attention_contract.schemas.model_requests import (
+    GivenUpstream,
+    LayerGradients,
+    ModelGradientsReply,
+    ModelGradientsRequest,
+    PredictedLogit,
+)
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.problem import Selection
+from attention_service.core.pullback import pullback
+from attention_service.core.stages import narrow
+from attention_service.core.tensors import to_numpy, to_torch
+from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.prompt_inputs import PromptInputs
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_loading import places_of_parts
+from attention_service.models.passes.attention_places import AttentionPlace, turns_of
+from attention_service.models.passes.float64_runs import in_float64
+from attention_service.models.passes.layer_attention import NOTHING, AttentionPass, LayerQuestion
+from attention_service.models.passes.layer_states import LayerStates
+from attention_service.models.passes.module_hooks import State, after, before, on_turn
+from attention_service.runtime.binding.selection import bind_selection
+from attention_service.runtime.operations.gradient_check import CHECK_FLOOR, TOLERANCE
+from attention_transformers.model_layers import LayerKey
+
+_BY_TOKEN: Final = frozenset({"tokens", "embeddings"})
+_STATES: Final = frozenset({"hidden", "output"})
+"""Named states around an attention, of which hooks take hold."""
+_DECADES: Final = range(33, 0, -3)
+"""Exponents tried for the smallest scale of an integrated gradient, 10 to the minus this. float32 ends at 38."""
+_SAME: Final = 1e-4
+"""Difference between two values of L that count as one."""
+_STEP: Final = 1e-3
+"""First step of central differences along a direction of length 1, relative to the length of the point."""
+Hook = Callable[[nn.Module, State], Callable[[], None]]
+Point = tuple[LayerKey | None, str]
+"""A layer and the name of something in it; no layer for the embeddings."""
+EMBEDDINGS: Final[Point] = (None, "embeddings")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The number L of each text, as a function of the logits."""
+
+    places: list[list[int]]
+    """The position of each text whose logits count; [] for all positions."""
+    ids: list[int] | None = None
+    """The token of each text; None for a given upstream."""
+    against: int | None = None
+    upstream: Tensor | None = None
+    """``[B, positions, V]``"""
+
+    def value(self, rows: Tensor) -> Tensor:
+        """L ``[B]`` of logits ``[B, positions, V]``."""
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        if self.upstream is not None:
+            return (rows * self.upstream.to(rows)).sum((1, 2))
+        logs = rows[:, 0].log_softmax(-1)
+        told = logs.gather(1, torch.tensor(self.ids, device=rows.device)[:, None])[:, 0]
+        return told if self.against is None else told - logs[:, self.against]
+
+    def repeated(self, times: int) -> "Objective":
+        """The same number of texts that come so many times, one batch behind the other."""
+        ids = None if self.ids is None else self.ids * times
+        upstream = None if self.upstream is None else self.upstream.repeat(times, 1, 1)
+        return replace(self, places=self.places * times, ids=ids, upstream=upstream)
+
+
+@dataclass
+class GraphRun:
+    """One differentiable run: L and the tensors that stand at each point."""
+
+    value: Tensor
+    at: dict[Point, Tensor] = field(default_factory=dict)
+    asking: AttentionPass = field(default_factory=lambda: AttentionPass({}))
+
+
+class ModelGradients:
+    """The gradients that one request asks for."""
+
+    def __init__(self, loaded: LoadedModel, request: ModelGradientsRequest) -> None:
+        """Check the request. Raises InvalidRequest that names the field at fault."""
+        if loaded.predicts is None and isinstance(request.of, PredictedLogit):
+            raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
+        self._loaded = loaded
+        self._request = request
+        self.asked = loaded.asked(request)
+        """The request's input and layers."""
+        self._selections: dict[LayerKey, Selection] = {
+            place.key: bind_selection(request.select, self.asked.bound(place)) for place in self.asked.places
+        }
+        taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | _STATES)
+        self._taps = taps
+        self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
+        self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
+        self._objective = self._checked_objective(request.of)
+        if request.check and places_of_parts(loaded.model):
+            raise InvalidRequest.at(
+                "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
+            )
+
+    @property
+    def joins(self) -> bool:
+        """True if several points of an integrated gradient can be one batch."""
+        texts = len(self.asked.inputs.predicted.ids)
+        if self.asked.inputs.images is not None and self.asked.inputs.images is not self.asked.inputs.predicted:
+            return False
+        edits_by_text = texts > 1 and any(self.asked.edits.values())
+        return not edits_by_text and all(len(x) == texts for x in self.asked.inputs.arguments.values())
+
+    def reply(self, points: int = 1) -> ModelGradientsReply:
+        """Run the model and differentiate. ``points``: those of an integrated gradient that are one batch."""
+        loaded, request, asked = self._loaded, self._request, self.asked
+        started = time.perf_counter()
+        self._name_tokens()
+        run = self._run()
+        run.asking.started = started
+        gradients = self._differentiated(run)
+        fields: dict[str, Any] = {"value": self._told(run.value)}
+        if self._objective.ids is not None:
+            fields["token"] = self._objective.ids
+            fields["token_names"] = loaded.reader.readable(self._objective.ids)
+        embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
+        if request.integrated is not None:
+            gradient, baseline = self._integrated(embedded, request.integrated, points)
+            fields["baseline"] = self._told(baseline)
+        if "tokens" in request.wrt:
+            fields["tokens"] = self._told((gradient * embedded).sum(-1))
+        if "embeddings" in request.wrt:
+            fields["embeddings"] = self._told(gradient)
+        fields["layers"] = [self._of_layer(place, run, gradients) for place in asked.places if self._any_of_layer]
+        about = loaded.about(asked, run.asking)
+        if request.check:
+            del run, gradients
+            fields["check"] = self._checks()
+        return valid(ModelGradientsReply, fields | about)
+
+    @property
+    def _any_of_layer(self) -> bool:
+        return bool(self._traced or self._states)
+
+    def _of_layer(self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]) -> LayerGradients:
+        fields: dict[str, Any] = {"layer": place.key}
+        told = partial(self._told, several=self.asked.several(place))
+        if self._request.by_head:
+            point = (place.key, "context")
+            effect = gradients[point] * run.at[point].detach()
+            fields["heads"] = told(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
+        found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
+        for tap in self._taps:
+            problem, selection = run.asking.problems[place.key], self._selections[place.key]
+            found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
+        return valid(LayerGradients, fields | {"gradients": {name: told(x) for name, x in found.items()}})
+
+    # ── L ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _checked_objective(self, of: PredictedLogit | GivenUpstream) -> Objective:
+        loaded, stack, reader = self._loaded, self.asked.inputs.predicted, self._loaded.reader
+        classifies = loaded.predicts == "class"
+        if isinstance(of, PredictedLogit):
+            try:
+                places = loaded.predicted_places(None if classifies else [of.position], self.asked.inputs)
+            except InvalidRequest as fault:
+                detail = fault.detail.replace("positions.0", "of.position")
+                raise InvalidRequest(detail, param="of.position", **fault.facts) from None
+            ids = None if of.token is None else [reader.token_id(of.token, "of.token")] * len(places)
+            against = None if of.against is None else reader.token_id(of.against, "of.against")
+            return Objective(places, ids, against)
+        batch, length = stack.ids.shape
+        length = 1 if classifies else length
+        given = to_torch(np.asarray(of.upstream))
+        given = given if self.asked.inputs.several else given[None]
+        lengths = 1, length
+        width = reader.predictable if loaded.predicts else int(loaded.model.config.get_text_config().hidden_size)
+        if given.ndim != 3 or given.shape[0] != batch or given.shape[1] not in lengths or given.shape[2] != width:
+            expected = [batch, length, width] if self.asked.inputs.several else [length, width]
+            raise ShapeMismatch.at(
+                "of.upstream",
+                f"expected the shape of the logits, {expected}, or 1 in place of {length}; got "
+                f"{list(of.upstream.shape)}",
+                expected=expected,
+                actual=list(of.upstream.shape),
+            )
+        chosen = [length - 1] if given.shape[1] == 1 else [*range(length)]
+        return Objective([chosen] * batch, upstream=given.to(self._loaded.model.device))
+
+    def _name_tokens(self) -> None:
+        """Find the likeliest token of each text, if the request names none."""
+        objective = self._objective
+        if objective.ids is None and objective.upstream is None:
+            with torch.no_grad():
+                rows = self._rows(AttentionPass(self._questions(())), objective)
+            self._objective = replace(objective, ids=rows[:, 0].argmax(-1).tolist())
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(
+        self, shifts: "Mapping[Point, Tensor] | None" = None, scales: Sequence[float] | None = None, *,
+        graph: bool = True,
+    ) -> GraphRun:  # fmt: skip
+        """Run the model, on a graph or without one.
+
+        ``shifts``: what to put at some points. ``scales``: of the embeddings; the texts come once for each of them,
+        one batch behind the other, and no layer is traced.
+        """
+        shifts, times = shifts or {}, 1 if scales is None else len(scales)
+        asking = AttentionPass(self._questions(self._traced if graph and scales is None else (), shifts, times))
+        at: dict[Point, Tensor] = {}
+        objective = self._objective if times == 1 else self._objective.repeated(times)
+        with torch.set_grad_enabled(graph), self._holding(at, shifts, scales):
+            value = objective.value(self._rows(asking, objective, times))
+        at |= {(layer, tap): x for layer, taps in asking.traced.items() for tap, x in taps.items()}
+        return GraphRun(value, at, asking)
+
+    def _rows(self, asking: AttentionPass, objective: Objective, times: int = 1) -> Tensor:
+        """The logits that L depends on, ``[B, positions, V]``, of the texts so many times."""
+        loaded, arguments = self._loaded, self.asked.inputs.arguments
+        if times > 1:
+            arguments = {name: torch.cat([x] * times) for name, x in arguments.items()}
+        with LayerStates(loaded.places.values(), self.asked.edits).reading((), output=False, hidden=False):
+            return loaded.output_rows(arguments, asking, objective.places)[0]
+
+    def _questions(
+        self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None, times: int = 1
+    ) -> dict[LayerKey, LayerQuestion]:
+        found = {place.key: LayerQuestion(traced=traced) for place in self.asked.places}
+        for key, edits in self.asked.edits.items():
+            place = self._loaded.places[key]
+            real = self.asked.keys(place).mask
+            found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
+        for (layer, name), value in (shifts or {}).items():
+            if layer is not None and name not in _STATES:
+                found[layer] = replace(found[layer], put={name: value})
+        return found
+
+    @contextmanager
+    def _holding(
+        self, at: dict[Point, Tensor], shifts: "Mapping[Point, Tensor]", scales: Sequence[float] | None
+    ) -> Iterator[None]:
+        """Take hold of the embeddings and of the states of layers, as nodes of the graph, until the block ends."""
+        changes: dict[tuple[Hook, nn.Module], dict[int, State]] = {}
+        modules: dict[str, tuple[Hook, str]] = {"hidden": (before, "layer"), "output": (after, "module")}
+        for place in self.asked.places:
+            for name in self._states:
+                hook, attribute = modules[name]
+                turns = changes.setdefault((hook, getattr(place, attribute)), {})
+                first = turns.get(place.turn)
+                turns[place.turn] = _held(at, (place.key, name), shifts, first)
+        with ExitStack() as stack:
+            for (hook, module), turns in changes.items():
+                stack.callback(hook(module, on_turn(turns, turns_of(module, self._loaded.places.values()))))
+
+            def embed(state: Tensor) -> Tensor | None:
+                if EMBEDDINGS in at:  # the decoder's, by the same table
+                    return None
+                if state.requires_grad and scales is None and EMBEDDINGS not in shifts:  # by what sees the images
+                    at[EMBEDDINGS] = state.view_as(state)
+                    return at[EMBEDDINGS]
+                state = state.detach() if scales is None else _scaled(state.detach(), scales)
+                leaf = shifts.get(EMBEDDINGS, state)
+                at[EMBEDDINGS] = leaf.clone().requires_grad_()
+                return at[EMBEDDINGS].clone()  # CTRL scales it in place
+
+            stack.callback(self._embedded(embed))
+            yield
+
+    def _embedded(self, embed: State) -> Callable[[], None]:
+        """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 in a model of images."""
+        model: Any = self._loaded.model
+        if isinstance(self._loaded.reader, EncoderInputs | PromptInputs):
+            places = self._loaded.places.values()
+            first = next((each for each in places if each.queries != "images"), next(iter(places)))
+            return before(first.first_layer, embed)
+        reads = model.get_encoder() if self._loaded.reader.pairs else model
+        return after(reads.get_input_embeddings(), embed)
+
+    def _differentiated(self, run: GraphRun) -> dict[Point, Tensor]:
+        points = [*run.at]
+        found = pullback([run.value], [run.at[point] for point in points], [torch.ones_like(run.value)])
+        return dict(zip(points, found, strict=True))
+
+    def _integrated(self, embedded: Tensor, steps: int, points: int) -> tuple[Tensor, Tensor]:
+        """The gradient averaged over the path from zeros, and L at zeros; ``points`` of the path are one batch.
+
+        Gauss's quadrature over the logarithm of the scale of the embeddings, since a norm makes L change by the
+        order of magnitude of what it divides.
+        """
+        decades, baseline = self._decades(points)
+        length = decades * math.log(10)
+        nodes, weights = np.polynomial.legendre.leggauss(steps)
+        scales = np.exp((nodes - 1) / 2 * length)
+        shares = torch.from_numpy(weights / 2 * length * scales).to(embedded.device)
+        total = torch.zeros_like(embedded)
+        for start in range(0, steps, points):
+            checkpoint()
+            some = slice(start, start + points)
+            run = self._run(scales=scales[some].tolist())
+            [gradient] = pullback([run.value], [run.at[EMBEDDINGS]], [torch.ones_like(run.value)])
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            by_point = gradient.to(wide).view(-1, *embedded.shape)
+            total += torch.tensordot(shares[some].to(wide), by_point, 1).to(total.dtype)
+        if total.dtype == torch.float16 and not bool(total.isfinite().all()):
+            raise InvalidRequest.at(
+                "integrated",
+                "the gradients at small embeddings exceed float16; load the model with dtype bfloat16 or float32",
+            )
+        return total, baseline
+
+    def _decades(self, points: int = 1) -> tuple[int, Tensor]:
+        """The number of decades below 1 of the scale of the embeddings in which L comes from that of zeros, and that L.
+
+        A norm multiplies small states by 1 / √ε, so each one of a deep model brings the end nearer to zero.
+        """
+        [baseline] = self._values([0.0])
+        found = _DECADES[0]
+        for start in range(0, len(_DECADES), points):
+            some = _DECADES[start : start + points]
+            for decades, value in zip(some, self._values([10.0**-each for each in some]), strict=True):
+                if bool(((value - baseline).abs() > _SAME * baseline.abs().clamp_min(1)).any()):
+                    return found, baseline
+                found = decades
+        return found, baseline
+
+    def _values(self, scales: Sequence[float]) -> Tensor:
+        """L ``[points, B]`` at these scales of the embeddings."""
+        value = self._run(scales=scales, graph=False).value
+        return value.view(len(scales), -1)
+
+    def _told(self, x: Tensor, *, several: bool | None = None) -> Any:
+        """A result ``[B, …]`` as the reply has it; ``several``: with its batch dimension."""
+        x = x.detach()
+        return to_numpy(x if (self.asked.inputs.several if several is None else several) else x[0])
+
+    # ── check ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _checks(self) -> dict[str, GradientCheck]:
+        """Compare gradients with central differences along random directions, all in float64."""
+        with in_float64(self._loaded.model):
+            run = self._run()
+            gradients = self._differentiated(run)
+            base = {point: x.detach() for point, x in run.at.items()}
+            del run
+            return {_name(point): self._check(point, base[point], gradients[point]) for point in base}
+
+    def _check(self, point: Point, base: Tensor, gradient: Tensor) -> GradientCheck:
+        generator = torch.Generator().manual_seed(0)
+        errors, sizes = [], [CHECK_FLOOR]
+        for _ in range(_DIRECTIONS):
+            direction = torch.randn(base.shape, generator=generator, dtype=torch.float64).to(base.device)
+            direction = direction.masked_fill(~base.isfinite(), 0)
+            direction /= direction.norm().clamp_min(1e-300)
+            expected = float((gradient * direction).sum())
+            numeric = self._derivative(point, base, direction)
+            errors.append(abs(expected - numeric))
+            sizes += [abs(expected), abs(numeric)]
+        worst, largest = max(errors), max(sizes)
+        return GradientCheck(
+            max_absolute_error=worst,
+            max_relative_error=worst / largest,
+            elements=len(errors),
+            passed=worst <= TOLERANCE * largest,
+        )
+
+    def _derivative(self, point: Point, base: Tensor, direction: Tensor) -> float:
+        """Differentiate L along a direction by central differences, extrapolated until they agree (Ridders 1982)."""
+        step = _STEP * max(1.0, float(base[base.isfinite()].norm()))
+        row: list[float] = []
+        best, smallest = float("nan"), float("inf")
+        for _ in range(_ROUNDS):
+            checkpoint()
+            moved = [base + sign * step * direction for sign in (1, -1)]
+            ends = [float(self._run({point: each}, graph=False).value.sum()) for each in moved]
+            former, row = row, [(ends[0] - ends[1]) / (2 * step)]
+            for order, coarse in enumerate(former, 1):
+                row.append(row[-1] + (row[-1] - coarse) / (_SHRINK ** (2 * order) - 1))
+            error = abs(row[-1] - row[-2]) if former else float("inf")
+            if error < smallest:
+                best, smallest = row[-1], error
+            step /= _SHRINK
+        return best
+
+
+_DIRECTIONS, _ROUNDS, _SHRINK = 2, 4, 4
+"""Directions at each point; steps along each, and the divisor of the step."""
+
+
+def _scaled(state: Tensor, scales: Sequence[float]) -> Tensor:
+    """Embeddings ``[points · B, L, d_model]`` times the scale of their point, rounded once."""
+    wide = torch.promote_types(state.dtype, torch.float32)
+    by_text = torch.tensor(scales, dtype=wide, device=state.device).repeat_interleave(len(state) // len(scales))
+    return (state.to(wide) * by_text.view(-1, *(1 for _ in state.shape[1:]))).to(state.dtype)
+
+
+def _name(point: Point) -> str:
+    layer, name = point
+    return name if layer is None else f"{layer}.{name}"
+
+
+def _held(at: dict[Point, Tensor], point: Point, shifts: "Mapping[Point, Tensor]", first: State | None) -> State:
+    """Keep a state as a node of the graph of its own; ``first``: what another layer does with the same state."""
+
+    def change(state: Tensor) -> Tensor:
+        earlier = None if first is None else first(state)
+        state = state if earlier is None else earlier
+        if point in shifts:
+            state = shifts[point]
+        at[point] = state.view_as(state) if state.requires_grad else state.detach().requires_grad_()
+        return at[point]
+
+    return change

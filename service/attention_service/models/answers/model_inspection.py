@@ -1,0 +1,206 @@
+"""Two questions to a loaded model: its predictions with taps of its layers, and what its heads look at."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Tap
+from attention_contract.schemas.model_requests import (
+    LayerTaps,
+    LayerWeights,
+    ModelForwardReply,
+    ModelForwardRequest,
+    ModelWeightsReply,
+    ModelWeightsRequest,
+)
+from attention_contract.schemas.prompts import ModelInput
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.schemas.weights import (
+    HeadStatistics,
+    StatisticOptions,
+    TopKeys,
+    WeightsDifferences,
+    WeightsRequest,
+)
+from attention_service.core.inspection.statistics import TOKEN_STATISTICS
+from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.model_recordings import recording_of
+from attention_service.models.inputs.token_predictions import pooled, predictions
+from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.passes.attention_places import VISION, AttentionPlace
+from attention_service.models.passes.layer_attention import NOTHING, AttentionPass, KeptAttentions, LayerQuestion
+from attention_service.models.passes.layer_states import LayerStates
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
+from attention_service.runtime.binding.selection import bind_selection, check_taps
+from attention_service.runtime.planning.blank_requests import unsent
+from attention_service.runtime.scheduling.operation import Fields
+from attention_transformers.model_layers import (
+    LayerKey,
+)
+
+Ask = Callable[[AttentionPlace, BoundRequest], LayerQuestion]
+"""Makes the question to one layer."""
+_AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
+"""Returned tensors that are not made by the attention function."""
+
+
+@torch.no_grad()
+def forward_reply(loaded: LoadedModel, request: ModelForwardRequest, asked: Asked | None = None) -> ModelForwardReply:
+    """Return predictions, and taps of layers; ``asked``: the request, if it was read before.
+
+    Raises InvalidRequest that names the field at fault.
+    """
+    asked, wanted, keep = asked or loaded.asked(request), set(request.return_), request.keep
+    predicted = loaded.predicted_places(request.positions, asked.inputs)
+    if loaded.predicts is None and "logits" in wanted:
+        raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
+    taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
+    asking = AttentionPass(
+        _questions(loaded, asked, request, lambda place, bound: _taps_question(place, request, taps))
+    )
+    compares = request.compare and loaded.predicts
+    before = _rows(loaded, asked, AttentionPass({}), predicted)[0] if compares else None
+    states = LayerStates(loaded.places.values(), asked.edits)
+    with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
+        rows, output = _rows(loaded, asked, asking, predicted)
+    found, several = asking.take(), asked.inputs.several
+    fields: dict[str, Any] = {"predicts": loaded.predicts, "predictions": [], "layers": []}
+    if rows is not None and request.top_k:
+        fields["predictions"] = predictions(loaded.reader, rows, predicted, request.top_k, before)
+    if rows is not None and "logits" in wanted:
+        fields["logits"] = to_numpy(rows if several else rows[0])
+    if "hidden" in wanted:
+        first = next(x for stack, x in states.inputs.items() if stack != VISION)
+        fields["embeddings"] = first if several else first[0]
+    if "pooled" in wanted:
+        vectors = pooled(output)
+        fields["pooled"] = to_numpy(vectors if several else vectors[0])
+    around = {"output": states.output, "hidden": states.hidden}
+    for place in asked.places if wanted - {"logits", "pooled"} else ():
+        layer = {name: found[place.key][name] for name in taps}
+        for name, arrays in around.items():
+            if name in wanted:
+                layer[name] = arrays[place.key] if asked.several(place) else arrays[place.key][0]
+        fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
+    loaded.recording = _recorded(loaded, request, asked, found, states) if keep else None
+    return valid(ModelForwardReply, fields | loaded.about(asked, asking))
+
+
+@torch.no_grad()
+def weights_reply(loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked | None = None) -> ModelWeightsReply:
+    """Return what each head of each layer looks at; ``asked``: the request, if it was read before.
+
+    Raises InvalidRequest that names the field at fault.
+    """
+    asked = asked or loaded.asked(request)
+    inspected = _inspection(request)
+    statistics: dict[Hashable, BoundStatistics] = {}
+    unedited = KeptAttentions([place.key for place in asked.places])
+
+    def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
+        over = place.queries, place.keys, place.compression
+        if over not in statistics:
+            statistics[over] = _statistics(request, asked, place, bound)
+        before = unedited.problems.get(place.key)
+        return LayerQuestion(weights=inspected, before=before, statistics=statistics[over])
+
+    if request.compare and any(asked.edits.values()):
+        loaded.run(asked.inputs.arguments, unedited, logits=torch.tensor([0]))
+    asking = AttentionPass(_questions(loaded, asked, request, question))
+    asking.started = unedited.started
+    states = LayerStates(loaded.places.values(), asked.edits)
+    with states.reading(asked.places, output=False, hidden=request.keep):
+        loaded.run(asked.inputs.arguments, asking, logits=torch.tensor([0]))
+    found = asking.take()
+    layers = [_layer_weights(place.key, found[place.key]) for place in asked.places]
+    loaded.recording = _recorded(loaded, request, asked, found, states) if request.keep else None
+    return valid(ModelWeightsReply, {"layers": layers} | loaded.about(asked, asking))
+
+
+def _questions(
+    loaded: LoadedModel, asked: Asked, request: ModelForwardRequest | ModelWeightsRequest, ask: Ask
+) -> dict[LayerKey, LayerQuestion]:
+    """The questions to the layers that are asked, and the edits of all. Raises InvalidRequest."""
+    if request.keep and (asked.inputs.several or request.select is not None or request.average_heads):
+        raise InvalidRequest.at(
+            "keep",
+            "a recording holds every head and query of one text; leave select and average_heads out, and send one text",
+        )
+    found: dict[LayerKey, LayerQuestion] = {}
+    for place in asked.places:
+        bound = asked.bound(place)
+        selection = bind_selection(request.select, bound)
+        found[place.key] = replace(
+            ask(place, bound),
+            selection=selection,
+            whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
+            batched=asked.several(place),
+            query_mask=asked.stack(place.queries).mask,
+        )
+    for key, edits in asked.edits.items():
+        place = loaded.places[key]
+        real = asked.keys(place).mask
+        found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
+    return found
+
+
+def _rows(
+    loaded: LoadedModel, asked: Asked, asking: AttentionPass, places: Sequence[Sequence[int]]
+) -> tuple[Tensor | None, Any]:
+    """Run the model. Return its logits at these places of each text, None without a head, and its output."""
+    if loaded.predicts is None:
+        return None, loaded.run(asked.inputs.arguments, asking)
+    return loaded.output_rows(asked.inputs.arguments, asking, places)
+
+
+def _recorded(
+    loaded: LoadedModel, request: ModelInput, asked: Asked, found: Mapping[LayerKey, Fields], states: LayerStates
+) -> RecordingFile:
+    return recording_of(loaded, request, asked.inputs, found, states)
+
+
+def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:
+    check_taps(taps, place.spec)
+    return LayerQuestion(taps=taps, average_heads=request.average_heads)
+
+
+def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
+    """The request as it is to each layer, without its edits."""
+    names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare")
+    return unsent(WeightsRequest, edits=[], query_mask=None, **{name: getattr(request, name) for name in names})
+
+
+def _statistics(
+    request: ModelWeightsRequest, asked: Asked, place: AttentionPlace, bound: BoundRequest
+) -> BoundStatistics:
+    options, queries, keys = request.statistic_options, asked.stack(place.queries), asked.keys(place)
+    of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
+    given = StatisticOptions(
+        window=options.window,
+        sinks=options.sinks,
+        token_classes=options.token_classes,
+        tokens=keys.host_ids if of_tokens else None,
+        query_tokens=queries.host_ids if of_tokens else None,
+    )
+    found = bind_statistics(request.statistics, given, batch=bound.batch, queries=bound.queries, keys=bound.keys)
+    return replace(found, starts=keys.starts, key_positions=keys.positions)
+
+
+def _layer_weights(key: LayerKey, found: Fields) -> LayerWeights:
+    """The results of an inspection as part of the reply."""
+    fields = {name: value for name, value in found.items() if name != "whole"}
+    fields["statistics"] = valid(HeadStatistics, fields["statistics"])
+    if "top" in fields:
+        fields["top"] = valid(TopKeys, fields["top"])
+    if "differences" in fields:
+        changed = dict(fields["differences"])
+        fields["differences"] = valid(
+            WeightsDifferences, changed | {"statistics": valid(HeadStatistics, changed["statistics"])}
+        )
+    return valid(LayerWeights, {"layer": key, **fields})

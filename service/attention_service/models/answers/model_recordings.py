@@ -1,0 +1,109 @@
+"""A run of a model as a recording: weights, taps and hidden states of its layers, with labels."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any, get_args
+
+import numpy as np
+
+from attention_contract.recording_tensors import AXES, RecordedStack, place_of
+from attention_contract.schemas.prompts import ModelInput
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.tensors import Array
+from attention_contract.validation import validate
+from attention_service.models.inputs.model_inputs import InputReader, Inputs
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_places import VISION, stack_of
+from attention_service.models.passes.layer_states import LayerStates
+from attention_service.runtime.scheduling.operation import Fields
+from attention_transformers.model_layers import LayerKey
+
+_SOFTWARE = ("attention-service", "transformers", "torch")
+
+
+def recording_of(
+    loaded: LoadedModel,
+    request: ModelInput,
+    inputs: Inputs,
+    found: Mapping[LayerKey, Fields],
+    states: LayerStates,
+) -> RecordingFile:
+    """Make the recording of a run over one text. ``found``: the results of the layers, with what is ``whole`` of each.
+
+    The crops of images follow each other as one sequence. Layers of stacks that recordings have no name for are left
+    out, and so are the taps with a dimension of keys of layers whose keys are not the tokens of one text.
+    """
+    reader, unseen = loaded.reader, loaded.unseen()
+    tensors: dict[str, dict[str, Array]] = {stack: {} for stack in get_args(RecordedStack)}
+    attentions = []
+    for key, results in found.items():
+        name = layer_name(key)
+        if place_of(f"{name}.weights") is None:
+            continue
+        stack, _, rest = name.partition(".")
+        taps = {tap: x for tap, x in results.items() if tap in AXES} | results.get("whole", {})
+        if key in unseen:
+            taps = {tap: x for tap, x in taps.items() if "keys" not in AXES[tap]}
+        if stack == VISION:
+            taps = {tap: _joined(tap, array) for tap, array in taps.items()}
+        tensors[stack] |= {f"{rest}.{tap}": array for tap, array in taps.items()}
+        number = rest.partition(".")[0]
+        heads = loaded.places[str(key)].widths.heads
+        attentions.append({"name": name, "heads": [f"L{number}H{head}" for head in range(heads)]})
+    for kind, arrays in (("hidden", states.hidden), ("output", states.output)):
+        for key, array in arrays.items():
+            stack, _, rest = layer_name(key).partition(".")
+            if stack in tensors and not (kind == "hidden" and rest.endswith(".cross")):
+                tensors[stack][f"{rest}.{kind}"] = _rows(array)
+    for stack, array in states.inputs.items():
+        if stack in tensors and (stack != VISION or tensors[VISION]):
+            tensors[stack]["embeddings"] = _rows(array)
+    text = reader.labels(inputs.text)[0].tokens
+    tokens = {"layers": text}
+    if inputs.target is not None:
+        tokens = {"encoder": text, "decoder": reader.labels(inputs.target)[0].tokens}
+    if tensors[VISION] and inputs.images is not None:
+        tokens[VISION] = [token for crop in reader.labels(inputs.images) for token in crop.tokens]
+    facts: dict[str, Any] = {
+        "model": loaded.name,
+        "text": _text(request, reader, text),
+        "target": request.target,
+        "created": datetime.now(UTC),
+        "versions": {name: metadata.version(name) for name in _SOFTWARE},
+        "tokens": tokens,
+        "attentions": attentions,
+        "unseen": {layer_name(key): why for key, why in unseen.items()},
+    }
+    return validate(RecordingFile, facts | tensors)
+
+
+def _rows(states: Array) -> Array:
+    """States ``[B, L, width]``, or ``[B, L, streams, width]`` of hyper-connections, as one row for each token."""
+    width = states.shape[-1] if states.ndim < 4 else states.shape[-2] * states.shape[-1]
+    return states.reshape(-1, width)
+
+
+def _joined(tap: str, crops: Array) -> Array:
+    """The tap ``[C, H, L, …]`` of crops as that of one sequence ``[H, C·L, …]``, in which a crop sees itself alone."""
+    if AXES[tap] != ("heads", "queries", "keys"):
+        return np.concatenate([*crops], 1)
+    count, heads, length, _ = crops.shape
+    whole = np.full((heads, count, length, count, length), 0 if tap == "weights" else -np.inf, crops.dtype)
+    for number, crop in enumerate(crops):
+        whole[:, number, :, number] = crop
+    return whole.reshape(heads, count * length, count * length)
+
+
+def layer_name(key: LayerKey) -> str:
+    """The name of an attention in a recording: ``layers.3``, ``decoder.3``, ``vision.3`` or ``decoder.3.cross``."""
+    prefix, _, number = str(key).rpartition(".")
+    return f"decoder.{number}.cross" if prefix == "cross" else f"{stack_of(key)}.{number}"
+
+
+def _text(request: ModelInput, reader: InputReader, tokens: list[str]) -> str:
+    if isinstance(request.text, str):
+        return request.text
+    if request.messages is not None:
+        return reader.conversation(request.messages)
+    return "".join(tokens)

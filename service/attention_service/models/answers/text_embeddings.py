@@ -1,0 +1,186 @@
+"""One vector a text: the hidden states behind a model's last layer, pooled as its checkpoint says.
+
+Without the files of sentence-transformers, the vector of an encoder is the mean over its tokens, that of a decoder the
+state of its last token, of length 1.
+"""
+
+import base64
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from tokenizers.normalizers import Lowercase
+from torch import Tensor
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.openai import Embedding, EmbeddingRequest, Embeddings, Usage
+from attention_contract.schemas.prompts import Message
+from attention_service.core.cancellation import checkpoint
+from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
+from attention_service.models.answers.vector_steps import DenseLayer, normalized
+from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS
+from attention_service.models.inputs.model_inputs import Tokens
+from attention_service.models.loaded.loaded_model import LoadedModel
+
+_UNLIMITED: Final = 2**31
+"""A length that transformers writes for none."""
+
+
+@dataclass(frozen=True)
+class EmbeddingPlan:
+    """A request for vectors, checked."""
+
+    settings: SentenceSettings
+    rows: list[list[int]]
+    """The tokens of each text."""
+    left_out: int = 0
+    """The first tokens of each text, those of a prompt, that are not pooled."""
+
+    def needed_bytes(self, loaded: LoadedModel) -> int:
+        """Estimate the memory that it takes besides the model."""
+        numbers = len(self.rows) * max(map(len, self.rows)) * _width(loaded)
+        layers = [step for step in self.settings.steps if isinstance(step, DenseLayer)]
+        vectors = 4 * len(self.rows) * sum(layer.inputs + layer.outputs for layer in layers)
+        states = numbers * STATES_OF_CACHED_PASS * loaded.model.dtype.itemsize
+        return states + vectors + sum(layer.held_bytes for layer in layers)
+
+    def pooled(self, states: Tensor, mask: Tensor) -> Tensor:
+        """The vectors ``[B, D]`` of states ``[B, L, d_model]``, ``mask [B, L]`` true for real tokens."""
+        place = mask.long().cumsum(1)  # from 1, of each real token
+        real = mask & (place > self.left_out)
+        found = torch.cat([_pool(mode, states.float(), real, place) for mode in self.settings.modes], -1)
+        for step in self.settings.steps:
+            found = step(found)
+        return found[:, : self.settings.dimensions]
+
+
+def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingPlan:
+    """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
+    settings = _settings(loaded)
+    size = min(settings.dimensions or _UNLIMITED, _size(loaded, settings))
+    if request.dimensions is not None and request.dimensions > size:
+        raise InvalidRequest.at("dimensions", f"the vectors have {size}", limit=size)
+    given: Any = request.input
+    several = isinstance(given, list) and not isinstance(given[0], int)
+    inputs = {f"input.{index}": each for index, each in enumerate(given)} if several else {"input": given}
+    if not all(isinstance(each, str) for each in inputs.values()):
+        if request.prompt_name is not None:
+            raise InvalidRequest.at("prompt_name", "token ids are taken as they are; send texts, or no prompt_name")
+        for place, ids in inputs.items():
+            loaded.reader.check(ids, place)
+        return EmbeddingPlan(settings, [*inputs.values()])
+    prompt = _prompt(settings, request.prompt_name)
+    rows = [_tokens(loaded, settings, prompt, text, place) for place, text in inputs.items()]
+    if settings.pools_prompt or settings.chats or not prompt:
+        return EmbeddingPlan(settings, rows)
+    ids = _tokens(loaded, settings, "", prompt, "prompt_name")
+    left_out = len(ids) - (ids[-1] in getattr(loaded.reader.tokenizer, "all_special_ids", ()))
+    for place, row in zip(inputs, rows, strict=True):
+        if len(row) <= left_out:
+            raise InvalidRequest.at(place, "it has no token besides those of the prompt, which the model does not pool")
+    return EmbeddingPlan(settings, rows, left_out)
+
+
+def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -> Embeddings:
+    """Return a vector for each text."""
+    reader, rows = loaded.reader, plan.rows
+    stack = reader.batch([Tokens(ids, [None] * len(ids)) for ids in rows])
+    mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
+    base = loaded.model.get_encoder() if reader.pairs else loaded.model.base_model
+    checkpoint()
+    with torch.inference_mode():
+        arguments = {
+            name: x for name, x in reader.arguments(stack).items() if name != "position_ids" or not reader.pairs
+        }
+        vectors = plan.pooled(base(**arguments).last_hidden_state, mask)
+    if request.dimensions is not None:
+        vectors = normalized(vectors[:, : request.dimensions])
+    told: list[Any] = vectors.tolist()
+    if request.encoding_format == "base64":
+        told = [
+            base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors.cpu().numpy().astype(np.float32)
+        ]
+    count = sum(map(len, rows))
+    return Embeddings(
+        data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(told)],
+        model=request.model,
+        usage=Usage(prompt_tokens=count, total_tokens=count),
+    )
+
+
+def _settings(loaded: LoadedModel) -> SentenceSettings:
+    """The settings of a model's checkpoint, or those of one without any. Raises InvalidCheckpoint."""
+    model, reader = loaded.model, loaded.reader
+    found = read_sentence_settings(Path(str(model.name_or_path)))
+    if found is None:
+        causal = loaded.predicts == "next" and not reader.pairs and getattr(model.config, "is_causal", True)
+        return SentenceSettings(("lasttoken" if causal else "mean",), steps=(normalized,))
+    limits = [found.limit, reader.max_length]
+    if found.limit is None:
+        tokenizers = getattr(reader.tokenizer, "model_max_length", None)
+        limits += [tokenizers, getattr(model.config, "max_position_embeddings", None)]
+    known = (each for each in limits if isinstance(each, int) and 0 < each < _UNLIMITED)
+    return replace(found, limit=min(known, default=None))
+
+
+def _prompt(settings: SentenceSettings, asked: str | None) -> str:
+    """The text of a prompt, or of the default one. Raises InvalidRequest."""
+    name = settings.default_prompt if asked is None else asked
+    if not name:
+        return ""
+    if name not in settings.prompts:
+        told = ", ".join(settings.prompts)[:400]
+        raise InvalidRequest.at("prompt_name", f"the model has no prompt {name[:128]!r}; it has {told}")
+    return settings.prompts[name]
+
+
+def _tokens(loaded: LoadedModel, settings: SentenceSettings, prompt: str, text: str, place: str) -> list[int]:
+    """The tokens of a text behind its prompt, cut as the folder says. Raises InvalidRequest and InvalidCheckpoint."""
+    reader, limit = loaded.reader, settings.limit
+    if settings.chats:
+        messages = [Message(role="system", content=prompt)] if prompt else []
+        try:
+            written = reader.conversation([*messages, Message(role="user", content=text)], answered=False)
+        except InvalidRequest as fault:
+            raise InvalidRequest(fault.detail, param=place) from None
+        ids = reader.tokens(written, place, special=False).ids
+        if limit is not None and len(ids) > limit:  # it would be cut within the chat template
+            raise InvalidRequest.at(place, f"{len(ids)} tokens in the chat template; at most {limit}", limit=limit)
+    else:
+        added = 0 if reader.tokenizer is None else reader.tokenizer.num_special_tokens_to_add()
+        if limit is not None and limit < added:
+            raise InvalidCheckpoint.at("model", f"its texts are cut to {limit} tokens, of which {added} are special")
+        whole = Lowercase().normalize_str(prompt + text) if settings.lowers else prompt + text
+        ids = reader.tokens(whole, place, limit=limit).ids
+    reader.check(ids, place)
+    return ids
+
+
+def _size(loaded: LoadedModel, settings: SentenceSettings) -> int:
+    """The numbers of a vector. Raises InvalidCheckpoint if a layer takes vectors of another length."""
+    size = _width(loaded) * len(settings.modes)
+    for step in settings.steps:
+        if isinstance(step, DenseLayer):
+            if step.inputs != size:
+                raise InvalidCheckpoint.at("model", f"its module Dense takes vectors of {step.inputs}, not of {size}")
+            size = step.outputs
+    return size
+
+
+def _width(loaded: LoadedModel) -> int:
+    return int(loaded.model.config.get_text_config().hidden_size)
+
+
+def _pool(mode: str, states: Tensor, real: Tensor, place: Tensor) -> Tensor:
+    """One vector a text ``[B, d_model]``; ``real [B, L]``: the tokens that count, ``place [B, L]``: theirs, from 1."""
+    weights = (real * place if mode == "weightedmean" else real).to(states.dtype)[..., None]
+    if mode == "max":
+        return states.masked_fill(~real[..., None], -torch.inf).amax(1)
+    if mode in {"cls", "lasttoken"}:
+        last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
+        chosen = real.int().argmax(1) if mode == "cls" else last
+        return states[torch.arange(len(states), device=states.device), chosen]
+    total = weights.sum(1)
+    return (states * weights).sum(1) / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)

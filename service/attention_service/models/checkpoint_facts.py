@@ -1,0 +1,242 @@
+"""Facts of a checkpoint by its files alone: the inputs of its model, and the reason for which it is refused."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.input_kinds import READS
+from attention_service.modules.checkpoints.attention_blocks import blocks_of
+from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.import_plan import missing_fields
+from attention_service.modules.store_files import read_regular
+
+Input = Literal["text", "messages", "images", "audio", "target"]
+_TOKENIZERS: Final = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
+)  # fmt: skip
+"""Files of which a tokenizer of transformers has one."""
+_PROCESSORS: Final = "preprocessor_config.json", "processor_config.json"
+"""Files of which a processor of images, or of audio, has one."""
+_IMAGE_ENTRIES: Final = re.compile(rb'"(image_\w+|do_resize|crop_size)"')
+"""Entries of a processor of images, which one of audio has not."""
+_TEMPLATES: Final = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
+"""Files and a folder of which a tokenizer with a chat template of its own has one."""
+_TABLES: Final = "auto_mappings.py", "configuration_auto.py"
+_TYPE: Final = re.compile(r'"([\w.-]+)"[,:] "(?!AutoConfig)\w+Config"')
+"""A row of the tables of transformers, from a model type to the class of its config."""
+_LARGEST: Final = 2**22
+"""Bytes of a config of a tokenizer or processor that is looked into."""
+_PAIR: Final = frozenset({"text_config", "vision_config"})
+_IMAGE_TOKENS: Final = frozenset({"image_token_id", "image_token_index"})
+"""Names of the token that stands for an image in a text, in configs of models that read both."""
+_QUANTIZERS: Final = {
+    "aqlm": "aqlm", "auto-round": "auto_round", "awq": "gptqmodel", "bitnet": "accelerate",
+    "bitsandbytes": "bitsandbytes", "compressed-tensors": "compressed_tensors", "fbgemm_fp8": "fbgemm_gpu",
+    "fp8": "accelerate", "fp_quant": "fp_quant", "gptq": "optimum", "higgs": "flute", "hqq": "hqq",
+    "mxfp4": "accelerate", "mxfp8": "accelerate", "quanto": "optimum", "quark": "quark", "spqr": "spqr_quant",
+    "torchao": "torchao", "vptq": "vptq",
+}  # fmt: skip
+"""The package without which transformers refuses a ``quant_method``. Source: its ``quantizers``."""
+_SCALES: Final = re.compile(
+    r"\.(weight_scale(_inv|_2)?|weight_zero_point|weight_packed|weight_shape|input_scale|activation_scale|qweight"
+    r"|qzeros|g_idx|SCB|weight\.(absmax|quant_map|nested_absmax|quant_state\..+))$"
+)
+"""Ends of the names of tensors without which quantized weights are other numbers."""
+_ADAPTERS: Final = re.compile(r"\b(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|hada_w\d_a|ia3_l|base_layer)\b")
+"""Parts of the names of an adapter's tensors, as peft writes them."""
+_ADAPTER_FILES: Final = "adapter_config.json", "adapter_model.safetensors"
+_READ: Final = "model.safetensors", "model.safetensors.index.json"
+"""Files of which transformers reads the first that exists."""
+_DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+"""Files that transformers reads as a distributed checkpoint, whatever else a folder holds."""
+
+
+def inputs_of(folder: Path, config: Mapping[str, Any], *, generates: bool) -> list[Input]:
+    """The inputs that requests to a model may have."""
+    pairs: list[Input] = ["target"] if config.get("is_encoder_decoder") is True else []
+    if READS.get(str(config.get("model_type"))) == "audio":
+        return ["audio", *pairs]
+    found: list[Input] = ["text"] if has_tokenizer(folder) else []
+    if any(_IMAGE_ENTRIES.search(_beginning(folder / name)) for name in _PROCESSORS):
+        found.append("images")
+    # Of an encoder of texts beside one of images, such as CLIP, the half that reads images is loaded.
+    both = config.keys() >= _PAIR and _IMAGE_TOKENS.isdisjoint(config) and not generates
+    if "images" in found and both:
+        return ["images"]
+    if "text" in found:
+        says = b'"chat_template"' in _beginning(folder / "tokenizer_config.json")  # as older checkpoints do
+        found += ["messages"] if says or _has(folder, *_TEMPLATES) else []
+        found += pairs
+    return found
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return True if a checkpoint has a file of a tokenizer, whether it can be read or not."""
+    return _has(folder, *_TOKENIZERS)
+
+
+def is_taken_for_model(folder: Path) -> bool:
+    """True if people take a folder of the repository for a model; a part of one, such as ``1_Pooling``, is none."""
+    config = folder / "config.json"
+    if not config.is_file():
+        return folder.is_dir() and ((folder / _ADAPTER_FILES[0]).is_file() or any(folder.glob("*.gguf")))
+    try:
+        entries = json.loads(_beginning(config))
+    except (ValueError, RecursionError):
+        return True  # which is told when it is opened
+    return not isinstance(entries, dict) or not {"model_type", "architectures"}.isdisjoint(entries)
+
+
+def lack_of_config(folder: Path) -> str:
+    """The reason for which a checkpoint without entries in a config.json is no model."""
+    if (folder / _ADAPTER_FILES[0]).is_file():
+        return f"holds an adapter alone, which changes another model; {_MERGE}"
+    has = "an empty config.json" if (folder / "config.json").is_file() else "no config.json"
+    return f"has {has}, which is needed to build the model"
+
+
+def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
+    """The reason for which no process is started for a checkpoint; None if one can try.
+
+    ``tensors``: their names.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return "its config.json has no model_type, by which transformers chooses the class"
+    return (
+        _unknown_type(kind, config)
+        or (f"models of type {kind} read {READS[kind]}, but only those that read tokens or images are supported"
+            if kind in READS else None)
+        or _quantized(config)
+        or beyond_the_model(tensors, quantized=_quantization(config) is not None)
+        or _unnamed(folder, config)
+        or _beside(folder)
+        or _link_out(root, folder)
+    )  # fmt: skip
+
+
+def import_instead(folder: Path) -> str:
+    """Advice for a model whose attention cannot run here: import its layers, if they can be imported, or why not."""
+    if not (folder / "config.json").is_file():  # made without a checkpoint
+        return ""
+    try:
+        checkpoint = open_checkpoint(folder.parent, folder.name)
+        blocks = blocks_of(checkpoint)
+        for block in blocks[:1]:
+            missing_fields(checkpoint, block)
+    except InvalidCheckpoint as fault:
+        return f"; its layers cannot be imported as modules either: {fault.detail}"
+    return "; or import its layers as modules (POST /v1/modules/import)" if blocks else ""
+
+
+def beyond_the_model(tensors: Iterable[str], *, quantized: bool = False) -> str | None:
+    """The reason for which a model is refused whose tensors are not its numbers: scales or an adapter change them.
+
+    ``quantized``: config.json says how, so that scales are taken.
+    """
+    for name in tensors:
+        if _SCALES.search(name) and not quantized:
+            return (
+                f"{name} belongs to quantized weights, and config.json has no quantization_config that says how: the "
+                "numbers of the model would be others; take the checkpoint before quantization"
+            )
+        if _ADAPTERS.search(name):
+            return f"{name} belongs to an adapter, without which its numbers are others; {_MERGE}"
+    return None
+
+
+_MERGE: Final = (
+    "merge it first: PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(new) of peft"
+)
+
+
+def _unknown_type(kind: str, config: Mapping[str, Any]) -> str | None:
+    known = _known_types()
+    if not known or kind in known:
+        return None
+    if isinstance(config.get("auto_map"), Mapping):
+        return (
+            f"only code of the checkpoint's own computes model_type {kind[:80]!r}, and no code of a checkpoint is run"
+        )
+    return f"transformers {version('transformers')} does not know model_type {kind[:80]!r}; a newer one may"
+
+
+def _quantization(config: Mapping[str, Any]) -> Any:
+    text = config.get("text_config")
+    parts = [config, text] if isinstance(text, Mapping) else [config]
+    return next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+
+
+def _quantized(config: Mapping[str, Any]) -> str | None:
+    stated = _quantization(config)
+    if stated is None:
+        return None
+    entries = stated if isinstance(stated, Mapping) else {}
+    bits = any(entries.get(name) for name in ("load_in_4bit", "load_in_8bit"))
+    method = str(entries.get("quant_method") or ("bitsandbytes" if bits else None))[:80]
+    advice = "take the checkpoint before quantization"
+    if method not in _QUANTIZERS:
+        return f"it is quantized ({method}) in a way that this server does not read; {advice}"
+    if find_spec(package := _QUANTIZERS[method]) is None:
+        return f"it is quantized ({method}), and transformers needs {package} for that; install it, or {advice}"
+    return None
+
+
+def _unnamed(folder: Path, config: Mapping[str, Any]) -> str | None:
+    if config.get("transformers_weights") or _has(folder, *_READ):
+        return None
+    return f"transformers reads {' or '.join(_READ)}, and its files have other names; save it anew (save_pretrained)"
+
+
+def _beside(folder: Path) -> str | None:
+    """The reason for which a folder is refused whose model takes more than the tensors that are read."""
+    if (name := next((name for name in _ADAPTER_FILES if (folder / name).exists()), None)) is not None:
+        return f"{name} lies beside the model, and its adapter changes the numbers; {_MERGE}, or move it elsewhere"
+    with os.scandir(folder) as entries:
+        shard = next((entry.name for entry in entries if _DISTRIBUTED.fullmatch(entry.name)), None)
+    if shard is None:
+        return None
+    return f"{shard} is a part of a distributed checkpoint, which is not read; save it whole (save_pretrained)"
+
+
+def _link_out(root: Path, folder: Path) -> str | None:
+    """The reason for which a folder is refused with a link that transformers would follow out of the repository."""
+    top = root.resolve()
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(top)):
+                return (
+                    f"{path.relative_to(folder)} is a link, and not to a file inside the model repository; "
+                    "put the file in its place"
+                )
+    return None
+
+
+@lru_cache(maxsize=1)
+def _known_types() -> frozenset[str]:
+    """The model types of the installed transformers, from the source of its tables: its import takes seconds."""
+    found = find_spec("transformers")
+    if found is None or found.origin is None:
+        return frozenset()
+    tables = [Path(found.origin).parent / "models" / "auto" / name for name in _TABLES]
+    return frozenset(name for file in tables if file.is_file() for name in _TYPE.findall(file.read_text("utf-8")))
+
+
+def _has(folder: Path, *names: str) -> bool:
+    return any((folder / name).exists() for name in names)
+
+
+def _beginning(file: Path) -> bytes:
+    """The content of a file; nothing if there is none, or if it is large."""
+    try:
+        return read_regular(file.resolve(), _LARGEST)
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+"""The memory and the time that a request to a whole model takes."""

@@ -1,0 +1,1 @@
+"""Generation: its settings, the tokens one by one, their attention, and the objects of OpenAI's API."""

@@ -1,0 +1,305 @@
+"""The plan of a generation: its prompts, settings, layers and edits, checked, with the memory that it takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
+from attention_contract.schemas.prompts import ImageBytes, Message, images_in
+from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
+from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS
+from attention_service.models.generation.logit_processors import DrawableLogits, LogitChanges
+from attention_service.models.inputs.model_inputs import Inputs, Stack
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_places import BOTH, AttentionPlace
+from attention_service.runtime.binding.selection import check_indices
+from attention_transformers.model_layers import LayerKey
+
+_COMPLETION_TOKENS: Final = 16
+_CHAT_TOKENS: Final = 4096
+"""Tokens that are generated at most if the request names no number."""
+_LOGITS: Final = 8
+"""Tensors as wide as the vocabulary, of each choice, that the drawing of a token has at once."""
+_TOLD: Final = 64
+"""Bytes of each number that is told of a token: as float64 while it is computed, and as text."""
+_KEPT: Final = 8
+"""Bytes of each number of a recording: as float32, and once more as it is sent."""
+_DRAWING: Final = "temperature", "top_p", "top_k"
+"""The settings of a checkpoint's GenerationConfig that count if it draws."""
+_OF_CHECKPOINT: Final[dict[str, Any]] = {
+    "stop_strings": None, "max_time": None, "token_healing": False,  # ``stops`` end the text
+    "cache_implementation": None,  # a static cache has empty places
+    "use_cache": True, "prefill_chunk_size": None,  # the first pass reads the prompt, each later one a token
+    "return_dict_in_generate": False, "output_attentions": False, "output_hidden_states": False,
+    "output_scores": False, "output_logits": False,  # the tokens alone
+    "constraints": None, "force_words_ids": None, "penalty_alpha": None, "dola_layers": None,  # other searches
+    "prompt_lookup_num_tokens": None, "assistant_early_exit": None, "use_mtp": False,  # several tokens a pass
+    "guidance_scale": None,  # two passes a token
+}  # fmt: skip
+"""The settings of a checkpoint that are not taken, since each token is chosen from one pass over those before."""
+GenerationRequest = ChatCompletionRequest | CompletionRequest
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """A request to generate, checked."""
+
+    rows: list[list[int]]
+    """The tokens of each prompt."""
+    padding: int
+    ends: frozenset[int]
+    """The tokens that end a choice."""
+    sampling: "Sampling"
+    look: AttentionOfTokens | None
+    """The request to tell of each token; None for nothing to tell."""
+    places: Sequence[AttentionPlace]
+    """The layers to tell of."""
+    edits: Mapping[LayerKey, Sequence[Edit]]
+
+    keeps: bool = False
+    """True if the run is kept as a recording."""
+    images: Sequence[ImageBytes] = ()
+    arguments: Mapping[str, Tensor] = field(default_factory=dict)
+    """Arguments of the model besides the tokens, of a prompt with images."""
+    vision: Stack | None = None
+    """The tokens of the layers that see these images."""
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt."""
+        return max(map(len, self.rows))
+
+    @property
+    def choices(self) -> int:
+        """The number of sequences that are generated."""
+        return len(self.rows) * self.sampling.choices
+
+    def needed_bytes(self, loaded: LoadedModel) -> int:
+        """Estimate the memory that it takes besides the model."""
+        config = loaded.model.config.get_text_config()
+        width = loaded.model.dtype.itemsize
+        length = self.longest + self.sampling.new_tokens
+        cached = sum(each.cached_numbers(length) for each in loaded.places.values())
+        largest = max(each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values())
+        cache = self.choices * width * (cached + 4 * length * largest)  # a longer copy of one layer's is made
+        states = self.choices * self.longest * config.hidden_size * STATES_OF_CACHED_PASS * width
+        logits = self.choices * config.vocab_size * 4 * _LOGITS
+        return int(cache + states + logits + _TOLD * self.told_numbers() + _KEPT * self.kept_numbers(loaded))
+
+    def kept_numbers(self, loaded: LoadedModel) -> int:
+        """The numbers of the recording, if the run is kept."""
+        if not self.keeps:
+            return 0
+        width = int(loaded.model.config.get_text_config().hidden_size)
+        images = 0 if self.vision is None else self.vision.ids.numel()
+        found = 0
+        for place in loaded.places.values():
+            length = images if place.queries == "images" else self.longest + self.sampling.new_tokens
+            found += length * (place.widths.heads * length + width)
+        return found
+
+    def told_numbers(self) -> int:
+        """The numbers that are told of all tokens."""
+        if (look := self.look) is None:
+            return 0
+        heads = sum(each.widths.heads if look.heads is None else len(look.heads) for each in self.places)
+        tokens, length = self.sampling.new_tokens, self.longest + self.sampling.new_tokens
+        names = len(DEFAULT_STATISTICS if look.statistics is None else look.statistics)
+        names += len(look.statistic_options.token_classes)
+        numbers = names + 2 * min(look.top_k, length) + (length if look.weights else 0)
+        return self.choices * tokens * heads * numbers
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The settings of one generation."""
+
+    new_tokens: int
+    choices: int
+    """For each prompt."""
+    temperature: float
+    """0 takes the likeliest token."""
+    top_p: float
+    top_k: int
+    """0 for all tokens."""
+    seed: int | None
+    stops: tuple[str, ...]
+    logprobs: int | None
+    """The likeliest tokens to name beside each one; None for no log-probabilities."""
+    changes: LogitChanges | None
+
+    @classmethod
+    def of(cls, request: GenerationRequest, room: int, checkpoints: Any) -> "Sampling":
+        """Read the settings of a request. ``room``: tokens that the model has positions for behind the prompts.
+
+        ``checkpoints``: the GenerationConfig that the checkpoint brings.
+        """
+        logprobs = request.logprobs if isinstance(request, CompletionRequest) else None
+        wanted, default = request.max_tokens, _COMPLETION_TOKENS
+        if isinstance(request, ChatCompletionRequest):
+            wanted, default = request.max_completion_tokens or wanted, _CHAT_TOKENS
+            logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        stop: Any = checkpoints.stop_strings if request.stop is None else request.stop
+        stops = [each for each in ([stop] if isinstance(stop, str) else stop or []) if isinstance(each, str) and each]
+        # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.
+        own = {name: getattr(checkpoints, name) or 0 for name in _DRAWING if checkpoints.do_sample}
+        temperature = (own.get("temperature") or 1.0) if request.temperature is None else request.temperature
+        bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+        presence, frequency = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
+        return cls(
+            new_tokens=wanted or min(room, default),
+            choices=request.n or 1,
+            temperature=temperature,
+            top_p=request.top_p or own.get("top_p") or 1.0,
+            top_k=own.get("top_k", 0),
+            seed=request.seed,
+            stops=tuple(stops),
+            logprobs=logprobs,
+            changes=LogitChanges(presence, frequency, bias) if presence or frequency or bias else None,
+        )
+
+    def processors(self) -> list[LogitsProcessor]:
+        """The processors of the logits, besides those of ``generate`` for the options."""
+        changes: list[LogitsProcessor] = [] if self.changes is None else [self.changes]
+        return changes if self.temperature == 0 else [*changes, DrawableLogits(self.temperature)]
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``generate``."""
+        found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
+        found |= _OF_CHECKPOINT
+        if self.temperature == 0:
+            return found | {"do_sample": False}
+        return found | {
+            "do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
+        }  # fmt: skip
+
+
+def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> GenerationPlan:
+    """Check a request. Raises InvalidRequest that names the field at fault."""
+    model, reader = loaded.model, loaded.reader
+    if not model.can_generate():
+        why = loaded.without_head if loaded.predicts is None else f"{type(model).__name__} does not generate"
+        raise InvalidRequest.at("model", f"{why}; take a causal language model")
+    images: list[ImageBytes] = []
+    more: dict[str, Any] = {}
+    if isinstance(request, ChatCompletionRequest) and (images := images_in(request.messages)):
+        inputs = _read_with_images(loaded, request)
+        rows = [inputs.text.host_ids[0].tolist()]
+        own = {name: x for name, x in inputs.arguments.items() if name not in {"input_ids", "attention_mask"}}
+        more = {"images": images, "arguments": own, "vision": inputs.images}
+    else:
+        rows = _prompts(loaded, request)
+    longest = 1 if reader.pairs else max(map(len, rows))
+    room = _CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
+    limit = "" if reader.max_length is None else f"the model's maximum context length is {reader.max_length} tokens"
+    sampling = Sampling.of(request, room, model.generation_config)
+    if room < 1 or (limit and sampling.new_tokens > room):
+        field = "max_tokens" if room > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
+        raise InvalidRequest.at(
+            field,
+            f"{limit}; the prompt has {longest}, and {sampling.new_tokens} are to follow",
+            limit=reader.max_length,
+        )
+    known, changes = reader.predictable, sampling.changes
+    if changes is not None and (beyond := [each for each in changes.bias if each >= known]):
+        raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {known}")
+    settings = model.generation_config
+    told: Any = settings.eos_token_id
+    if told is None and reader.tokenizer is not None:
+        told = reader.tokenizer.eos_token_id
+    ends = frozenset(each for each in (told if isinstance(told, list) else [told]) if isinstance(each, int))
+    padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
+    wanted = request.attention
+    if wanted is None:
+        return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)
+    places = _places(loaded, wanted)
+    edits = _edits(loaded, wanted, rows, sampling)
+    if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
+        raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
+    look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
+    return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep, **more)
+
+
+def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]:
+    reader = loaded.reader
+    if reader.tokenizer is None:
+        raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
+    if isinstance(request, ChatCompletionRequest):
+        ids = reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids
+        reader.check(ids, "messages")
+        return [ids]
+    return _prompt_tokens(loaded, request.prompt, "prompt")
+
+
+def _messages(request: ChatCompletionRequest) -> list[Message]:
+    return [Message.model_validate({"role": each.role, "content": each.content}) for each in request.messages]
+
+
+def _read_with_images(loaded: LoadedModel, request: ChatCompletionRequest) -> Inputs:
+    """Read a conversation with images. Raises InvalidRequest."""
+    try:
+        return loaded.reader.read(ModelForwardRequest(messages=_messages(request)))
+    except InvalidRequest as fault:
+        raise InvalidRequest(fault.detail, param="messages") from None
+
+
+def _prompt_tokens(loaded: LoadedModel, given: Any, field: str) -> list[list[int]]:
+    """The token ids of a text, of several, or of what came as ids. Raises InvalidRequest."""
+    reader = loaded.reader
+    several = isinstance(given, list) and not isinstance(given[0], int)
+    found = []
+    for index, each in enumerate(given if several else [given]):
+        place = f"{field}.{index}" if several else field
+        ids = reader.tokens(each, place).ids if isinstance(each, str) else list(each)
+        reader.check(ids, place)
+        found.append(ids)
+    return found
+
+
+def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPlace]:
+    """The layers to tell of: those that attend from generated tokens."""
+    queries = "target" if loaded.reader.pairs else "text"
+    able = {key: place for key, place in loaded.places.items() if place.queries == queries}
+    names = list(able) if wanted.layers == "all" else [str(layer) for layer in wanted.layers]
+    for name in names:
+        if name not in able:
+            raise InvalidRequest.at("attention.layers", f"expected layers among {', '.join(able)}; got {name}")
+        check_indices("attention.heads", wanted.heads, able[name].widths.heads, "heads")
+    if CLASS_SHARES in (wanted.statistics or ()) and not wanted.statistic_options.token_classes:
+        raise InvalidRequest.at(
+            "attention.statistic_options.token_classes", "the statistic classes has no class; name some"
+        )
+    return [able[name] for name in names]
+
+
+def _edits(
+    loaded: LoadedModel, wanted: AttentionOfTokens, rows: Sequence[Sequence[int]], sampling: "Sampling"
+) -> dict[LayerKey, Sequence[Edit]]:
+    length = max(map(len, rows)) + sampling.new_tokens
+    found: dict[LayerKey, Sequence[Edit]] = {}
+    for name, edits in wanted.edits.items():
+        place = loaded.places.get(name)
+        if place is None or place.queries == "images":
+            known = ", ".join(each for each, other in loaded.places.items() if other.queries != "images")
+            raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
+        place.check_edits(edits, place.bound(1, length, length), "attention.edits")
+        if place.keys_of != "tokens" and any(edit.keys or edit.value is not None for edit in edits):
+            raise InvalidRequest.at(
+                "attention.edits",
+                f"layer {name} has the keys of {place.keys_of}, which are not counted as tokens are; leave keys and "
+                "value out",
+            )
+        placed = any(edit.queries or edit.keys or edit.value is not None for edit in edits)
+        placed = placed or place.keys == BOTH
+        if placed and len({len(row) for row in rows}) > 1:
+            raise InvalidRequest.at(
+                "attention.edits", "edits of some queries or keys, or with a value, need prompts of one length"
+            )
+        found[place.key] = edits
+    return found

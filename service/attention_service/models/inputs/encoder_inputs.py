@@ -1,0 +1,219 @@
+"""The input of an encoder of images: pixels by the checkpoint's own image processor, and a label for every token."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.prompts import ModelInput
+from attention_service.models.inputs.image_decoding import decoded, shortest_edge
+from attention_service.models.inputs.model_inputs import InputReader, Inputs, SizedImage, Stack
+from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of
+from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.module_hooks import before
+
+SHORT: Final = (64, 64)
+"""Width and height of the gray image of short runs."""
+
+
+class EncoderInputs(InputReader):
+    """Reads the images of one encoder."""
+
+    def __init__(self, model: PreTrainedModel, processor: Any) -> None:
+        """``processor``: the checkpoint's image processor. Raises InvalidCheckpoint without one."""
+        if processor is None:
+            raise InvalidCheckpoint.at(
+                "checkpoint", "it has no image processor (preprocessor_config.json) that runs with Pillow alone"
+            )
+        self.pairs, self.tokenizer, self.template, self.max_length = False, None, None, None
+        self.names = frozenset(inspect.signature(model.forward).parameters)
+        self._classes = {int(each): name for each, name in (model.config.id2label or {}).items()}
+        self.vocabulary = self.predictable = len(self._classes)
+        sees: Any = getattr(model.config, "vision_config", model.config)  # of CLIP that classifies, one of two
+        self._registers = int(getattr(sees, "num_register_tokens", None) or 0)
+        self._device, self._processor = model.device, processor
+        self._patch, self.edge = patch_size(sees), shortest_edge(processor)
+        self.crops = lru_cache(256)(lambda width, height: crops_of(processor, width, height, self._patch))
+        self._mask_ratio: float | None = float(sees.mask_ratio) if "noise" in self.names else None
+        """The share of patches that the model leaves out at random, as ViT-MAE; None for a model that sees all."""
+        self._length = self._first = 0
+        """The tokens of the short run, and the one that is its first patch; negative if none is."""
+
+    @property
+    def takes(self) -> list[str]:
+        """The inputs that requests may have."""
+        return ["images"]
+
+    def short_runs(self) -> list[dict[str, Tensor]]:
+        """The arguments of a run over a gray image."""
+        return [self._processed([gray(*SHORT)])]
+
+    def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
+        """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
+        crop = self.crops(*SHORT)[0]
+        if self._mask_ratio is None:
+            self._length, self._first = patch_tokens(places[0], run, self.short_runs()[0], crop, self._patch)
+        else:
+            self._length, self._first = 1 + len(seen_patches(crop.rows * crop.columns, self._mask_ratio, 0)[0]), 1
+        if any(place.length != self._length for place in places):
+            raise InvalidCheckpoint.at(
+                "checkpoint",
+                "its layers attend over windows or over merged patches; only encoders that attend over all "
+                "patches are supported",
+            )
+        return True
+
+    def read(self, request: ModelInput) -> Inputs:
+        """Read the images of a request. Raises InvalidRequest that names the field at fault."""
+        for field in ("text", "tokens", "messages", "target"):
+            if getattr(request, field) is not None:
+                raise InvalidRequest.at(field, "this model reads only images")
+        images = decoded(request.images)
+        arguments = self._processed(images, request.mask_seed)
+        mask, length = arguments.get("pixel_attention_mask"), _rows_of_patches(arguments)
+        rows = [self._tokens(number, image, length, request.mask_seed) for number, image in enumerate(images)]
+        length = len(rows[0])
+        ids = torch.arange(length, device=self._device).expand(len(rows), -1)
+        names = [token_names(row, len(rows), self._registers) for row in rows]
+        mask = None if mask is None or bool(mask.all()) else mask.bool()
+        stack = Stack(ids, mask, [[None] * length] * len(rows), names, rows)
+        return Inputs(len(images) > 1, stack, None, arguments)
+
+    def sized(self, width: int, height: int) -> SizedImage:
+        """Return the tokens of an image of this size. Raises InvalidRequest."""
+        length = _rows_of_patches(self._processed([gray(width, height)])) or self._length
+        return SizedImage(length, 1, length)
+
+    def check(self, ids: Sequence[int], param: str) -> None:
+        """Raise InvalidRequest: tokens are no input here."""
+        raise InvalidRequest.at(param, "this model reads only images")
+
+    def readable(self, ids: Sequence[int]) -> list[str]:
+        """The names of these classes."""
+        return [str(self._classes.get(each, each)) for each in ids]
+
+    def token_id(self, token: int | str, param: str) -> int:
+        """The number of a class, given as such or by its name. Raises InvalidRequest."""
+        found = [each for each, name in self._classes.items() if token in (each, name)]
+        if len(found) != 1:
+            raise InvalidRequest.at(
+                param, f"{token!r} is not one of the {self.vocabulary} classes", limit=self.vocabulary
+            )
+        return found[0]
+
+    def _processed(self, images: Sequence[Image.Image], mask_seed: int = 0) -> dict[str, Tensor]:
+        try:
+            made = self._processor(images=list(images), return_tensors="pt")
+        except (ValueError, TypeError, RuntimeError) as fault:
+            reason = str(fault).partition("\n")[0][:120]
+            raise InvalidRequest.at("images", f"the model's image processor refuses them: {reason}") from None
+        arguments = {name: x.to(self._device) for name, x in made.items() if name in self.names}
+        mask = arguments.get("pixel_attention_mask")
+        if mask is not None and arguments["pixel_values"].ndim == 3:  # rows of patches, padded for batches of any kind
+            longest = int(mask.sum(1).max())
+            arguments |= {name: arguments[name][:, :longest] for name in ("pixel_values", "pixel_attention_mask")}
+        if self._mask_ratio is not None:
+            *_, height, width = arguments["pixel_values"].shape
+            _, noise = seen_patches(height // self._patch[0] * (width // self._patch[1]), self._mask_ratio, mask_seed)
+            arguments["noise"] = noise.to(self._device).expand(len(images), -1)
+        return arguments
+
+    def _tokens(self, number: int, image: Image.Image, length: int | None, mask_seed: int) -> list[Patch | None]:
+        """The tokens of one image; ``length``: their number, if it is not that of the short run."""
+        patches, length = self.crops(*image.size)[0].patches(number, 0), length or self._length
+        if self._mask_ratio is not None:
+            patches = [patches[each] for each in seen_patches(len(patches), self._mask_ratio, mask_seed)[0]]
+        return in_their_place(patches, self._first, length)
+
+
+def seen_patches(patches: int, mask_ratio: float, seed: int) -> tuple[list[int], Tensor]:
+    """The patches that ViT-MAE sees, row by row, and the noise ``[patches]`` that makes it see them in this order.
+
+    The same for every image. The model sees the patches of the least noise. Source: He et al. 2022, section 3.
+    """
+    drawn = torch.randperm(patches, generator=torch.Generator().manual_seed(seed))
+    count = int(patches * (1 - mask_ratio))  # as transformers counts
+    drawn[:count] = drawn[:count].sort().values
+    return drawn[:count].tolist(), drawn.argsort()
+
+
+def gray(width: int, height: int) -> Image.Image:
+    """An image that shows nothing."""
+    return Image.new("RGB", (width, height), (128, 128, 128))
+
+
+def _rows_of_patches(arguments: dict[str, Tensor]) -> int | None:
+    """The rows of patches of each image, if the model takes images as such."""
+    pixels = arguments["pixel_values"]
+    return pixels.shape[1] if pixels.ndim == 3 else None
+
+
+@torch.no_grad()
+def patch_tokens(
+    place: AttentionPlace,
+    run: Callable[[dict[str, Tensor]], Any],
+    arguments: dict[str, Tensor],
+    crop: Crop,
+    patch: tuple[int, int],
+) -> tuple[int, int]:
+    """The number of tokens of a crop, and the one that is its first patch; negative if none is.
+
+    The last patch is the token that its pixels change. ``crop``: the last one of the ``arguments``.
+    """
+    states, (down, across) = list[Tensor](), patch
+    pixels = arguments["pixel_values"].clone()
+    if pixels.ndim == 3:  # rows of patches
+        pixels[-1, crop.rows * crop.columns - 1] += 1
+    else:
+        pixels[..., : crop.rows * down, : crop.columns * across][..., -down:, -across:] += 1
+    undo = before(place.first_layer, lambda state: states.append(state.detach().double()))
+    try:
+        for each in (arguments["pixel_values"], pixels):
+            run(arguments | {"pixel_values": each})
+    finally:
+        undo()
+    change = (states[1] - states[0])[-1].norm(dim=-1)
+    return len(change), int(change.argmax()) + 1 - crop.rows * crop.columns
+
+
+def patch_name(patch: Patch, images: int, *, crops: bool = False) -> str:
+    """A patch for reading: ``[row,column]``, with the image before and the crop behind it where there are several."""
+    image, crop = f"{patch.image}:" if images > 1 else "", f"/{patch.crop}" if crops else ""
+    return f"[{image}{patch.row},{patch.column}]{crop}"
+
+
+def patch_size(config: Any) -> tuple[int, int]:
+    """Height and width of a model's patches. Raises InvalidCheckpoint for one that has none."""
+    told = getattr(config, "patch_size", None)
+    if isinstance(told, int):
+        return told, told
+    if isinstance(told, list | tuple) and len(told) == 2:
+        return int(told[0]), int(told[1])
+    raise InvalidCheckpoint.at(
+        "checkpoint", f"{config.model_type} has no patch_size; only patches of one size are supported"
+    )
+
+
+def in_their_place(patches: Sequence[Patch], first: int, length: int) -> list[Patch | None]:
+    """The patches among so many tokens; ``first``: the token that is the first of them, if one is."""
+    behind = length - first - len(patches)
+    return [None] * length if first < 0 or behind < 0 else [*[None] * first, *patches, *[None] * behind]
+
+
+def token_names(row: Sequence[Patch | None], images: int, registers: int, *, crops: bool = False) -> list[str]:
+    """The tokens of a crop for reading."""
+    found, others = [], 0
+    for each in row:
+        if each is not None:
+            found.append(patch_name(each, images, crops=crops))
+            continue
+        name = f"register {others - 1}" if registers else f"token {others}"
+        found.append("CLS" if row[0] is None and not others else name)
+        others += 1
+    return found

@@ -1,0 +1,56 @@
+"""The keys of attentions as tokens with labels: with compressed ones behind them, or those of two texts."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attention_service.models.inputs.model_inputs import Span, Stack
+from attention_service.models.passes.layer_keys import Compression
+
+
+def extended(stack: Stack, compression: Compression) -> Stack:
+    """Return the tokens, and behind them the keys that stand for several."""
+    spans = compression.spans(stack.length)
+    if not spans:
+        return stack
+    own = stack.ids.new_full((len(stack.ids), len(spans)), -1)
+    mask = stack.mask
+    if mask is not None:
+        real = torch.stack([mask[:, each.start : each.stop].any(1) for each in spans], 1)
+        mask = torch.cat([mask, real], 1)
+    return replace(
+        stack,
+        ids=torch.cat([stack.ids, own], 1),
+        mask=mask,
+        spans=[[*row, *(_covered(row, each) for each in spans)] for row in stack.spans],
+        patches=None if stack.patches is None else [[*row, *[None] * len(spans)] for row in stack.patches],
+        compressed=spans,
+    )
+
+
+def _covered(row: list[Span], tokens: range) -> Span:
+    """The characters of several tokens, from the first to the last."""
+    known = [span for span in row[tokens.start : tokens.stop] if span is not None]
+    return (known[0][0], known[-1][1]) if known else None
+
+
+def joined(decoder: Stack, encoder: Stack) -> Stack:
+    """Return the tokens of the decoder, and behind them those of the encoder."""
+    mask = None
+    if decoder.mask is not None or encoder.mask is not None:
+        mask = torch.cat([_mask(decoder), _mask(encoder)], 1)
+    names = None
+    if decoder.names is not None and encoder.names is not None:
+        names = [[*own, *read] for own, read in zip(decoder.names, encoder.names, strict=True)]
+    return Stack(
+        torch.cat([decoder.ids, encoder.ids], 1),
+        mask,
+        [[*own, *read] for own, read in zip(decoder.spans, encoder.spans, strict=True)],
+        names,
+        foreign=encoder.length,
+    )
+
+
+def _mask(stack: Stack) -> Tensor:
+    return torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask

@@ -1,0 +1,451 @@
+"""The input of a whole model: texts, tokens or messages as ids, padded to one batch, with labels for reading."""
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.prompts import Message, ModelInput, TextPart, TokenLabelsReply
+from attention_service.models.inputs.patch_grids import Patch, patch_labels
+from attention_service.models.passes.attention_places import TARGET, TEXT
+
+_LETTERS: Final[Any] = bytes_to_unicode  # has no annotations
+_BYTES: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
+"""The byte that each character of a byte-level token stands for."""
+_STRETCHED: Final = frozenset({"linear", "yarn"})
+"""Rotations whose factor a config may have beside the positions without it. What a dynamic one does for a long text
+depends on the texts before, so its factor is not taken."""
+_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A byte of sentencepiece."""
+Span = tuple[int, int] | None
+
+
+class Tokens(NamedTuple):
+    """The tokens of one text."""
+
+    ids: list[int]
+    spans: list[Span]
+    """The characters of each token."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The tokens of one stack: a batch of texts, padded to the same length."""
+
+    ids: Tensor
+    """``[B, L]``"""
+    mask: Tensor | None
+    """Bool ``[B, L]``, True for a token that is no padding; None if none is."""
+    spans: list[list[Span]]
+    names: list[list[str]] | None = None
+    """The tokens for reading, if their ids do not tell."""
+    patches: list[list[Patch | None]] | None = None
+    """The patch of an image that each token is."""
+    compressed: tuple[range, ...] = ()
+    """The tokens that each of the last entries stands for, in a layer that has keys of several tokens."""
+    foreign: int = 0
+    """The last entries that are tokens of another text, in a layer whose keys are those of two texts."""
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return self.ids.shape[1]
+
+    @cached_property
+    def host_ids(self) -> NDArray[np.int64]:
+        """The ids on the host."""
+        found: NDArray[np.int64] = self.ids.cpu().numpy()
+        return found
+
+    @cached_property
+    def positions(self) -> NDArray[np.float64] | None:
+        """The position of each entry in the text ``[L]``: None for its index, NaN for one of another text.
+
+        One that stands for several tokens is at the middle of them.
+        """
+        if not (self.compressed or self.foreign):
+            return None
+        middles = [span_middle(tokens) for tokens in self.compressed]
+        behind = [*middles, *[float("nan")] * self.foreign]
+        return np.array([*range(self.length - len(behind)), *behind])
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Behind the last token of each text that is no padding."""
+        if self.mask is None:
+            return [self.length] * len(self.ids)
+        return [int(row.nonzero()[-1]) + 1 for row in self.mask]
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64] | None:
+        """The first token of each text that is no padding; None if it is token 0 of all."""
+        if self.mask is None or bool(self.mask[:, 0].all()):
+            return None
+        found: NDArray[np.int64] = self.mask.int().argmax(1).cpu().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The input of one request."""
+
+    several: bool
+    """True if the request has a list of texts, so that its reply has a batch dimension."""
+    text: Stack
+    target: Stack | None
+    """The decoder's tokens, of a model with an encoder and a decoder."""
+    arguments: dict[str, Tensor]
+    """The arguments of the model's ``forward``."""
+    images: Stack | None = None
+    """The tokens of the layers that see images, beside those of the text. They always have a batch dimension."""
+
+    @property
+    def predicted(self) -> Stack:
+        """The tokens whose predictions the model makes."""
+        return self.target or self.text
+
+
+class SizedImage(NamedTuple):
+    """The tokens of an image of some size."""
+
+    text: int
+    """In the text; of an encoder, all of the image."""
+    crops: int
+    length: int
+    """Tokens of a crop, in the layers that see it."""
+    windows: tuple[int, ...] = ()
+    """Tokens of each window, in layers that attend within windows."""
+    decoding: int = 0
+    """Bytes that it takes to decode it."""
+
+
+class InputReader:
+    """Reads the inputs of one model."""
+
+    packs = False
+    """True if all images are one sequence in the layers that see them."""
+    edge = 0
+    """The ``shortest_edge`` of the image processor."""
+    no_tokenizer = "the checkpoint has no tokenizer"
+    """The reason for which texts are refused, if they are."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        config = model.config
+        self.pairs = bool(config.is_encoder_decoder)
+        """True for a model with an encoder and a decoder."""
+        self.tokenizer = tokenizer
+        self.template: Any = default_template(getattr(tokenizer, "chat_template", None))
+        """The chat template."""
+        self.names = frozenset(inspect.signature(model.forward).parameters)
+        """The names of the model's arguments."""
+        behind = _positions_behind_padding(model)
+        self.max_length = _max_length(model) if behind is None else behind
+        self.vocabulary = _vocabulary(model)
+        """The number of token ids that the model reads."""
+        head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.predictable = self.vocabulary if head is None else int(head.weight.shape[0])
+        """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
+        self._device = model.device
+        self._pads_left = bool(model.can_generate()) and not self.pairs
+        self._counts_positions = "position_ids" in self.names and behind is None
+        """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
+        pad: Any = getattr(config.get_text_config(), "pad_token_id", None)
+        self._pad = int(pad) if self.knows(pad) else 0
+        self._start = _first_token(model, self._pad)
+        self._cleaner = _Cleaner(tokenizer)
+        self.takes_no_images = "this model takes none; send text, tokens or messages"
+        """The reason for a request with images."""
+
+    def short_runs(self) -> list[dict[str, Tensor]]:
+        """The arguments of a run over a few tokens: ``TEXT``, and ``TARGET`` of a target; then of others."""
+        text = self.batch([Tokens([*range(1, TEXT + 1)], [None] * TEXT)])
+        arguments = self.arguments(text)
+        if self.pairs:
+            arguments["decoder_input_ids"] = text.ids[:, :TARGET]
+        return [arguments]
+
+    @property
+    def takes(self) -> list[str]:
+        """The inputs that requests may have."""
+        found = [] if self.tokenizer is None else ["text"]
+        found += ["messages"] if self.tokenizer is not None and self.template else []
+        return [*found, "target"] if self.pairs and self.tokenizer is not None else found
+
+    def read(self, request: ModelInput) -> Inputs:
+        """Read the input of a request. Raises InvalidRequest that names the field at fault."""
+        if request.images:
+            raise InvalidRequest.at("images", self.takes_no_images)
+        texts, field, several = self._texts(request)
+        for index, text in enumerate(texts):
+            self.check(text.ids, f"{field}.{index}" if several else field)
+        stack, target = self.batch(texts), None
+        arguments = self.arguments(stack)
+        if self.pairs:
+            target = self._target(request.target, len(texts))
+            arguments["decoder_input_ids"] = target.ids
+        elif request.target is not None:
+            raise InvalidRequest.at("target", "the model has one stack and reads only the text")
+        return Inputs(several, stack, target, arguments)
+
+    def sized(self, width: int, height: int) -> SizedImage:
+        """Return the tokens of an image of this size. Raises InvalidRequest."""
+        raise InvalidRequest.at("images", self.takes_no_images)
+
+    def batch(self, texts: Sequence[Tokens]) -> Stack:
+        """Pad texts to one batch: at the left for a model that generates, else at the right."""
+        length = max(len(text.ids) for text in texts)
+        ids = torch.full((len(texts), length), self._pad, dtype=torch.int64)
+        mask = torch.zeros(len(texts), length, dtype=torch.bool)
+        spans: list[list[Span]] = []
+        for row, text in enumerate(texts):
+            missing = length - len(text.ids)
+            place = slice(missing, length) if self._pads_left else slice(0, length - missing)
+            ids[row, place], mask[row, place] = torch.tensor(text.ids), True
+            nothing: list[Span] = [None] * missing
+            spans.append(nothing + text.spans if self._pads_left else text.spans + nothing)
+        padded = not bool(mask.all())
+        return Stack(ids.to(self._device), mask.to(self._device) if padded else None, spans)
+
+    def arguments(self, stack: Stack) -> dict[str, Tensor]:
+        """The model's arguments for one batch: positions count from the first token that is no padding."""
+        found = {"input_ids": stack.ids}
+        if stack.mask is not None:
+            found["attention_mask"] = stack.mask.long()
+            if self._pads_left and self._counts_positions:
+                found["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
+        return found
+
+    def labels(self, stack: Stack) -> list[TokenLabelsReply]:
+        """The labels of every token of each text, those of padding included."""
+        found = []
+        for row, (ids, spans) in enumerate(zip(stack.host_ids.tolist(), stack.spans, strict=True)):
+            single = ids[: len(ids) - len(stack.compressed)]
+            tokens = self._cleaner.tokens(single) if stack.names is None else stack.names[row]
+            tokens = [*tokens, *(f"[{each.start}…{each.stop - 1}]" for each in stack.compressed)]
+            patches = {} if stack.patches is None else patch_labels(stack.patches[row])
+            found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **patches))
+        return found
+
+    def readable(self, ids: Sequence[int]) -> list[str]:
+        """The tokens of these ids, cleaned for reading."""
+        return self._cleaner.tokens(ids)
+
+    def token_id(self, token: int | str, param: str) -> int:
+        """The id of a token, given as such or as a text that is one token. Raises InvalidRequest."""
+        if isinstance(token, int):
+            self._check_known([token], param, self.predictable)
+            return token
+        if self.tokenizer is None:
+            raise InvalidRequest.at(param, f"{self.no_tokenizer}; send a token id")
+        ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise InvalidRequest.at(
+                param, f"{token!r} is {len(ids)} tokens ({', '.join(self.readable(ids))}); expected one"
+            )
+        self._check_known(ids, param, self.predictable)
+        return int(ids[0])
+
+    def conversation(self, messages: Sequence[Message], *, answered: bool = True) -> str:
+        """A conversation as the checkpoint's chat template writes it; ``answered``: up to where an answer begins.
+
+        Raises InvalidRequest.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequest.at("messages", f"{self.no_tokenizer}; send tokens")
+        if not self.template:
+            raise InvalidRequest.at(
+                "messages", "the checkpoint has no default chat template; send the conversation as text"
+            )
+        try:
+            written = self.tokenizer.apply_chat_template(
+                [{"role": message.role, "content": self.content(message)} for message in messages],
+                add_generation_prompt=answered, tokenize=False, chat_template=self.template,
+            )  # fmt: skip
+        except Exception as fault:  # a template computes: it may recurse, or fill the memory
+            told = str(fault)[:400] or type(fault).__name__
+            raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {told}") from None
+        return str(written)
+
+    def content(self, message: Message) -> Any:
+        """The content of a message for the chat template: one text. Raises InvalidRequest for an image."""
+        if isinstance(message.content, str):
+            return message.content
+        if not all(isinstance(part, TextPart) for part in message.content):
+            raise InvalidRequest.at("messages", f"images: {self.takes_no_images}")
+        return "".join(part.text for part in message.content if isinstance(part, TextPart))
+
+    def _texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
+        """The texts of a request, the field that they came in, and True if they came as a list."""
+        if request.tokens is not None:
+            several = bool(request.tokens) and isinstance(request.tokens[0], list)
+            lists: Any = request.tokens if several else [request.tokens]
+            return [Tokens(ids, [None] * len(ids)) for ids in lists], "tokens", several
+        if request.messages is not None:
+            return [self.tokens(self.conversation(request.messages), "messages", special=False)], "messages", False
+        if request.text is None:
+            raise InvalidRequest.at("text", "expected text, tokens or messages")
+        if isinstance(request.text, str):
+            return [self.tokens(request.text, "text")], "text", False
+        return [self.tokens(text, f"text.{index}") for index, text in enumerate(request.text)], "text", True
+
+    def tokens(self, text: str, param: str, *, special: bool = True, limit: int | None = None) -> Tokens:
+        """The tokens of a text, cut to ``limit``; ``special``: with those that the tokenizer adds.
+
+        Raises InvalidRequest.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequest.at(param, f"{self.no_tokenizer}; send tokens")
+        fast = bool(self.tokenizer.is_fast)
+        found = self.tokenizer(
+            text, add_special_tokens=special, return_offsets_mapping=fast, truncation=limit is not None,
+            max_length=limit,
+        )  # fmt: skip
+        ids = list(found["input_ids"])
+        if not ids:
+            raise InvalidRequest.at(param, "the tokenizer returns no tokens for it; send a longer text")
+        if not fast:
+            return Tokens(ids, [None] * len(ids))
+        return Tokens(ids, [(a, b) if a < b else None for a, b in found["offset_mapping"]])
+
+    def _target(self, target: str | None, batch: int) -> Stack:
+        ids = [self._start]
+        spans: list[Span] = [None]
+        if target is not None:
+            if self.tokenizer is None:
+                raise InvalidRequest.at("target", self.no_tokenizer)
+            told = self.tokenizer(text_target=target)["input_ids"]
+            offsets = self.tokens(target, "target").spans
+            ids += list(told)
+            spans += offsets if len(offsets) == len(told) else [None] * len(told)
+        self._check_count(ids, "target")
+        self._check_known(ids, "target", self.predictable)
+        return Stack(torch.tensor([ids] * batch, device=self._device), None, [spans] * batch)
+
+    def knows(self, token: Any) -> bool:
+        """True for the id of a token that the model has an embedding of, as a config may not state."""
+        return isinstance(token, int) and 0 <= token < self.vocabulary
+
+    def check(self, ids: Sequence[int], param: str) -> None:
+        """Raise InvalidRequest for ids that the model does not know, and for more than it has positions for."""
+        self._check_count(ids, param)
+        self._check_known(ids, param, self.vocabulary)
+
+    def _check_count(self, ids: Sequence[int], param: str) -> None:
+        if self.max_length is not None and len(ids) > self.max_length:
+            raise InvalidRequest.at(
+                param, f"{len(ids)} tokens; the model has positions for {self.max_length}", limit=self.max_length
+            )
+
+    def _check_known(self, ids: Sequence[int], param: str, known: int) -> None:
+        if (largest := max(ids)) >= known:
+            raise InvalidRequest.at(
+                param,
+                f"token {largest} is out of range; the vocabulary has {known} tokens, numbered from 0",
+                limit=known,
+            )
+
+
+def span_middle(tokens: range) -> float:
+    """The position of a key that stands for several tokens: the middle of them."""
+    return (tokens.start + tokens.stop - 1) / 2
+
+
+def default_template(named: Any) -> Any:
+    """The chat template to use, of one or of several by name; None without one."""
+    return named.get("default") if isinstance(named, dict) else named
+
+
+class _Cleaner:
+    r"""Writes tokens for reading: without the marks of the tokenizer, and bytes as the text that they are.
+
+    Bytes that are part of a character are written as ``\xe2``, so that different tokens look different.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._tokenizer = tokenizer
+        self._special: frozenset[str] = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_tokens)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = "" if backend is None else json.dumps(json.loads(backend.to_str()).get("decoder"))
+        self._by_bytes = "ByteLevel" in decoder
+        self._word_pieces = "WordPiece" in decoder
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The tokens of these ids; the ids themselves without a tokenizer."""
+        if self._tokenizer is None:
+            return [str(each) for each in ids]
+        found = self._tokenizer.convert_ids_to_tokens(list(ids))
+        return [str(each) if token is None else self._clean(str(token)) for each, token in zip(ids, found, strict=True)]
+
+    def _clean(self, token: str) -> str:
+        if token in self._special:
+            return token
+        if self._by_bytes:
+            return _as_text(bytes(_BYTES[each] for each in token)) if _BYTES.keys() >= {*token} else token
+        if self._word_pieces:
+            return token.removeprefix("##")
+        if byte := _BYTE.fullmatch(token):
+            return _as_text(bytes.fromhex(byte[1]))
+        return token.replace("▁", " ")
+
+
+def _as_text(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace")
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """The number of rows of the table of token embeddings. Raises InvalidCheckpoint without one."""
+    try:
+        table: Any = model.get_input_embeddings()
+        return int(table.num_embeddings)
+    except (AttributeError, NotImplementedError):
+        told = f"{type(model).__name__} has no table of token embeddings, and a model here reads tokens"
+        raise InvalidCheckpoint.at("checkpoint", told) from None
+
+
+def _first_token(model: PreTrainedModel, default: int) -> int:
+    """The token with which a decoder begins, found as ``generate`` finds it."""
+    generation = getattr(model, "generation_config", None)
+    places = (
+        (model.config, "decoder_start_token_id"), (generation, "decoder_start_token_id"), (generation, "bos_token_id"),
+    )  # fmt: skip
+    found = (getattr(place, name, None) for place, name in places)
+    return next((each for each in found if isinstance(each, int)), default)
+
+
+def _max_length(model: PreTrainedModel) -> int | None:
+    """The most tokens for which its config has positions; None if there is no limit."""
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        return None
+    told: Any = getattr(config, "rope_parameters", None) or {}
+    rotations = [told] if "rope_type" in told else [each for each in told.values() if isinstance(each, dict)]
+    return max([limit, *(_stretched(each, limit) for each in rotations)])
+
+
+def _stretched(rotation: Mapping[str, Any], limit: int) -> int:
+    """The positions that a rotation reaches; a config has one, or one for each type of its layers."""
+    if rotation.get("rope_type") not in _STRETCHED:
+        return limit
+    return int((rotation.get("factor") or 1) * (rotation.get("original_max_position_embeddings") or limit))
+
+
+def _positions_behind_padding(model: PreTrainedModel) -> int | None:
+    """The positions of a table in which they are counted from behind the padding's, as in RoBERTa; None without one."""
+    for path, module in model.named_modules():
+        table, padding = getattr(module, "weight", None), getattr(module, "padding_idx", None)
+        named = path.rpartition(".")[2] in {"position_embeddings", "embed_positions"}
+        if named and isinstance(table, Tensor) and padding is not None:
+            return int(table.shape[0]) - int(padding) - 1
+    return None

@@ -1,0 +1,339 @@
+"""The input of a model that reads text with images: the checkpoint's own processor puts them into one prompt."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.vision_utils import get_vision_window_index
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.prompts import Message, ModelInput, TextPart
+from attention_service.models.inputs.encoder_inputs import (
+    SHORT,
+    gray,
+    in_their_place,
+    patch_name,
+    patch_size,
+    patch_tokens,
+    token_names,
+)
+from attention_service.models.inputs.image_decoding import decoded, shortest_edge
+from attention_service.models.inputs.model_inputs import (
+    InputReader,
+    Inputs,
+    SizedImage,
+    Span,
+    Stack,
+    Tokens,
+    default_template,
+)
+from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of
+from attention_service.models.passes.attention_places import AttentionPlace
+
+_MERGES: Final = range(1, 17)
+"""Sides of the squares of patches that may become one token."""
+ROW_END: Final = "row end"
+"""The label of a token that ends a row of patches."""
+_OF_TEXT: Final = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
+"""Arguments that have a number for each token."""
+
+
+class PromptInputs(InputReader):
+    """Reads the texts and images of one model."""
+
+    def __init__(self, model: PreTrainedModel, processor: Any) -> None:
+        """``processor``: the checkpoint's. Raises InvalidCheckpoint for a model without square patches."""
+        super().__init__(model, processor.tokenizer)
+        self.template = default_template(getattr(processor, "chat_template", None)) or self.template
+        self._processor, self._mark = processor, str(processor.image_token)
+        self._image_token = image_tokens(model.config)
+        self._places = {self._image_token, processor.tokenizer.convert_tokens_to_ids(self._mark)}
+        """The tokens that stand for parts of images, and that of an image, which is another one in Gemma 3."""
+        names = ("vision_start_token_id", "vision_end_token_id")
+        around = [getattr(model.config, name, None) for name in names]
+        self._before = self._mark
+        """An image before a text."""
+        if all(isinstance(each, int) for each in around):
+            start, end = processor.tokenizer.convert_ids_to_tokens(around)
+            self._before = f"{start}{self._mark}{end}"
+        self._vision: Any = model.config.vision_config
+        self._patch, self.edge = patch_size(self._vision), shortest_edge(processor.image_processor)
+        self.whole = frozenset(getattr(self._vision, "fullatt_block_indexes", None) or ())
+        """The layers that see all of an image, of a model whose others see windows of it."""
+        self._pack = _packing(model)
+        geometry = partial(processor, text=[self._mark])
+        merge = int(getattr(processor.image_processor, "merge_size", 1))
+        self.crops = lru_cache(256)(lambda width, height: crops_of(geometry, width, height, self._patch, merge))
+        self._length = self._first = 0
+        """The tokens of a crop in the layers that see images, and the one that is its first patch."""
+
+    @property
+    def takes(self) -> list[str]:
+        """The inputs that requests may have."""
+        return [*super().takes, "images"]
+
+    def short_runs(self) -> list[dict[str, Tensor]]:
+        """The arguments of a run over a few tokens, and of one over a gray image."""
+        return [*super().short_runs(), self._arguments(self._processed(self._mark, [gray(*SHORT)]))]
+
+    def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
+        """Find the tokens that are patches, in the layers that see images. False if other tokens pass these."""
+        arguments, crops = self.short_runs()[-1], self.crops(*SHORT)
+        self.packs = "image_grid_thw" in arguments
+        if self.packs:
+            self._length = sum(crop.rows * crop.columns for crop in crops)
+        else:
+            self._length, self._first = patch_tokens(places[0], run, arguments, crops[-1], self._patch)
+        return all(place.length == self._length for place in places)
+
+    def read(self, request: ModelInput) -> Inputs:
+        """Read the input of a request. Raises InvalidRequest that names the field at fault."""
+        sent = request.all_images
+        if not sent:
+            return super().read(request)
+        images = decoded(sent)
+        if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
+            raise InvalidRequest.at("images", "they go with one text, without a target")
+        if request.tokens is not None:
+            made = self._processed(self._mark * len(images), images)
+            tokens = Tokens(
+                [int(each) for each in request.tokens if isinstance(each, int)], [None] * len(request.tokens)
+            )
+            if tokens.ids.count(self._image_token or -1) != made["input_ids"][0].tolist().count(self._image_token):
+                raise InvalidRequest.at("tokens", "the number of image tokens does not match the images")
+            made = made | self._of_tokens(made, tokens.ids)
+            field = "tokens"
+        elif request.messages is not None:
+            made = self._processed(self._with_images(request.messages, len(images)), images, add_special_tokens=False)
+            tokens, field = _tokens(made), "messages"
+        else:
+            text = request.text if isinstance(request.text, str) else ""
+            before = "" if self._mark in text else self._before * len(images)
+            made = self._processed(before + text, images)
+            tokens, field = _tokens(made, len(before)), "text" if request.text else "images"
+        self.check(tokens.ids, field, images=True)
+        self._check_apart(tokens.ids, made, field)
+        crops = [self.crops(*image.size) for image in images]
+        ids = torch.tensor([tokens.ids], device=self._device)
+        parts = self._parts(tokens.ids, crops, made)
+        tiled = any(len(several) > 1 for several in crops)
+        names = [
+            patch_name(part, len(images), crops=tiled) if isinstance(part, Patch) else part or name
+            for name, part in zip(self.readable(tokens.ids), parts, strict=True)
+        ]
+        patches = [part if isinstance(part, Patch) else None for part in parts]
+        stack = Stack(ids, None, [tokens.spans], [names], [patches])
+        return Inputs(False, stack, None, self._arguments(made), self._vision_stack(made, crops))
+
+    def sized(self, width: int, height: int) -> SizedImage:
+        """Return the tokens of an image of this size: those of a prompt that is this image alone.
+
+        Raises InvalidRequest.
+        """
+        made = self._processed(self._before, [gray(width, height)], add_special_tokens=False)
+        crops, grids = self.crops(width, height), made.get("image_grid_thw")
+        text = made["input_ids"].shape[1]
+        if grids is None:
+            return SizedImage(text, len(crops), self._length)
+        windows = self._windows(grids)
+        cuts = () if windows is None else tuple(windows[1].diff().tolist())
+        return SizedImage(text, 1, sum(crop.rows * crop.columns for crop in crops), cuts)
+
+    def check(self, ids: Sequence[int], param: str, *, images: bool = False) -> None:
+        """Raise InvalidRequest for ids that the model does not know, too many, or places for images that did not come.
+
+        ``images``: True if they came.
+        """
+        super().check(ids, param)
+        if not images and self._places.intersection(ids):
+            raise InvalidRequest.at(param, "it has a place for an image, but no image was sent")
+
+    def tokens(self, text: str, param: str, *, special: bool = True, limit: int | None = None) -> Tokens:
+        """The tokens of a text without images. Raises InvalidRequest."""
+        found = super().tokens(text, param, special=special, limit=limit)
+        self.check(found.ids, param)
+        return found
+
+    def content(self, message: Message) -> Any:
+        """The content of a message for the chat template: a list of parts."""
+        parts = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
+
+    def _with_images(self, messages: Sequence[Message], images: int) -> str:
+        """A conversation with places for images: before the text of the first message, if it has none."""
+        told = [{"role": message.role, "content": self.content(message)} for message in messages]
+        places = [part for message in told for part in message["content"] if part["type"] == "image"]
+        if not places:
+            told[0]["content"] = [{"type": "image"}] * images + told[0]["content"]
+        return self.conversation([Message.model_validate(message) for message in told])
+
+    def _processed(self, text: str, images: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
+        try:
+            made = self._processor(
+                text=[text], images=list(images), return_tensors="pt", return_offsets_mapping=bool(self._fast),
+                return_text_replacement_offsets=True, return_mm_token_type_ids=True, **options,
+            )  # fmt: skip
+        except (ValueError, TypeError, RuntimeError, IndexError, StopIteration) as fault:
+            reason = str(fault).partition("\n")[0][:160]
+            raise InvalidRequest.at("images", f"the model's processor refuses them: {reason}") from None
+        return dict(made)
+
+    @property
+    def _fast(self) -> bool:
+        return self.tokenizer is not None and bool(self.tokenizer.is_fast)
+
+    def _arguments(self, made: dict[str, Any]) -> dict[str, Tensor]:
+        """The arguments of the model's ``forward``."""
+        names = self.names - {"labels"}  # of training
+        found = {name: x.to(self._device) for name, x in made.items() if name in names and isinstance(x, Tensor)}
+        mask = found.get("attention_mask")
+        if mask is not None and bool(mask.all()):
+            del found["attention_mask"]
+        return found
+
+    def _of_tokens(self, made: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+        """The arguments that have a number for each token, of tokens as they came."""
+        kinds = self._processor.create_mm_token_type_ids([ids])
+        every = {
+            "input_ids": [ids], "attention_mask": [[1] * len(ids)], "mm_token_type_ids": kinds, "token_type_ids": kinds,
+        }  # fmt: skip
+        return {name: torch.tensor(every[name]) for name in made if name in _OF_TEXT}
+
+    def _check_apart(self, ids: Sequence[int], made: dict[str, Any], field: str) -> None:
+        """Raise InvalidRequest for images side by side, where a model tells them apart by the text between."""
+        own = [each == self._image_token for each in ids]
+        runs = sum(now and not before for before, now in zip([False, *own], own, strict=False))
+        if runs < len(made.get("image_grid_thw", ())):
+            raise InvalidRequest.at(
+                field, "two images follow each other directly; the model needs a token between them"
+            )
+
+    def _parts(
+        self, ids: Sequence[int], crops: Sequence[Sequence[Crop]], made: dict[str, Any]
+    ) -> list[Patch | str | None]:
+        """The patch that each token is, or ``ROW_END``; None for other tokens, also of squares that are no patches."""
+        found: list[Patch | str | None] = [None] * len(ids)
+        places = [at for at, each in enumerate(ids) if each == self._image_token]
+        told: Sequence[Patch | str | None]
+        if self._pack is not None and "image_sizes" in made:
+            told = self._packed(self._pack, crops, made["image_sizes"])
+        else:
+            told = next((each for side in _MERGES if len(each := _merged(crops, side)) == len(places)), [])
+        if len(told) == len(places):
+            for at, patch in zip(places, told, strict=True):
+                found[at] = patch
+        return found
+
+    def _packed(
+        self, pack: Callable[..., Any], crops: Sequence[Sequence[Crop]], sizes: Tensor
+    ) -> list[Patch | str | None]:
+        """The patches in the order in which the model packs them, which is given their numbers in place of features.
+
+        Where it mixes neighbours, since there are too many, a token is no patch. It puts −1 at the ends of rows.
+        """
+        found: list[Patch | str | None] = []
+        for image, (several, size) in enumerate(zip(crops, sizes, strict=True)):
+            patches = [each for number, crop in enumerate(several) for each in crop.patches(image, number)]
+            numbers = torch.arange(len(patches), dtype=torch.float64).view(len(several), -1, 1)
+            row_end = torch.full((1,), -1.0, dtype=torch.float64)
+            (packed,), _ = pack([numbers], image_sizes=size[None], image_newline=row_end)
+            told: list[float] = packed.flatten().tolist()
+            mixed = any(each != int(each) for each in told)
+            known = len(patches) // len(several) if mixed else len(told)
+            found += [
+                ROW_END if each == -1 else patches[int(each)] if at < known else None for at, each in enumerate(told)
+            ]
+        return found
+
+    def _vision_stack(self, made: dict[str, Any], crops: Sequence[Sequence[Crop]]) -> Stack:
+        """The tokens of the layers that see images, in the order in which these have them."""
+        numbered = [
+            crop.patches(image, number) for image, several in enumerate(crops) for number, crop in enumerate(several)
+        ]
+        grids = made.get("image_grid_thw")
+        if grids is None:
+            rows = [in_their_place(patches, self._first, self._length) for patches in numbered]
+        else:
+            order = self._sequence(grids)
+            every = [patch for patches in numbered for patch in patches]
+            rows = [[every[at] for at in order]]
+        length = len(rows[0])
+        ids = torch.arange(length, device=self._device).expand(len(rows), -1)
+        tiled = any(len(several) > 1 for several in crops)
+        names = [token_names(row, len(crops), 0, crops=tiled) for row in rows]
+        return Stack(ids, None, [[None] * length] * len(rows), names, rows)
+
+    def _sequence(self, grids: Tensor) -> list[int]:
+        """The patches, counted row by row, in the order of a sequence of merged squares, or of windows of them."""
+        merge, first = int(self._vision.spatial_merge_size), 0
+        units = []
+        for _, rows, columns in grids.tolist():
+            number = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge) + first
+            units.append(number.transpose(1, 2).reshape(-1, merge * merge))
+            first += rows * columns
+        found = torch.cat(units)
+        windows = self._windows(grids)
+        order: list[int] = (found if windows is None else found[windows[0]]).flatten().tolist()
+        return order
+
+    def _windows(self, grids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The merged squares in the order of their windows, and the ends of these in patches; None without windows."""
+        window = getattr(self._vision, "window_size", None)
+        if window is None or not self.whole:
+            return None
+        find: Any = get_vision_window_index  # has no annotations for what it returns
+        order, ends = find(grids, int(self._vision.spatial_merge_size), window, self._patch[0])
+        return order, ends
+
+
+def _packing(model: PreTrainedModel) -> Callable[..., Any] | None:
+    """The function by which a model puts the features of an image's crops in order; None without one."""
+    pack = getattr(model.base_model, "pack_image_features", None)
+    if pack is None:
+        return None
+    names = ("vision_feature_select_strategy", "vision_aspect_ratio")
+    known = {name: getattr(model.config, name) for name in names if name in inspect.signature(pack).parameters}
+    return partial(pack, **known)
+
+
+def _merged(crops: Sequence[Sequence[Crop]], side: int) -> list[Patch | None]:
+    """The patches, crop after crop, with squares of so many a side merged."""
+    return [
+        patch
+        for image, several in enumerate(crops)
+        for number, crop in enumerate(several)
+        for patch in crop.merged(side).patches(image, number)
+    ]
+
+
+def _tokens(made: dict[str, Any], before: int = 0) -> Tokens:
+    """The tokens of a prompt; their characters in the text as it came, before which so many were put."""
+    ids: list[int] = made["input_ids"][0].tolist()
+    offsets = made.get("offset_mapping")
+    if offsets is None:
+        return Tokens(ids, [None] * len(ids))
+    replaced = next(iter(made.get("text_replacement_offsets") or [[]]))
+    return Tokens(ids, [_span(int(a), int(b), replaced, -before) for a, b in offsets[0].tolist()])
+
+
+def _span(start: int, end: int, replaced: Sequence[dict[str, Any]], origin: int) -> Span:
+    """The characters of a token before images were put into the text; None for a token of an image."""
+    shift = origin
+    for each in replaced:
+        first, last = each["new_span"]
+        if start >= last:
+            shift = origin + each["span"][1] - last
+        elif end > first:
+            return None
+    return (start + shift, end + shift) if start < end else None
+
+
+def image_tokens(config: Any) -> int | None:
+    """The token that stands for parts of images in a text; None of a model that knows none."""
+    names = ("image_token_id", "image_token_index")
+    return next((found for name in names if (found := getattr(config, name, None)) is not None), None)

@@ -1,0 +1,1 @@
+"""A loaded model: its weights, its tokenizer and its attentions."""

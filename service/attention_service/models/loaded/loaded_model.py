@@ -1,0 +1,359 @@
+"""One whole model in a worker's process: transformers computes all but its attention, and this package's core that."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.prompts import ModelInput, ModelRan
+from attention_contract.schemas.recordings import RecordingFile
+from attention_service.core.tensors import torch_dtype_name
+from attention_service.models.checkpoint_facts import import_instead
+from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.key_stacks import extended, joined
+from attention_service.models.inputs.model_inputs import InputReader, Inputs, Stack
+from attention_service.models.inputs.prompt_inputs import PromptInputs
+from attention_service.models.inputs.token_predictions import places_of, predicts, rows_at
+from attention_service.models.loaded.matrix_products import counted_products
+from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
+from attention_service.models.passes.attention_places import (
+    BOTH,
+    VISION,
+    AttentionPlace,
+    find_places,
+    named_layers,
+)
+from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.device.torch_device import Device
+from attention_transformers.model_layers import (
+    AttentionModule,
+    LayerKey,
+    UnsupportedModel,
+    attention_modules,
+    other_mixers,
+    own_attentions,
+)
+
+_UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
+_NAMED: Final = 3
+"""Tensors that an error names of those that the model leaves out."""
+_LISTED: Final = 100
+"""The same of the description of the model."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request to a model, checked: its input, and the layers that it names."""
+
+    inputs: Inputs
+    places: list[AttentionPlace]
+    """The layers to answer for, in the order asked."""
+    edits: Mapping[str, Sequence[Edit]]
+    """The edits of each layer, by the text of its key."""
+
+    def bound(self, place: AttentionPlace) -> BoundRequest:
+        """The attention of a layer over this input, without numbers."""
+        queries, keys = self.stack(place.queries), self.keys(place)
+        return place.bound(len(queries.ids), queries.length, keys.length, batched=self.several(place))
+
+    def keys(self, place: AttentionPlace) -> Stack:
+        """The keys of a layer: tokens, and those that stand for several tokens or are those of another text."""
+        if place.keys == BOTH and self.inputs.target is not None:
+            return joined(self.inputs.target, self.inputs.text)
+        stack = self.stack(place.keys)
+        return stack if place.compression is None else extended(stack, place.compression)
+
+    def key_count(self, place: AttentionPlace) -> int:
+        """The number of keys of a layer."""
+        return self.keys(place).length
+
+    def stack(self, name: str | None) -> Stack:
+        """The tokens of queries, or of keys that are the tokens of one text."""
+        own = {"target": self.inputs.target, "images": self.inputs.images}.get(name or "")
+        return self.inputs.text if own is None else own
+
+    def several(self, place: AttentionPlace) -> bool:
+        """True if the results of a layer have a batch dimension."""
+        return self.inputs.several or self.stack(place.queries) is self.inputs.images
+
+
+class LoadedModel:
+    """A model, its tokenizer, and its attention. One request runs at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        device: Device,
+        processor: Any = None,
+        unread: str | None = None,
+        left_out: Sequence[str] = (),
+    ) -> None:
+        """Make the model attend by this package. ``processor``: of images.
+
+        ``unread``, ``left_out``: see ``CheckpointParts``.
+
+        Raises InvalidCheckpoint for a model that cannot.
+        """
+        if model.main_input_name not in {"input_ids", "pixel_values"}:
+            raise InvalidCheckpoint.at(
+                "checkpoint",
+                f"{type(model).__name__} reads {model.main_input_name}, but only models that read "
+                "tokens or images are supported",
+            )
+        try:
+            modules = attention_modules(model)
+        except UnsupportedModel as fault:
+            raise InvalidCheckpoint.at(
+                "checkpoint", f"{fault.detail}{import_instead(Path(model.name_or_path or ''))}"
+            ) from None
+        self.name = name
+        self.model = model
+        self.device = device
+        self.left_out = list(left_out)
+        self._read_again: tuple[Path, dict[str, tuple[int, int]]] | None = None
+        """The folder whose files are read for each pass, with times and sizes as they were; None: all is in memory."""
+        self.recording: RecordingFile | None = None
+        """The recording of the last request, if it said ``keep``."""
+        self.seen_in_parts = False
+        """True if images are seen in windows, or in patches that merge between layers: such layers are not asked."""
+        self.short_products: dict[nn.Module, int] = {}
+        """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
+        try:
+            self._prepare(lambda: reader_of(model, tokenizer, processor), modules)
+        except _UNREADABLE as fault:
+            if model.main_input_name == "pixel_values" or processor is None:
+                raise
+            self._prepare(lambda: InputReader(model, tokenizer), modules)
+            reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
+            self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
+        if unread is not None:
+            self.reader.no_tokenizer = f"the checkpoint's tokenizer cannot be read ({unread})"
+        self.predicts = predicts(model)
+        self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+
+    def _prepare(self, read: Callable[[], InputReader], modules: Sequence[AttentionModule]) -> None:
+        """Make the model attend by this package, and find its attentions in a short run. Raises InvalidCheckpoint."""
+        model = self.model
+        self.reader = read()
+        encodes = isinstance(self.reader, EncoderInputs)
+        vision = None if encodes else type(getattr(model.config, "vision_config", None))
+        layers = named_layers(modules, vision)
+        self.attention = LayerAttention(layers, self.device)
+        self.attention.install(model, modules)
+        self.places = find_places(model, self.attention, layers, self._short_run)
+        of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
+        if isinstance(self.reader, EncoderInputs | PromptInputs) and of_images:
+            known = self.reader.find_patches(of_images, partial(self.run, asking=AttentionPass({})))
+            self.seen_in_parts = not known
+            if not known:
+                self.places = {key: place for key, place in self.places.items() if place not in of_images}
+        if not self.places:
+            own = ", ".join(own_attentions(model))
+            raise InvalidCheckpoint.at(
+                "checkpoint",
+                f"{'an image' if encodes else 'a text'} passes no attention of {type(model).__name__} that "
+                f"uses the interface of transformers ({own})",
+            )
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        dtype: str | None,
+        device: torch.device,
+        progress: Callable[[float], None],
+        room: int | None = None,
+    ) -> Self:
+        """Load a checkpoint of transformers from a folder. Raises InvalidCheckpoint.
+
+        ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
+        loaded.
+        """
+        stamps = _stamps(folder)
+        parts = load_checkpoint(folder, dtype, device, progress, room)
+        model, tokenizer, processor, unread, left_out = parts
+        loaded = cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread, left_out)
+        if "disk" in places_of_parts(model):
+            loaded._read_again = folder, stamps
+        return loaded
+
+    def check_files(self) -> None:
+        """Raise InvalidCheckpoint if layers are read from files for each pass that have changed since the load."""
+        if self._read_again is not None and _stamps(self._read_again[0]) != self._read_again[1]:
+            raise InvalidCheckpoint.at(
+                "model",
+                f"{self.name} reads layers from its checkpoint for each pass, and its files have changed since it was "
+                "loaded; unload it, and ask again",
+            )
+
+    @property
+    def without_head(self) -> str:
+        """The beginning of an error for a model that predicts nothing."""
+        told = f"{type(self.model).__name__} has no prediction head"
+        if not self.left_out:
+            return told
+        more = ", …" if len(self.left_out) > _NAMED else ""
+        return (
+            f"{told} ({', '.join(self.left_out[:_NAMED])}{more} are left out of the checkpoint: left_out of the model)"
+        )
+
+    def take_recording(self) -> RecordingFile | None:
+        """Return the recording of the last request, which is then kept no longer; None if it made none."""
+        recording, self.recording = self.recording, None
+        return recording
+
+    def close(self) -> None:
+        """Forget the attention function; the model cannot run any more."""
+        self.attention.remove()
+
+    def info(self) -> dict[str, Any]:
+        """The fields of ``ModelInfo`` that the model itself knows."""
+        others = {kind for number, kind in other_mixers(self.model).items() if str(number) not in self.places}
+        return {
+            "architecture": type(self.model).__name__,
+            "model_type": self.model.config.model_type,
+            "takes": self.reader.takes,
+            "generates": bool(self.model.can_generate()),
+            "dtype": torch_dtype_name(self.model.dtype),
+            "device": ", ".join(places_of_parts(self.model)) or str(self.device.torch),
+            "bytes": self.bytes,
+            "max_length": self.reader.max_length,
+            "left_out": self.left_out[:_LISTED],
+            "layers": [place.described for place in self.places.values()],
+            "unseen": sorted(others.union(own_attentions(self.model))),
+        }
+
+    def unseen(self) -> dict[LayerKey, str]:
+        """The layers whose weights no recording holds, as they are not of pairs of tokens, and the reason."""
+        kinds = other_mixers(self.model)
+        others = {number: f"{kind} has no weights of pairs of tokens" for number, kind in kinds.items()}
+        found: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in self.places}
+        for place in self.places.values():
+            if place.keys_of != "tokens":
+                found[place.key] = f"its keys are those of {place.keys_of}"
+        return found
+
+    def asked(self, request: ModelInput) -> Asked:
+        """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
+        inputs = self.reader.read(request)
+        blind = inputs.images is None and isinstance(self.reader, PromptInputs)
+        if request.layers == "all":
+            places = [place for place in self.places.values() if not (blind and place.queries == "images")]
+        else:
+            places = [self._place(key, f"layers.{index}") for index, key in enumerate(request.layers)]
+            for index, place in enumerate(places):
+                if blind and place.queries == "images":
+                    raise InvalidRequest.at(f"layers.{index}", f"layer {place.key} sees images; send one")
+        asked = Asked(inputs, places, request.edits)
+        for key, edits in request.edits.items():
+            place = self._place(key, f"edits.{key}")
+            place.check_edits(edits, asked.bound(place))
+        return asked
+
+    def run(self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, logits: Tensor | None = None) -> Any:
+        """Run the model once; ``logits``: the places of the rows of logits that are needed, if not all are."""
+        options: dict[str, Any] = {"return_dict": True}
+        if "use_cache" in self.reader.names:
+            options["use_cache"] = False
+        if logits is not None and "logits_to_keep" in self.reader.names:
+            options["logits_to_keep"] = logits.to(self.model.device)
+        dtype = self.model.dtype
+        arguments = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
+        with self.attention.running(asking):
+            return self.model(**arguments, **options)
+
+    def about(self, asked: Asked, asking: AttentionPass) -> dict[str, Any]:
+        """The fields of a reply that tell of the input and of the run."""
+        inputs = asked.inputs
+        labels = {"labels": self.reader.labels(inputs.predicted)}
+        if inputs.target is not None:
+            labels["encoder_labels"] = self.reader.labels(inputs.text)
+        fields: dict[str, Any] = {name: told if inputs.several else told[0] for name, told in labels.items()}
+        if inputs.images is not None:
+            fields["image_labels"] = self.reader.labels(inputs.images)
+        keys = {str(place.key): asked.keys(place) for place in asked.places if place.keys_of != "tokens"}
+        named = {key: self.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
+        if named:
+            fields["key_labels"] = {key: told if inputs.several else told[0] for key, told in named.items()}
+        ran = ModelRan(
+            model=self.name,
+            architecture=type(self.model).__name__,
+            device=str(self.device.torch),
+            dtype=torch_dtype_name(self.model.dtype),
+            kernels=list(asking.kernels),
+            compute_ms=1e3 * (time.perf_counter() - asking.started),
+            queue_ms=0.0,
+            peak_bytes=0,
+        )
+        return fields | {"ran": ran}
+
+    def _place(self, key: LayerKey, param: str) -> AttentionPlace:
+        place = self.places.get(str(key))
+        if place is None and self.seen_in_parts and str(key).startswith(f"{VISION}."):
+            raise InvalidRequest.at(
+                param,
+                "the layers of this model that see images attend over windows of patches that merge from "
+                "layer to layer; their weights have no tokens in common, and cannot be multiplied",
+            )
+        if place is None:
+            known = list(self.places)
+            told = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
+            raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {told}")
+        return place
+
+    def predicted_places(self, positions: Sequence[int] | None, inputs: Inputs) -> list[list[int]]:
+        """The indices of these positions in each text; of a classifier of images, the first. Raises InvalidRequest."""
+        if self.predicts != "class":
+            return places_of(positions, inputs.predicted)
+        if positions is not None:
+            raise InvalidRequest.at("positions", "the model predicts one class for an image")
+        return [[0]] * len(inputs.text.ids)
+
+    def output_rows(
+        self, arguments: Mapping[str, Tensor], asking: AttentionPass, places: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Any]:
+        """Run the model. Return its logits ``[B, positions, V]`` at these places of each text, and its whole output.
+
+        Of a model without a head, the rows of its last hidden states.
+        """
+        alike = all(row == places[0] for row in places) and "logits_to_keep" in self.reader.names
+        output = self.run(arguments, asking, logits=torch.tensor(places[0]) if alike else None)
+        if self.predicts == "class":
+            return output.logits[:, None], output
+        rows: Tensor = output.last_hidden_state if self.predicts is None else output.logits
+        return rows if alike and self.predicts else rows_at(rows, places), output
+
+    def _short_run(self, asking: AttentionPass) -> Any:
+        """Run the model over a few tokens, or a small image, or over both."""
+        for arguments in self.reader.short_runs():
+            with counted_products(self.model) as self.short_products:
+                self.run(arguments, asking)
+
+
+def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """The time of the last change and the size of each file with tensors."""
+    return {
+        file.name: (seen.st_mtime_ns, seen.st_size) for file in folder.glob("*.safetensors") if (seen := file.stat())
+    }
+
+
+def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> InputReader:
+    """Return the reader of a model's inputs. ``processor``: of images, or of prompts. Raises InvalidCheckpoint."""
+    if model.main_input_name == "pixel_values":
+        return EncoderInputs(model, processor)
+    if isinstance(processor, ProcessorMixin) and hasattr(model.config, "vision_config"):
+        return PromptInputs(model, processor)
+    return InputReader(model, tokenizer)

@@ -1,0 +1,254 @@
+"""A model and its tokenizer from a folder. Nothing is fetched, unpickled, or run that the folder brings."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import psutil
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ViTImageProcessorPil,
+    modeling_utils,
+)
+from transformers.image_processing_base import ImageProcessingMixin
+from transformers.models.auto import processing_auto
+from transformers.utils import logging
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
+from attention_service.models.inputs.prompt_inputs import image_tokens
+
+_HEADS: Final = (
+    "ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
+    "BertGenerationDecoder", "ForImageClassification", "ForImageClassificationWithTeacher",
+)  # fmt: skip
+"""Ends of the class names of models that predict tokens or classes."""
+_VISION: Final = ("VisionModelWithProjection", "VisionModel")
+"""Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
+_OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
+"""Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
+_FAULTS: Final = (
+    OSError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""The errors of transformers for a folder that it cannot load."""
+_LOGGING: Final[Any] = logging  # its functions have no annotations
+_PROCESSORS: Final[Any] = processing_auto
+_MODELING: Final[Any] = modeling_utils
+_SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
+
+
+class CheckpointParts(NamedTuple):
+    """A model, and the readers of its inputs."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    processor: Any
+    """The processor of images, or of text with images; None without one."""
+    unread: str | None
+    """The reason for which the tokenizer cannot be read, if the checkpoint has one."""
+    left_out: list[str]
+    """The tensors of the checkpoint that the model does not take, sorted."""
+
+
+def load_checkpoint(
+    folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None], room: int | None = None
+) -> CheckpointParts:
+    """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of images or prompts.
+
+    ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
+    loaded. ``room``: bytes of the device for the parameters, if the others are to stay on disk, or beside a GPU in the
+    host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
+    """
+    divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
+    with _quietly(progress), _read_into_memory():
+        try:
+            config = AutoConfig.from_pretrained(folder, **_SAFE)
+            kind = _class_of(config)
+            if kind.__name__.endswith(_VISION) and not isinstance(config, kind.config_class):
+                whole, config = config, kind.config_class.from_pretrained(folder, **_SAFE)
+                config.projection_dim = getattr(whole, "projection_dim", None)
+            wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
+            model, loading = kind.from_pretrained(
+                folder, config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, attn_implementation="eager", **_SAFE, **divided,
+            )  # fmt: skip
+        except _FAULTS as fault:
+            first, _, rest = _reason(fault, folder).partition("\n")
+            reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
+            raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
+        tokenizer, unread = _tokenizer(folder)
+        processor = _image_processor(folder)
+        if tokenizer is not None and processor is not None and image_tokens(config) is not None:
+            processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
+    if loading["mismatched_keys"]:
+        reason = _mismatch(sorted(loading["mismatched_keys"])[0], config.to_dict())
+        raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}")
+    left_out = sorted(loading["unexpected_keys"])
+    if (others := beyond_the_model(left_out)) is not None:
+        raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {others}")
+    lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
+    if lacking:
+        raise InvalidCheckpoint.at(
+            "checkpoint", f"{folder.name} lacks {len(lacking)} tensors of {type(model).__name__}, such as {lacking[0]}"
+        )
+    if model.device.type == "meta":
+        raise InvalidCheckpoint.at(
+            "checkpoint", f"{room} bytes of memory are too few for one layer of {folder.name} and its computation"
+        )
+    if model.dtype == torch.float64:  # which PyTorch's grouped products of experts do not have
+        model.set_experts_implementation("eager")
+    placed = model if places_of_parts(model) else model.to(device)
+    return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out)
+
+
+def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:
+    """The reason for which a tensor is refused: its name, its shape in the file, and the shape that the config asks."""
+    name, stored, asked = found[0], list(found[1]), list(found[2])
+    others = {size for size in asked if size not in stored}
+    entries = [f"{entry} {value}" for entry, value in config.items() if type(value) is int and value in others]
+    says = f" ({', '.join(entries[:3])})" if entries else ""
+    return f"{name} has shape {stored} in its file, and config.json asks for {asked}{says}"
+
+
+def _reason(fault: Exception, folder: Path) -> str:
+    told = str(fault).strip()
+    if not told or isinstance(fault, KeyError):  # a key alone
+        told = f"{type(fault).__name__} {told}".strip()
+    return told.replace(str(folder), folder.name)
+
+
+def places_of_parts(model: PreTrainedModel) -> list[str]:
+    """The devices, and ``disk``, over which a model is divided; none if it is on one device."""
+    return [*dict.fromkeys(map(str, getattr(model, "hf_device_map", {}).values()))]
+
+
+def _memory(device: torch.device, room: int) -> dict[int | str, int]:
+    if device.type == "cpu":
+        return {"cpu": room}
+    return {device.index or 0: room, "cpu": psutil.virtual_memory().available // 2}
+
+
+def _class_of(config: Any) -> Any:
+    """The class that the config names, if it predicts; else the one without a head, or its half that reads images."""
+    name = next(iter(config.architectures or []), "")
+    names = [name] if name.endswith(_HEADS) else []
+    pair = hasattr(config, "vision_config") and hasattr(config, "text_config") and not image_tokens(config)
+    if pair and not name.endswith("ForImageClassification"):
+        names = [name.removesuffix("Model") + end for end in _VISION]
+    named = next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
+    return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel
+
+
+def _tokenizer(folder: Path) -> tuple[PreTrainedTokenizerBase | None, str | None]:
+    """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, **_SAFE), None
+    except Exception as fault:  # the package tokenizers raises no other class
+        if not has_tokenizer(folder):
+            return None, None
+        told = " ".join(_reason(fault, folder).split())
+        return None, f"{type(fault).__name__}: {told}"[:400]
+
+
+def _image_processor(folder: Path) -> Any:
+    """The checkpoint's image processor, by Pillow; None without one."""
+    try:
+        facts, _ = ImageProcessingMixin.get_image_processor_dict(folder, **_SAFE)
+        own = _OWN_PILLOW.get(facts.get("image_processor_type", "").removesuffix("Fast"))
+        auto: Any = AutoImageProcessor  # has no annotations
+        return own(**facts) if own is not None else auto.from_pretrained(folder, backend="pil", **_SAFE)
+    except _FAULTS:
+        return None
+
+
+def _prompt_processor(folder: Path, kind: str, tokenizer: Any, images: Any) -> Any:
+    """The checkpoint's processor of text with images; None without one that runs with Pillow alone."""
+    try:
+        whole = image_only(getattr(transformers, _PROCESSORS.PROCESSOR_MAPPING_NAMES[kind]))
+        facts, _ = whole.get_processor_dict(folder, **_SAFE)
+        given = {"image_processor": images, "tokenizer": tokenizer}
+        return whole.from_args_and_dict([given.get(name) for name in whole.get_attributes()], facts)
+    except _FAULTS:
+        return None
+
+
+def image_only(whole: Any) -> Any:
+    """The class of a processor, which takes None in the place of a processor of videos: that needs torchvision."""
+    module: Any = sys.modules[whole.__module__]
+    if hasattr(module, "num2words"):  # writes numbers of a video's frames
+        module.num2words = module.num2words or str
+    return type(whole.__name__, (whole,), {"check_argument_for_proper_class": lambda *_: None})
+
+
+@contextmanager
+def _read_into_memory() -> Iterator[None]:
+    """Have transformers read the tensors of a file, and not map it: what the file holds later is then no matter."""
+    own = _MODELING.safe_open
+
+    def reading(file: str, **options: Any) -> Any:
+        return own(file, **options | {"backend": "pread"})
+
+    _MODELING.safe_open = reading
+    try:
+        yield
+    finally:
+        _MODELING.safe_open = own
+
+
+@contextmanager
+def _quietly(progress: Callable[[float], None]) -> Iterator[None]:
+    """Tell ``progress`` what transformers would draw as a bar, and keep its reports out of the log."""
+    level = _LOGGING.get_verbosity()
+    _LOGGING.set_verbosity_error()
+    former = _LOGGING.set_tqdm_hook(lambda _, args, options: _Counted(progress, *args, **options))
+    try:
+        yield
+    finally:
+        _LOGGING.set_tqdm_hook(former)
+        _LOGGING.set_verbosity(level)
+
+
+class _Counted:
+    """Takes the place of a progress bar over things that are loaded."""
+
+    def __init__(self, progress: Callable[[float], None], items: Iterable[Any] = (), **_: Any) -> None:
+        self._progress = progress
+        self._items = list(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self._items):
+            checkpoint()
+            yield item
+            self._progress((number + 1) / len(self._items))
+
+    def __enter__(self) -> "_Counted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None

@@ -1,0 +1,213 @@
+"""The checkpoints of the model repository that can become models, by their configs and the sizes of their files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ModelExists, ModelNotFound
+from attention_contract.schemas.models import ModelInfo, default_model_name
+from attention_service.models.checkpoint_facts import (
+    Input,
+    inputs_of,
+    is_taken_for_model,
+    lack_of_config,
+    refusal_of,
+)
+from attention_service.modules.checkpoints.catalogue import paths, told
+from attention_service.modules.checkpoints.checkpoint_files import TINY, located, open_checkpoint
+from attention_service.modules.store_files import reason
+from attention_service.runtime.device.freed_memory import MUCH
+
+PROCESS_BYTES: Final = 320 * 2**20 + MUCH
+"""Memory of its own of a process that has imported torch and transformers, and what it may keep of freed memory.
+
+Measured with the CPU build of torch 2.13: 305 MiB, beside 125 MiB of its libraries' files, whose pages all processes
+share. A process that takes more without a model says so.
+"""
+_WIDTHS: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_MISSING: Final = (
+    "the other layers of whole models run by transformers, which this server lacks; install its extra "
+    "(attention-service[transformers])"
+)
+_GENERATING: Final = (
+    "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
+    "BertGenerationDecoder",
+)  # fmt: skip
+"""Ends of the class names of models that predict the next token."""
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A checkpoint that can become a model."""
+
+    checkpoint: str
+    """Its path inside the repository."""
+    folder: Path
+    config: dict[str, Any]
+    created: int
+    """Seconds since 1970 at which its newest file was written."""
+    file_bytes: int
+    """Bytes of its tensors."""
+    stored: str
+    """The dtype of its tensors."""
+    fault: str | None
+    """The reason for which its files are refused."""
+
+    @property
+    def name(self) -> str:
+        """The name that a model of it has by default."""
+        return default_model_name(self.checkpoint)
+
+    @property
+    def refused(self) -> str | None:
+        """The reason for which no process is started for it."""
+        return self.fault if has_transformers() else _MISSING
+
+    def resident_bytes(self, dtype: str | None) -> int:
+        """Estimate the memory of the process once the model is loaded."""
+        return PROCESS_BYTES + self.file_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.stored]
+
+    def loading_bytes(self, dtype: str | None) -> int:
+        """Estimate the memory of the process while it loads: what is read of the file, beside what was made of it."""
+        return self.resident_bytes(dtype) + self.file_bytes
+
+    def info(self, name: str, dtype: str | None) -> ModelInfo:
+        """Describe the model before it is loaded."""
+        kind = self.config.get("model_type")
+        return ModelInfo(
+            id=name,
+            created=self.created,
+            checkpoint=self.checkpoint,
+            state="idle",
+            architecture=self._class,
+            model_type=kind[:80] if isinstance(kind, str) else None,
+            takes=self.takes,
+            generates=self._generates,
+            bytes=self.resident_bytes(dtype),
+            refused=self.refused,
+        )
+
+    def check(self) -> None:
+        """Raise InvalidCheckpoint unless a process can be started for it."""
+        if self.refused is not None:
+            raise InvalidCheckpoint.at("checkpoint", f"{self.checkpoint} is no model of this server: {self.refused}")
+
+    @property
+    def _class(self) -> str | None:
+        """The name of its class in transformers."""
+        named = self.config.get("architectures")
+        return str(named[0])[:120] if isinstance(named, list) and named else None
+
+    @property
+    def _generates(self) -> bool:
+        return self._class is not None and self._class.endswith(_GENERATING)
+
+    @cached_property
+    def takes(self) -> list[Input]:
+        """The inputs that its requests may have, by the names of its files and by its config."""
+        return inputs_of(self.folder, self.config, generates=self._generates)
+
+
+def find_folder(root: Path, checkpoint: str) -> ModelFolder:
+    """The checkpoint at a path of the repository, or the one that ships. Raises what ``open_checkpoint`` does."""
+    opened = open_checkpoint(root, checkpoint)
+    folder = Path(*located(root, opened.path)).resolve()
+    if not opened.config or not folder.is_dir():
+        raise InvalidCheckpoint.at("checkpoint", f"{opened.path} {lack_of_config(folder)}")
+    try:
+        files = [file.stat() for file in {*opened.names.values()}]
+    except OSError as fault:
+        raise InvalidCheckpoint.at("checkpoint", f"{opened.path} cannot be read: {reason(fault)}") from fault
+    dtype = str(opened.config.get("dtype") or opened.config.get("torch_dtype"))
+    return ModelFolder(
+        checkpoint=opened.path,
+        folder=folder,
+        config=dict(opened.config),
+        created=int(max(file.st_mtime for file in files)),
+        file_bytes=sum(file.st_size for file in files),
+        stored=dtype if dtype in _WIDTHS else "float32",
+        fault=refusal_of(root, folder, opened.config, opened.names),
+    )
+
+
+def find_name(root: Path, name: str) -> ModelFolder:
+    """The checkpoint whose path, or whose default name, is this.
+
+    Raises ModelNotFound, ModelExists and InvalidCheckpoint.
+    """
+    known = _paths(root)
+    found = name if name in known else next((path for path in known if default_model_name(path) == name), None)
+    if found is None:
+        raise ModelNotFound(
+            f"there is no model {name[:128]!r}, and the model repository holds no checkpoint of this name; "
+            "GET /v1/models lists them",
+            param="model",
+        )
+    check_own_name(root, found, "model")
+    return find_folder(root, found)
+
+
+def check_own_name(root: Path, checkpoint: str, param: str) -> None:
+    """Raise ModelExists for a checkpoint whose default name is another's too; the path ``a--b`` goes before ``a/b``."""
+    if (shared := _shared_name(checkpoint.strip("/"), _paths(root))) is not None:
+        raise ModelExists.at(param, shared)
+
+
+def _shared_name(checkpoint: str, known: Sequence[str]) -> str | None:
+    name = default_model_name(checkpoint)
+    others = [path for path in known if path != checkpoint and default_model_name(path) == name]
+    if checkpoint == name or not others:
+        return None
+    return (
+        f"the checkpoints {checkpoint} and {others[0]} have the same default name {name}; "
+        f"load {checkpoint} with a name of its own (POST /v1/models with name)"
+    )
+
+
+def _paths(root: Path) -> list[str]:
+    """The path of every checkpoint that can become a model or is taken for one; first of the model that ships."""
+    found = [path for path in paths(root) if is_taken_for_model(Path(*located(root, path)))]
+    return sorted(found, key=TINY.__ne__)
+
+
+def has_transformers() -> bool:
+    """Return True if transformers is installed."""
+    return find_spec("transformers") is not None
+
+
+def check_divisible(device_map: str) -> None:
+    """Raise InvalidRequest unless this server can divide a model so."""
+    if device_map == "balanced":
+        raise InvalidRequest.at(
+            "device_map",
+            "balanced divides a model over several devices, but a model uses one device here; auto keeps "
+            "on disk the layers that do not fit into memory",
+        )
+    if find_spec("accelerate") is None:
+        raise InvalidRequest.at(
+            "device_map",
+            "transformers needs accelerate to divide a model, which this server lacks; install its extra "
+            "(attention-service[offload])",
+        )
+
+
+def listed(root: Path) -> list[ModelInfo]:
+    """Describe every checkpoint that can become a model or is taken for one, by path, with why it is refused."""
+    found, known = [], _paths(root)
+    for path in known:
+        try:
+            if (shared := _shared_name(path, known)) is not None:
+                found.append(_faulty(path, path, shared))
+                continue
+            folder = find_folder(root, path)
+            found.append(folder.info(folder.name, None))
+        except Exception as fault:  # whatever a folder holds, the others are listed
+            found.append(_faulty(default_model_name(path), path, told(fault)))
+    return found
+
+
+def _faulty(name: str, path: str, refused: str) -> ModelInfo:
+    return ModelInfo(id=name, created=0, checkpoint=path, state="idle", refused=refused)

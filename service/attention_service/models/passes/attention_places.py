@@ -1,0 +1,237 @@
+"""The attentions of a model: where each stands, which tokens it is over, and its sizes, seen in a short run."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.models import KeysOf, ModelLayer
+from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
+from attention_service.core.problem import Widths
+from attention_service.core.tensors import torch_dtype_name
+from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention, widths_of
+from attention_service.models.passes.layer_keys import Compression
+from attention_service.models.passes.module_hooks import after
+from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.binding.selection import check_edit
+from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
+from attention_transformers.function_calls import RawAttentionInputs
+from attention_transformers.model_layers import AttentionModule, LayerKey, layer_path
+
+TEXT, TARGET = 5, 3
+"""Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
+_NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
+VISION: Final = "vision"
+"""The stack of the layers that see images, in a model that reads text too."""
+TokensOf = Literal["text", "target", "images", "target and text"] | None
+"""The tokens that queries or keys stand for; None for others."""
+BOTH: Final = "target and text"
+_OF: Final[dict[int, TokensOf]] = {TEXT: "text", TARGET: "target", TARGET + TEXT: BOTH}
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlace:
+    """One attention of a model."""
+
+    key: LayerKey
+    module: nn.Module
+    """The module that attends: what it returns is the tap ``output``."""
+    layer: nn.Module
+    """The layer that it belongs to: what that returns are the hidden states."""
+    first_layer: nn.Module
+    """Layer 0 of the same stack."""
+    turn: int
+    """The call of the module that it is, among those of one pass: 0 unless layers share a module."""
+    queries: TokensOf
+    keys: TokensOf
+    compression: Compression | None
+    """The keys behind those of the tokens, if there are any."""
+    length: int
+    """The keys of the short run."""
+    widths: Widths
+    spec: AttentionSpec
+    dtype: str
+    output_width: int
+
+    @property
+    def described(self) -> ModelLayer:
+        """The sizes of the attention."""
+        widths = self.widths
+        return ModelLayer(
+            layer=self.key,
+            keys=self.keys_of,
+            heads=widths.heads,
+            kv_heads=widths.kv_heads,
+            head_dim=widths.head_dim,
+        )
+
+    @property
+    def keys_of(self) -> KeysOf:
+        """The kind of its keys."""
+        if self.keys == BOTH:
+            return "decoder + encoder"
+        return "tokens" if self.compression is None else "compressed"
+
+    @property
+    def reach(self) -> int | None:
+        """The most keys that a query sees of those up to its own; None if there is no limit."""
+        windows = (mask for mask in self.spec.masks if isinstance(mask, SlidingWindow) and mask.right == 0)
+        return next((mask.left + 1 for mask in windows if mask.left is not None), None)
+
+    def cached_numbers(self, tokens: int) -> int:
+        """The numbers that transformers' cache holds of so many tokens: behind a window, without the oldest key.
+
+        Of multi-head latent attention (DeepSeek-AI 2024, section 2.1) it holds latents and rotated keys.
+        """
+        kept = tokens if self.reach is None else min(tokens, self.reach - 1)
+        module: Any = self.module
+        if self._caches_latents:
+            return int(kept * (module.kv_lora_rank + module.qk_rope_head_dim))
+        return kept * self.widths.kv_heads * (self.widths.head_dim + self.widths.value_dim)
+
+    def expansion_flops(self, tokens: int) -> int:
+        """FLOPs of making keys and values of so many cached tokens, as each pass does of latents; 0 of others."""
+        module: Any = self.module
+        return 2 * tokens * int(module.kv_b_proj.weight.numel()) if self._caches_latents else 0
+
+    @property
+    def _caches_latents(self) -> bool:
+        return hasattr(self.module, "kv_lora_rank")
+
+    def bound(self, batch: int, queries: int, keys: int, *, batched: bool = True) -> BoundRequest:
+        """Return the attention of so many tokens as a bound request without numbers."""
+        made = new_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys))
+        return made if batched else made.replaced(layout=Layout(batched=False))
+
+    def check_edits(self, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits") -> None:
+        """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit.
+
+        ``field``: that of the request in which the edits came.
+        """
+        whole = bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)
+        for index, edit in enumerate(edits):
+            check_edit(edit, whole if edit.tap == "output" else bound, f"{field}.{self.key}.{index}")
+
+
+def turns_of(module: nn.Module, places: Iterable[AttentionPlace]) -> int:
+    """The calls of an attention, or of a layer, in one pass: more than one if layers share it."""
+    return 1 + max((place.turn for place in places if module in (place.module, place.layer)), default=0)
+
+
+class _Sizes(AttentionPass):
+    """A pass that notes the inputs of each attention."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.seen: dict[LayerKey, RawAttentionInputs] = {}
+
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
+        if _is_causal(raw):  # the text may be shorter than the window
+            mask = SlidingWindow(left=window - 1, right=0) if window else Causal()
+            raw = replace(raw, spec=raw.spec.model_copy(update={"masks": [mask]}))
+        self.seen.setdefault(layer, raw)
+
+
+def _is_causal(raw: RawAttentionInputs) -> bool:
+    """True if no query sees a key behind its own, by the spec or by the mask."""
+    if raw.mask is None or raw.query.shape[2] != raw.key.shape[2]:
+        return raw.spec.masks == [Causal()]
+    seen = raw.mask if raw.mask.dtype == torch.bool else raw.mask > torch.finfo(raw.mask.dtype).min / 2
+    return not bool(seen.triu(1).any())
+
+
+def named_layers(
+    modules: Sequence[AttentionModule], vision: type | None = None
+) -> list[tuple[AttentionModule, tuple[LayerKey, ...]]]:
+    """Return each module with the keys of its layers; ``attention.3`` where transformers numbers no layers.
+
+    ``vision``: the config of the layers that see images, in a model that reads text too: these are ``vision.3``, and
+    those of its one other stack ``3``.
+    """
+    if not all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
+        return [(one, (f"attention.{number}",)) for number, one in enumerate(modules)]
+    named = [(one, one.keys) for one in modules]
+    if vision in {None, type(None)}:
+        return named
+    sees = [isinstance(getattr(one.module, "config", None), vision) for one in modules]
+    stacks = {str(one.keys[0]).rpartition(".")[0] for one, own in zip(modules, sees, strict=True) if not own}
+    short: list[tuple[AttentionModule, tuple[LayerKey, ...]]] = [
+        (one, tuple(_short(key, vision=own) for key in one.keys) if own or len(stacks) == 1 else one.keys)
+        for one, own in zip(modules, sees, strict=True)
+    ]
+    unique = {key for _, keys in short for key in keys}
+    return short if len(unique) == sum(len(keys) for _, keys in short) else named
+
+
+def _tokens_of(key: LayerKey, length: int) -> TokensOf:
+    return "images" if stack_of(key) == VISION else _OF.get(length)
+
+
+def stack_of(key: LayerKey) -> str:
+    """The stack of a layer as recordings name it: ``layers``, ``encoder``, ``decoder``, or another name."""
+    stack = str(key).rpartition(".")[0]
+    return {"": "layers", "cross": "decoder"}.get(stack, stack)
+
+
+def _short(key: LayerKey, *, vision: bool) -> LayerKey:
+    number = int(str(key).rpartition(".")[2])
+    return f"{VISION}.{number}" if vision else number
+
+
+def find_places(
+    model: PreTrainedModel,
+    attention: LayerAttention,
+    layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]],
+    run: Callable[[AttentionPass], Any],
+) -> dict[str, AttentionPlace]:
+    """Run the model over ``TEXT`` and ``TARGET`` tokens. Return its attentions in the order in which they ran.
+
+    By the text of their keys. Raises InvalidCheckpoint for a model that does not run.
+    """
+    probe = _Sizes()
+    outputs: dict[LayerKey, int] = {}
+
+    def width_of(keys: tuple[LayerKey, ...]) -> Callable[[Tensor], None]:
+        return lambda state: outputs.update(dict.fromkeys(keys, state.shape[-1]))
+
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            for one, keys in layers:
+                stack.callback(after(one.module, width_of(keys)))
+            run(probe)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
+        reason = str(fault).partition("\n")[0]
+        raise InvalidCheckpoint.at("checkpoint", f"{type(model).__name__} does not run: {reason}") from fault
+    where = {key: one for one, keys in layers for key in keys}
+    keys_of = {key: keys for _, keys in layers for key in keys}
+    found: dict[str, AttentionPlace] = {}
+    for key, raw in probe.seen.items():
+        one = where[key]
+        path = layer_path(one.path)
+        layer = one.module if path is None else model.get_submodule(path)
+        compression, length = Compression.of(one.module), raw.key.shape[2]
+        compressed = 0 if compression is None else compression.count(raw.query.shape[2])
+        found[str(key)] = AttentionPlace(
+            key,
+            one.module,
+            layer,
+            layer if path is None else model.get_submodule(f"{path.rpartition('.')[0]}.0"),
+            keys_of[key].index(key),
+            _tokens_of(key, raw.query.shape[2]),
+            _tokens_of(key, length - compressed),
+            compression,
+            length,
+            widths_of(raw),
+            raw.spec,
+            torch_dtype_name(raw.query.dtype),
+            outputs.get(key, 0),
+        )
+    return found

@@ -1,0 +1,85 @@
+"""The states around a model's attentions, read and edited by hooks: hidden states, and what an attention returns."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from attention_contract.schemas.attention import Edit
+from attention_contract.tensors import Array
+from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.tensors import to_numpy
+from attention_service.models.passes.attention_places import AttentionPlace, stack_of, turns_of
+from attention_service.models.passes.module_hooks import State, after, before, on_turn
+from attention_service.runtime.operations import compute
+from attention_transformers.model_layers import LayerKey
+
+
+class LayerStates:
+    """The hidden states and attention outputs of one pass, and the edits of the latter."""
+
+    def __init__(self, places: Collection[AttentionPlace], edits: Mapping[str, Sequence[Edit]]) -> None:
+        """``places``: all attentions of the model; ``edits`` by the text of a layer's key."""
+        self._places = places
+        self._edits = {key: [edit for edit in several if edit.tap == "output"] for key, several in edits.items()}
+        self.output: dict[LayerKey, Array] = {}
+        """``[B, L, width]`` by layer: what its attention returns."""
+        self.hidden: dict[LayerKey, Array] = {}
+        """``[B, L, d_model]`` by layer: what the layer returns."""
+        self.inputs: dict[str, Array] = {}
+        """``[B, L, d_model]``: the input of the first layer of each stack."""
+
+    @contextmanager
+    def reading(self, places: Iterable[AttentionPlace], *, output: bool, hidden: bool) -> Iterator[None]:
+        """Edit outputs, and read those and the hidden states of these places, until the block ends."""
+        changes: dict[tuple[nn.Module, int], list[State]] = {}
+        for place in self._places:
+            if self._edits.get(str(place.key)):
+                changes.setdefault((place.module, place.turn), []).append(self._editing(place))
+        for place in places:
+            if output:
+                changes.setdefault((place.module, place.turn), []).append(_kept(self.output, place.key))
+            if hidden:
+                changes.setdefault((place.layer, place.turn), []).append(_kept(self.hidden, place.key))
+        with ExitStack() as stack:
+            for module in dict.fromkeys(module for module, _ in changes):
+                own = {turn: _one_by_one(several) for (each, turn), several in changes.items() if each is module}
+                stack.callback(after(module, on_turn(own, turns_of(module, self._places))))
+            for name, layer in self._first_layers().items() if hidden else ():
+                first = {0: _kept(self.inputs, name)}
+                stack.callback(before(layer, on_turn(first, turns_of(layer, self._places))))
+            yield
+
+    def _first_layers(self) -> dict[str, nn.Module]:
+        found: dict[str, nn.Module] = {}
+        for place in self._places:
+            found.setdefault(stack_of(place.key), place.first_layer)
+        return found
+
+    def _editing(self, place: AttentionPlace) -> State:
+        edits = self._edits[str(place.key)]
+
+        def change(state: Tensor) -> Tensor:
+            bound: Sequence[BoundEdit] = compute.bind_edits(edits, state.device, state.dtype)
+            return apply(bound, "output", state)
+
+        return change
+
+
+def _kept(found: dict[Any, Array], key: Any) -> State:
+    def change(state: Tensor) -> None:
+        found[key] = to_numpy(state.detach().to("cpu", copy=True))
+
+    return change
+
+
+def _one_by_one(changes: Sequence[State]) -> State:
+    def change(state: Tensor) -> Tensor | None:
+        new: Tensor | None = None
+        for each in changes:
+            changed = each(state if new is None else new)
+            new = new if changed is None else changed
+        return new
+
+    return change

@@ -1,0 +1,1 @@
+"""The process of one model: the loop that takes requests and answers them, and the operations that it knows."""

@@ -1,0 +1,171 @@
+"""The process of one model, ``python -m attention_service.models.process.model_operations``, and its operations.
+
+Each request is checked and priced before it runs.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import orjson
+import torch
+
+from attention_contract.base import WireModel
+from attention_contract.schemas.model_complexity import ModelComplexityRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.schemas.prompts import ImageBytes, images_in
+from attention_contract.wire import JSON, from_body
+from attention_service.models.answers.model_gradients import ModelGradients
+from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.text_embeddings import embed, plan_embedding
+from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_plan import GenerationRequest, plan_generation
+from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
+from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.process.process_pipes import Answer, Emit, Work, serve
+from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
+from attention_service.runtime.device.freed_memory import MUCH
+
+RequestT = TypeVar("RequestT", bound=WireModel)
+
+
+class ServedModel:
+    """A model that answers the requests of its process."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.costs = ModelCosts(loaded)
+
+    @classmethod
+    def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
+        """Load a checkpoint by the facts of the message ``load``. Raises InvalidCheckpoint."""
+        if facts["threads"]:
+            torch.set_num_threads(facts["threads"])
+        device = torch.device(facts["device"])
+        folder, room = Path(facts["folder"]), facts["room"]
+        loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, room=room)
+        loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
+        return cls(loaded)
+
+    def info(self) -> dict[str, Any]:
+        """Return the fields of ModelInfo that the model itself knows."""
+        found = self.loaded.info()
+        return found | {"layers": [each.model_dump() for each in found["layers"]]}
+
+    def held_bytes(self) -> int | None:
+        """Return the bytes of a GPU that PyTorch has reserved; much that is free goes back first. None on a CPU."""
+        device = self.loaded.device.torch
+        if device.type != "cuda":
+            return None
+        if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > MUCH:
+            torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(device)
+
+    def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
+        """Check a request and estimate its memory. Raises what the operation raises."""
+        self.loaded.check_files()
+        return _OPERATIONS[operation](self, body, room, emit)
+
+    def recover(self, fault: Exception) -> None:
+        """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
+        self.loaded.device.recover(fault)
+        self.loaded.device.check()
+
+    def _forward(self, body: memoryview, *_: object) -> Work:
+        return self._asking(_read(ModelForwardRequest, body), forward_reply)
+
+    def _weights(self, body: memoryview, *_: object) -> Work:
+        return self._asking(_read(ModelWeightsRequest, body), weights_reply)
+
+    def _gradients(self, body: memoryview, room: int, _: Emit) -> Work:
+        request = _read(ModelGradientsRequest, body)
+
+        def work() -> Work:
+            gradients = ModelGradients(self.loaded, request)
+            asked, points = gradients.asked, 1
+            if request.integrated is not None and gradients.joins:
+                points = self.costs.points_at_once(asked, request.integrated, room)
+            return Work(self.costs.needed_bytes(asked, request, points), lambda: Answer(gradients.reply(points)))
+
+        return self._after_images(request.all_images, work)
+
+    def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
+        request = _read(ModelComplexityRequest, body)
+        return Work(
+            sized_bytes(request.images, self.loaded.reader.edge), lambda: Answer(self.costs.report(request, room))
+        )
+
+    def _chat(self, body: memoryview, _: int, emit: Emit) -> Work:
+        return self._generating(_read(ChatCompletionRequest, body), emit)
+
+    def _complete(self, body: memoryview, _: int, emit: Emit) -> Work:
+        return self._generating(_read(CompletionRequest, body), emit)
+
+    def _embed(self, body: memoryview, *_: object) -> Work:
+        request = _read(EmbeddingRequest, body)
+        plan = plan_embedding(self.loaded, request)
+        return Work(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
+
+    def _generating(self, request: GenerationRequest, emit: Emit) -> Work:
+        def work() -> Work:
+            plan = plan_generation(self.loaded, request)
+
+            def run() -> Answer:
+                done = generate(self.loaded, request, plan, lambda objects: emit(lines_of(objects)))
+                return Answer(recording=self.loaded.take_recording(), last=lines_of(done.last), tokens=done.tokens)
+
+            return Work(plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision), run)
+
+        return self._after_images(
+            images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work
+        )
+
+    def _after_images(self, images: Sequence[ImageBytes], work: Callable[[], Work]) -> Work:
+        """The work of a request, which decodes its images only once their memory is admitted."""
+        return Work(decoding_bytes(images, self.loaded.reader.edge), work) if images else work()
+
+    def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, Asked], WireModel]) -> Work:
+        """The work of a question about an input, whose recording the model has afterwards."""
+
+        def work() -> Work:
+            asked = self.loaded.asked(request)
+
+            def run() -> Answer:
+                return Answer(answer(self.loaded, request, asked), self.loaded.take_recording())
+
+            return Work(self.costs.needed_bytes(asked, request), run)
+
+        return self._after_images(request.all_images, work)
+
+
+def lines_of(objects: Sequence[Any]) -> bytes:
+    """Objects as JSON, one a line. Their numbers are finite."""
+    return b"\n".join([orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY) for each in objects])
+
+
+def _read(kind: type[RequestT], body: memoryview) -> RequestT:
+    return from_body(kind, body, JSON, "request")
+
+
+_OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work]]] = {
+    "forward": ServedModel._forward,
+    "weights": ServedModel._weights,
+    "gradients": ServedModel._gradients,
+    "complexity": ServedModel._complexity,
+    "chat": ServedModel._chat,
+    "complete": ServedModel._complete,
+    "embed": ServedModel._embed,
+}
+"""The preparation of each operation."""
+
+
+def warm() -> None:
+    """Import what transformers imports late, by loading the model that ships, of which nothing is kept."""
+    if SHIPPED_MODEL.is_dir():
+        LoadedModel.load(SHIPPED_MODEL, dtype="float32", device=torch.device("cpu"), progress=lambda _: None)
+
+
+if __name__ == "__main__":
+    serve(ServedModel.load, warm)

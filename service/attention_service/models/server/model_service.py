@@ -1,0 +1,259 @@
+"""Whole models: loading, listing and unloading them, and questions to them.
+
+A model is loaded by a request that says so, or by the first that names it. It ends when nobody asked for a while, and
+the least recently used ones end when their memory is needed.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import orjson
+
+from attention_contract.base import WireModel
+from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded, Stuck
+from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
+from attention_contract.schemas.prompts import ModelRan, ModelReply
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.tensor_files import from_pieces
+from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
+from attention_service.models import model_catalogue
+from attention_service.models.server.model_host import Host
+from attention_service.models.server.resident_model import Question, ResidentModel
+from attention_service.models.server.spare_process import SpareProcess
+from attention_service.models.server.unread_events import UnreadEvents
+from attention_service.runtime.callers import caller
+from attention_service.runtime.request_timing import note_run
+from attention_service.runtime.scheduling.request_runner import RequestRunner
+from attention_service.runtime.services.recording_service import RecordingService
+
+ReplyT = TypeVar("ReplyT", bound=WireModel)
+WAITING: Final = 64
+"""Requests that wait for one model."""
+OF_ONE: Final = WAITING // 2
+"""The same of one caller."""
+
+
+class ModelService:
+    """Answers requests about whole models. Used from the event loop only."""
+
+    def __init__(
+        self,
+        root: Path,
+        runner: RequestRunner,
+        recordings: RecordingService,
+        idle_s: float,
+        stuck_s: float,
+        *,
+        siblings: bool = False,
+        spare: bool = False,
+    ) -> None:
+        """``siblings``: other processes answer for the same models. ``spare``: keep a process for the next load."""
+        self._root = root
+        self._runner = runner
+        self._recordings = recordings
+        self._siblings = siblings
+        self.host = Host(runner.device, runner.budget, idle_s, stuck_s)
+        self._spare = SpareProcess(self.host) if spare and model_catalogue.has_transformers() else None
+        self._models: dict[str, ResidentModel] = {}
+        """Every model that was ever loaded, and is not unloaded."""
+        self._unloaded: set[ResidentModel] = set()
+        """Models that end once those who wait for them have their answers."""
+
+    @property
+    def resident(self) -> int:
+        """The number of resident models."""
+        return sum(model.state == "resident" for model in (*self._models.values(), *self._unloaded))
+
+    def check_progress(self) -> None:
+        """Raise Stuck if the process of a model stands still."""
+        for model in (*self._models.values(), *self._unloaded):
+            if model.stands_s:
+                raise Stuck(
+                    f"the process of the model {model.name} has computed nothing for {model.stands_s:.0f} s; it is "
+                    f"ended after {self.host.stuck_s:g} s, and the next request starts it again"
+                )
+
+    # ── which there are ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def list(self) -> ModelList:
+        """Every model that was loaded, and every checkpoint of the repository that can become one."""
+        self._runner.check_ready()
+        own = [model.info() for model in self._models.values()]
+        found = await self._runner.in_thread(partial(model_catalogue.listed, self._root))
+        return ModelList(data=own + [each for each in found if each.id not in self._models])
+
+    async def get(self, name: str) -> ModelInfo:
+        """One model. Raises ModelNotFound."""
+        self._runner.check_ready()
+        return (await self._model(name)).info()
+
+    async def load(self, request: LoadModel) -> ModelInfo:
+        """Make a model resident, and wait until it is. It is loaded also if the caller leaves meanwhile."""
+        self._runner.check_ready()
+        for own in ("name", "dtype", "device_map"):
+            if self._siblings and getattr(request, own) is not None:
+                raise InvalidRequest.at(
+                    own,
+                    "expected none: several processes serve one repository (ATTENTION_REPLICAS), and the others would "
+                    "load the model without it",
+                )
+        folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
+        folder.check()
+        if request.device_map is not None:
+            model_catalogue.check_divisible(request.device_map)
+        if request.name is None:
+            await self._runner.in_thread(partial(model_catalogue.check_own_name, self._root, folder.checkpoint, "name"))
+        name = request.name or folder.name
+        divided = request.device_map is not None
+        made = ResidentModel(name, folder, request.dtype, self.host, self._spare, divided=divided)
+        model = self._models.get(name, made)
+        same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
+        if not same and model.is_alive:
+            raise ModelExists.at(
+                "name",
+                f"{name} is a model of {model.folder.checkpoint} in {model.dtype}; unload it first, or give "
+                "another name",
+            )
+        model = self._models[name] = model if model.is_alive else made
+        question = Question()
+        await self._ask(model, question)
+        return question.info or model.info()
+
+    async def unload(self, name: str) -> None:
+        """End a model once those who wait have their answers. Raises ModelNotFound unless it was loaded.
+
+        Requests that come meanwhile load it anew, so that it ends however many come.
+        """
+        self._runner.check_ready()
+        model = self._models.pop(name, None)
+        if model is None:
+            raise ModelNotFound(f"no model {name[:128]!r} is loaded", param="model")
+        self._unloaded = {each for each in self._unloaded if each.is_alive} | {model}
+        model.leave()
+        await model.left()
+
+    def start(self) -> None:
+        """Start the spare process once the server is idle."""
+        if self._spare is not None:
+            self._spare.start()
+
+    async def stop(self) -> None:
+        """End every model now."""
+        if self._spare is not None:
+            await self._spare.stop()
+        await asyncio.gather(*(model.stop() for model in (*self._models.values(), *self._unloaded)))
+
+    async def _model(self, name: str) -> ResidentModel:
+        """The model of a name: one that was loaded, or one of a checkpoint. Raises ModelNotFound and ModelExists."""
+        if (model := self._models.get(name)) is not None:
+            return model
+        folder = await self._runner.in_thread(partial(model_catalogue.find_name, self._root, name))
+        made = ResidentModel(folder.name, folder, None, self.host, self._spare)
+        model = self._models.get(made.name, made)
+        if model.folder.folder != folder.folder:
+            raise ModelExists.at(
+                "model",
+                f"{model.name} is a model of {model.folder.checkpoint}; load {folder.checkpoint} with a name of its "
+                "own",
+            )
+        return model
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def ask(self, name: str, operation: str, request: WireModel, reply: type[ReplyT]) -> ReplyT:
+        """Have a model answer a request, and load it if need be.
+
+        Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
+        """
+        model = await self._named(name)
+        question = Question(operation, to_body(request, JSON, "request", "base64"))
+        await self._ask(model, question)
+        if question.reply is None:
+            raise InternalError("the process of the model gave no answer")
+        answer = from_pieces(question.reply, "reply", reply)
+        question.reply = None  # the model keeps its last question, and the reply's memory is to be free once it is sent
+        return await self._completed(answer, model, question)
+
+    async def stream(
+        self, name: str, operation: str, request: WireModel, deadline: float | None = None
+    ) -> AsyncGenerator[memoryview]:
+        """Yield the events of a generation, which stops when the iterator is closed. Raises what ``ask`` does.
+
+        ``deadline``: ``time.monotonic`` seconds before which it ends with the tokens that it has.
+        """
+        model = await self._named(name)
+        events = UnreadEvents(self._runner.host)
+        question = Question(operation, to_body(request, JSON, "request", "base64"), events.put, deadline)
+        asking = asyncio.create_task(self._ask(model, question))
+        asking.add_done_callback(lambda _: events.end())
+        try:
+            while (event := await events.get()) is not None:
+                yield event if event is not question.last else await self._with_recording(event, question)
+            await asking
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+            events.close()
+            question.last = question.recording = None  # the model keeps its last question
+            if question.began:
+                self._noted(ran_of(model), model, question)
+
+    async def _with_recording(self, last: memoryview, question: Question) -> memoryview:
+        """The last event of a generation, with the id of its recording if it has one."""
+        if question.recording is None:
+            return last
+        return memoryview(orjson.dumps(orjson.loads(last) | {"recording": await self._stored(question.recording)}))
+
+    async def _named(self, name: str) -> ResidentModel:
+        """The model of a name, kept for later. Raises ModelNotFound, and InvalidCheckpoint if it is refused."""
+        self._runner.check_ready()
+        model = await self._model(name)
+        model.folder.check()
+        return self._models.setdefault(model.name, model)
+
+    async def _ask(self, model: ResidentModel, question: Question) -> None:
+        asks = caller.get().name
+        for count, limit, whose in ((model.waiting(), WAITING, ""), (model.waiting(asks), OF_ONE, " of yours")):
+            if count >= limit:
+                raise Overloaded(f"{limit} requests{whose} wait for this model; try again later", limit=limit)
+        await model.ask(question)
+
+    async def _completed(self, answer: ReplyT, model: ResidentModel, question: Question) -> ReplyT:
+        """The answer with what only the server knows: its waits, and the id of its recording."""
+        if not isinstance(answer, ModelReply):
+            self._noted(ran_of(model), model, question)
+            return answer
+        more: dict[str, object] = {"ran": self._noted(answer.ran, model, question)}
+        if question.recording is not None:
+            more["recording"] = await self._stored(question.recording)
+        return answer.model_copy(update=more)
+
+    def _noted(self, ran: ModelRan, model: ResidentModel, question: Question) -> ModelRan:
+        """A run with what only the server knows, its waits; it is counted."""
+        loaded = max(question.loaded, question.came)
+        told = {
+            "model": model.name,
+            "queue_ms": (question.began - loaded) * 1e3,
+            "load_ms": (loaded - question.came) * 1e3,
+            "peak_bytes": question.peak_bytes,
+        }
+        told |= {} if ran.compute_ms else {"compute_ms": (time.monotonic() - question.began) * 1e3}
+        noted: ModelRan = ran.model_copy(update=told)
+        note_run(question.came, noted)
+        return noted
+
+    async def _stored(self, recording: memoryview) -> str:
+        return (await self._recordings.add(from_body(RecordingFile, recording, SAFETENSORS, "recording"))).id
+
+
+def ran_of(model: ResidentModel) -> ModelRan:
+    """The run of a request whose reply tells nothing of it."""
+    info = model.info()
+    return ModelRan(
+        model=model.name, architecture=info.architecture or "", device=info.device or "", dtype=info.dtype or "",
+        kernels=[], compute_ms=0.0, queue_ms=0.0, peak_bytes=0,
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Tokens that are generated after an image are those of transformers' own ``generate``, each with what it looked at."""
+
+import orjson
+import pytest
+import torch
+from PIL import Image
+from tests.models.inputs.small_encoders import noise, sent
+from tests.models.inputs.small_prompts import PROMPTS, eager, loaded
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequest
+from attention_contract.schemas.prompts import Message
+from attention_contract.validation import validate
+from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.generation.generation import generate
+from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.process.model_operations import lines_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
+SAMPLED = {"temperature": 0.9, "seed": 4, "n": 3}
+
+
+def data_url(pixels):
+    return f"data:image/png;base64,{sent(pixels)['base64']}"
+
+
+BROKEN = data_url(noise())[:90]
+
+
+def messages(image):
+    parts = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": data_url(image)}}]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "the mat"}]}]
+
+
+def answered(kind, told, **fields):
+    request = validate(ChatCompletionRequest, {"model": kind, "messages": told, "max_tokens": 6, **fields})
+    model = loaded(kind)
+    (whole,) = generate(model, request, plan_generation(model, request), lambda _: None).last
+    return validate(ChatCompletion, orjson.loads(lines_of([whole]))).choices
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("options", [{"temperature": 0}, SAMPLED])
+def test_tokens_after_an_image_are_those_of_transformers(kind, options):
+    image = noise(60, 44)
+    told = messages(image)
+    choices = answered(kind, told, attention={"top_k": 2}, **options)
+    reader, model = loaded(kind).reader, eager(kind)
+    text = reader._with_images([Message(**each) for each in told], 1)
+    made = reader._processed(text, [Image.fromarray(image)], add_special_tokens=False)
+    arguments = {name: x for name, x in made.items() if name in reader.names}
+    drawn = {"temperature": options["temperature"], "top_p": 1.0, "top_k": 0} if options["temperature"] else {}
+    torch.manual_seed(options.get("seed", 0))
+    tokens = model.generate(
+        **arguments, max_new_tokens=6, do_sample=bool(drawn), num_return_sequences=options.get("n", 1), **drawn
+    )
+    expected = tokens[:, arguments["input_ids"].shape[1] :].tolist()
+    for choice, own in zip(choices, expected, strict=True):
+        found = [token.id for token in choice.attention]
+        assert found == own[: len(found)]
+        assert choice.attention[0].position == arguments["input_ids"].shape[1]
+        assert {str(each.layer) for each in choice.attention[0].layers} == {"0", "1"}
+
+
+def test_keys_of_generated_tokens_are_places_among_the_labels_of_the_same_messages():
+    told = messages(noise(60, 44))
+    (choice,) = answered("gemma3", told, temperature=0, attention={"weights": True, "layers": [1]})
+    reply = forward_reply(
+        loaded("gemma3"),
+        ModelForwardRequest(messages=[Message(**each) for each in told], layers=[1], return_=["weights"]),
+    )
+    count = len(reply.labels.tokens)
+    assert choice.attention[0].position == count
+    assert (choice.attention[0].layers[0].weights[:, :count] - reply.layers[0].weights[:, -1]).max() < 1e-6
+    assert reply.labels.patches.count(None) < count
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "param"),
+    [
+        ("gemma3", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": BROKEN}}]}], "messages"),
+        ("llava", [{"role": "user", "content": "<image> what"}], "messages"),
+    ],
+)  # fmt: skip
+def test_images_that_cannot_be_read_are_of_the_messages(kind, told, param):
+    with pytest.raises(InvalidRequest) as fault:
+        answered(kind, told)
+    assert fault.value.param == param
+
+
+def test_nothing_is_fetched():
+    parts = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/cat.png"}}]
+    with pytest.raises(InvalidRequest, match="the server fetches nothing"):
+        validate(ChatCompletionRequest, {"model": "x", "messages": [{"role": "user", "content": parts}]})
+
+
+def test_edits_of_layers_that_see_images_are_refused():
+    edits = {"vision.0": [{"tap": "context", "set": 0}]}
+    with pytest.raises(InvalidRequest) as fault:
+        answered("gemma3", messages(noise()), attention={"edits": edits})
+    assert fault.value.param == "attention.edits"

@@ -1,0 +1,166 @@
+"""The load of a checkpoint by transformers: what it leaves out, what it refuses, and files that change later."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.client.tiny_models import tokenizer
+from tests.client.transformers.families import tiny
+from tests.modules.checkpoints.test_families import built
+from tests.modules.checkpoints.tiny_models import BERT, SIZES, Tiny, model
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DebertaV2Config,
+    DebertaV2Model,
+    XLNetConfig,
+    XLNetModel,
+)
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
+from attention_contract.schemas.models import ModelInfo
+from attention_contract.schemas.openai import CompletionRequest
+from attention_contract.validation import validate
+from attention_service.models.answers.model_gradients import ModelGradients
+from attention_service.models.answers.model_inspection import forward_reply
+from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.process.model_operations import ServedModel
+
+IDS = [5, 3, 7, 8]
+CPU = torch.device("cpu")
+
+
+def load(folder, **options):
+    return LoadedModel.load(folder, dtype=None, device=CPU, progress=lambda _: None, **options)
+
+
+def changed(folder, change):
+    """Save a small Llama, and change its tensors."""
+    tiny("llama").save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def entry(folder, **entries):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+    return folder
+
+
+def test_a_classifier_of_texts_says_what_is_left_out(tmp_path):
+    config = BertConfig(**BERT, num_labels=3)
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "net")
+    tokenizer().save_pretrained(tmp_path / "net")
+    loaded = load(tmp_path / "net")
+    assert loaded.info()["left_out"] == ["classifier.bias", "classifier.weight"]
+    assert ModelInfo(id="a", created=0, checkpoint="a", state="resident", **ServedModel(loaded).info()).left_out
+    reply = forward_reply(loaded, ModelForwardRequest(tokens=IDS))
+    assert (reply.predicts, reply.predictions) == (None, [])
+    words = r"no prediction head \(classifier\.bias, classifier\.weight are left out of the checkpoint"
+    with pytest.raises(InvalidRequest, match=words):
+        forward_reply(loaded, ModelForwardRequest(tokens=IDS, return_=["logits"]))
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        ModelGradients(loaded, ModelGradientsRequest(tokens=IDS))
+    assert caught.value.param == "of"
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        plan_generation(loaded, validate(CompletionRequest, {"model": "net", "prompt": "the cat"}))
+    assert caught.value.param == "model"
+
+
+def test_a_model_that_takes_all_leaves_nothing_out(tmp_path):
+    assert load(changed(tmp_path / "net", lambda _: None)).info()["left_out"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("weight_scale", "quantized weights"), ("lora_A.weight", "an adapter"), ("lora_A.default.weight", "an adapter")],
+)
+def test_scales_and_adapters_in_the_file_are_refused(tmp_path, name, words):
+    folder = changed(tmp_path / "net", lambda x: x.update({f"model.layers.0.self_attn.q_proj.{name}": torch.ones(1)}))
+    with pytest.raises(InvalidCheckpoint, match=f"q_proj.{name} belongs to {words}"):
+        load(folder)
+
+
+def test_a_tensor_of_another_shape_is_named_with_the_entry_that_asks_for_it(tmp_path):
+    folder = entry(changed(tmp_path / "net", lambda _: None), vocab_size=77)
+    with pytest.raises(InvalidCheckpoint) as caught:
+        load(folder)
+    words = r"lm_head.weight has shape [96, 32] in its file, and config.json asks for [77, 32] (vocab_size 77)"
+    assert words in caught.value.detail
+
+
+def zeroed(file):
+    with file.open("r+b") as opened:
+        opened.seek(-1000, os.SEEK_END)
+        opened.write(bytes(1000))
+
+
+def truncated(file):
+    os.truncate(file, 100)
+
+
+@pytest.mark.parametrize("spoil", [zeroed, truncated])
+def test_a_loaded_model_does_not_care_what_becomes_of_its_files(tmp_path, spoil):
+    loaded = load(changed(tmp_path / "net", lambda _: None))
+    request = ModelForwardRequest(tokens=IDS, return_=["logits"])
+    before = forward_reply(loaded, request).logits
+    assert "model.safetensors" not in Path("/proc/self/maps").read_text()
+    spoil(tmp_path / "net" / "model.safetensors")
+    np.testing.assert_array_equal(forward_reply(loaded, request).logits, before)
+
+
+def test_a_model_that_reads_layers_from_disk_notices_that_they_changed(tmp_path):
+    pytest.importorskip("accelerate")
+    folder = changed(tmp_path / "net", lambda _: None)
+    served = ServedModel(load(folder, room=70_000))
+    assert "disk" in served.info()["device"]
+    body = memoryview(b'{"tokens": [5, 3], "layers": [0]}')
+    served.prepare("weights", body, 2**30, lambda _: None)
+    zeroed(folder / "model.safetensors")
+    with pytest.raises(InvalidCheckpoint, match="have changed since it was loaded; unload it"):
+        served.prepare("weights", body, 2**30, lambda _: None)
+
+
+DEBERTA = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8}
+OWN = {
+    "deberta": (
+        DebertaV2Model,
+        DebertaV2Config(vocab_size=29, **DEBERTA),
+        "cannot be imported as modules either: .*no spec",
+    ),
+    "xlnet": (
+        XLNetModel,
+        XLNetConfig(vocab_size=29, d_model=32, n_layer=1, n_head=4, d_inner=8),
+        "modules either: .*no spec",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_advice_is_given_that_is_refused_too(tmp_path, name):
+    kind, config, words = OWN[name]
+    kind(config).save_pretrained(tmp_path / "net")
+    with pytest.raises(InvalidCheckpoint, match=words) as caught:
+        load(tmp_path / "net")
+    assert "or import its layers" not in caught.value.detail
+
+
+def test_layers_that_can_be_imported_are_advised(tmp_path):
+    made = model("Bloom", **SIZES, hidden_size=24, n_layer=1, n_head=3)
+    built(Tiny("bloom", made, "", "", "")).save_pretrained(tmp_path / "net")
+    with pytest.raises(InvalidCheckpoint, match=r"or import its layers as modules \(POST /v1/modules/import\)"):
+        load(tmp_path / "net")
+
+
+def test_a_word_in_the_place_of_a_list_is_told_both():
+    with pytest.raises(InvalidRequest, match="unknown '0'; expected one of 'all', or a list") as caught:
+        validate(ModelForwardRequest, {"text": "a", "layers": "0"})
+    assert caught.value.param == "layers"

@@ -1,0 +1,97 @@
+"""A model's process that stands still is noticed although no caller has a deadline; one that computes is left alone."""
+
+import asyncio
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+from tests.api.talk import post, problem
+from tests.conftest import eventually, live_server
+
+from attention_contract.schemas.model_requests import ModelForwardReply, ModelForwardRequest
+from attention_service.engine import Engine
+from attention_service.runtime.device.torch_device import Device
+
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+PATIENCE_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def http(stand_ins, repository):
+    with live_server(repository, stuck_seconds=PATIENCE_S) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def ask(http, text, model="one"):
+    return http.post(f"/v1/models/{model}/forward", json={"text": text})
+
+
+def state(http, name="one"):
+    return http.get(f"/v1/models/{name}").json()["state"]
+
+
+def test_a_stopped_process_is_told_of_ended_and_started_again(http):
+    process = int(ask(http, "a").json()["ran"]["architecture"])
+    os.kill(process, signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        asking = [threads.submit(ask, http, str(number)) for number in range(3)]
+        unready, now = eventually(
+            lambda: (answer := http.get("/health/ready")).status_code == 503 and (answer.json(), state(http))
+        )
+        assert (unready["code"], now) == ("stuck", "stuck")
+        assert "model one" in unready["detail"]
+        assert http.get("/health/live").status_code == 200
+        answers = [each.result() for each in asking]
+    codes = sorted(answer.status_code for answer in answers)
+    assert codes == [200, 200, 503]
+    ended = next(answer for answer in answers if answer.status_code == 503)
+    assert problem(ended)["code"] == "model_ended"
+    assert "stuck_seconds" in ended.json()["detail"]
+    assert not psutil.pid_exists(process)
+    assert (http.get("/health/ready").status_code, state(http)) == (200, "resident")
+
+
+def test_a_process_that_goes_on_in_time_is_not_ended(http):
+    process = int(ask(http, "a").json()["ran"]["architecture"])
+    os.kill(process, signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        asking = threads.submit(ask, http, "b")
+        eventually(lambda: state(http) == "stuck")
+        os.kill(process, signal.SIGCONT)
+        assert asking.result().json()["ran"]["architecture"] == str(process)
+    assert http.get("/health/ready").status_code == 200
+
+
+def test_a_load_that_never_ends_fails(http):
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(http.post, "/v1/models", json={"checkpoint": "stands"})
+        eventually(lambda: state(http, "stands") == "stuck")
+        assert problem(loading.result())["code"] == "model_ended"
+    assert state(http, "stands") == "idle"
+    assert http.get("/health/ready").status_code == 200
+
+
+def test_a_long_computation_is_not_ended(http):
+    process = ask(http, "a").json()["ran"]["architecture"]
+    assert post(http, "/v1/models/one/forward", text=f"compute {1.2 * PATIENCE_S}")["ran"]["architecture"] == process
+
+
+async def test_a_request_that_waits_for_memory_does_not_stand_still(stand_ins, repository):
+    device = await asyncio.to_thread(Device.open, "cpu", 1)
+    engine = Engine(repository, device, memory_budget=2**30, stuck_s=0.5, learns_times=False)
+    await engine.start()
+    try:
+        ask = lambda text: engine.models.ask("one", "forward", ModelForwardRequest(text=text), ModelForwardReply)  # noqa: E731
+        process = (await ask("a")).ran.architecture
+        taken = engine.budget.available
+        assert engine.budget.take(taken)
+        waiting = asyncio.create_task(ask("needs 10"))
+        await asyncio.sleep(1.5)
+        engine.models.check_progress()
+        engine.budget.release(taken)
+        assert (await waiting).ran.architecture == process
+    finally:
+        await engine.stop()

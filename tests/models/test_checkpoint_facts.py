@@ -1,0 +1,256 @@
+"""What the files of a checkpoint tell before a process is started: inputs, refusals, and one row for each folder."""
+
+import json
+import struct
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import transformers
+from safetensors.numpy import save_file
+from tests.api.talk import post, refuse
+from tests.models.conftest import write_checkpoint
+from transformers.models.auto import configuration_auto, modeling_auto
+
+from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+from attention_service.models import checkpoint_facts, model_catalogue
+from attention_service.models.input_kinds import READS
+from attention_service.models.model_catalogue import find_folder
+from attention_service.modules.checkpoints import catalogue
+
+WHISPER = {
+    "model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "is_encoder_decoder": True,
+}  # fmt: skip
+needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs the extra offload")
+SOUND = {"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": 16000, "feature_size": 80}
+
+
+def checkpoint(folder, config=None, files=(), tensors=("x",)):
+    """Write a checkpoint of a Llama with other entries of its config, and other files beside."""
+    write_checkpoint(folder)
+    kept = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(kept | (config or {})))
+    save_file(dict.fromkeys(tensors, np.zeros(4, np.float32)), folder / "model.safetensors")
+    for name, content in dict(files).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def quantized(**entries):
+    return {"quantization_config": entries}
+
+
+REFUSED = {
+    "audio": ({"config": WHISPER, "files": {"preprocessor_config.json": SOUND, "tokenizer.json": "{}"}}, "read audio"),
+    "no-type": ({"config": {"model_type": None}}, "has no model_type"),
+    "own-code": ({"config": {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}}, "no code of a check"),
+    "newer": ({"config": {"model_type": "of-next-year"}}, "does not know model_type 'of-next-year'"),
+    "4-bit": ({"config": quantized(load_in_4bit=True)}, "quantized (bitsandbytes), and transformers needs"),
+    "gptq": ({"config": quantized(quant_method="gptq", bits=4)}, "quantized (gptq), and transformers needs optimum"),
+    "in-text": ({"config": {"text_config": quantized(quant_method="awq")}}, "quantized (awq)"),
+    "unheard": ({"config": quantized(quant_method="of-mine")}, "quantized (of-mine) in a way"),
+    "scales": (
+        {"tensors": ["layers.0.q_proj.weight", "layers.0.q_proj.weight_scale"]},
+        "weight_scale belongs to quant",
+    ),
+    "lora": ({"tensors": ["q.weight", "base_model.model.q.lora_A.weight"]}, "lora_A.weight belongs to an adapter"),
+    "adapter": ({"files": {"adapter_config.json": {}}}, "adapter_config.json lies beside the model"),
+    "adapter-weights": ({"files": {"adapter_model.safetensors": ""}}, "adapter_model.safetensors lies beside"),
+    "distributed": ({"files": {"shard-00001-model-00001-of-00002.safetensors": ""}}, "distributed checkpoint"),
+}
+
+
+def test_files_of_other_names_are_refused(tmp_path):
+    (checkpoint(tmp_path / "net") / "model.safetensors").rename(tmp_path / "net" / "weights.safetensors")
+    assert find_folder(tmp_path, "net").refused.startswith("transformers reads model.safetensors or")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_files_tell_is_refused_before_a_process_is_started(tmp_path, name):
+    made, words = REFUSED[name]
+    checkpoint(tmp_path / "net", **made)
+    (row,) = (each for each in model_catalogue.listed(tmp_path) if each.id == "net")
+    assert words in row.refused
+    folder = find_folder(tmp_path, "net")
+    assert words in folder.info("net", None).refused
+    with pytest.raises(InvalidCheckpoint) as caught:
+        folder.check()
+    assert words in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"dtype": ["float32"]},
+        {"auto_map": {"AutoConfig": "own.Config"}},
+        pytest.param(quantized(quant_method="mxfp4"), marks=needs_accelerate),
+    ],
+)
+def test_what_a_process_can_read_is_not_refused(tmp_path, config):
+    """Code of a checkpoint whose type transformers knows is left alone, and MXFP4 is expanded (with accelerate)."""
+    checkpoint(tmp_path / "net", config)
+    assert find_folder(tmp_path, "net").refused is None
+
+
+@needs_accelerate
+def test_scales_are_taken_where_the_config_says_how(tmp_path):
+    checkpoint(tmp_path / "net", quantized(quant_method="fp8"), tensors=["q.weight", "q.weight_scale_inv"])
+    assert find_folder(tmp_path, "net").refused is None
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "takes"),
+    [
+        (WHISPER, {"preprocessor_config.json": SOUND, "tokenizer.json": "{}"}, ["audio", "target"]),
+        ({}, {"tokenizer.json": "{}", "processor_config.json": {"feature_extractor": SOUND}}, ["text"]),
+        ({}, {"tokenizer.json": "{}", "processor_config.json": {"image_processor": {"do_resize": True}}},
+         ["text", "images"]),
+        ({}, {"preprocessor_config.json": {"feature_extractor_type": "ViTFeatureExtractor", "image_mean": [0.5]}},
+         ["images"]),
+        ({"is_encoder_decoder": True}, {"tokenizer.json": "{}"}, ["text", "target"]),
+    ],
+)  # fmt: skip
+def test_the_inputs_are_those_of_the_files(tmp_path, config, files, takes):
+    checkpoint(tmp_path / "net", config, files)
+    assert find_folder(tmp_path, "net").takes == takes
+
+
+def test_the_types_that_read_other_things_are_those_of_transformers():
+    speech = modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    reads = {}
+    for kind in {*modeling_auto.MODEL_MAPPING_NAMES, *speech}:
+        names = speech.get(kind) or modeling_auto.MODEL_MAPPING_NAMES[kind]
+        try:
+            made = getattr(transformers, names if isinstance(names, str) else names[0])
+            reads[kind] = made.main_input_name
+        except (ImportError, AttributeError):  # it needs another package, or is no model by itself
+            continue
+    others = {kind for kind, name in reads.items() if name not in ("input_ids", "pixel_values")}
+    assert others <= READS.keys() <= others | {"higgs_audio_v2_tokenizer"}  # which needs another package
+
+
+def test_the_types_that_transformers_knows_are_read_from_its_source():
+    assert checkpoint_facts._known_types() == {*configuration_auto.CONFIG_MAPPING_NAMES}
+
+
+def part_of_sentence_transformers(root):
+    """A folder of sentence-transformers: its transformer lies in the folder itself, and parts in folders below."""
+    checkpoint(root / "net", files={"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}})
+    (root / "net" / "2_Dense").mkdir()
+    save_file({"linear.weight": np.zeros((2, 2), np.float32)}, root / "net" / "2_Dense" / "model.safetensors")
+    (root / "net" / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 2, "out_features": 2}))
+
+
+def test_a_part_of_a_model_is_no_model(tmp_path):
+    part_of_sentence_transformers(tmp_path)
+    assert [each.id for each in model_catalogue.listed(tmp_path)] == ["tiny", "net"]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"adapter_config.json": {"base_model_name_or_path": "org/base"}}, "holds an adapter alone"),
+        ({"net.Q4_K_M.gguf": "GGUF"}, "holds no .safetensors file (only .gguf)"),
+        ({"config.json": {"model_type": "llama"}, "pytorch_model.bin": "?"}, "holds no .safetensors file (only .bin)"),
+    ],
+)
+def test_a_folder_of_another_form_is_a_row_that_says_so(tmp_path, files, words):
+    (tmp_path / "net").mkdir()
+    for name, content in files.items():
+        (tmp_path / "net" / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    if "adapter_config.json" in files:
+        save_file({"q.lora_A.weight": np.zeros(4, np.float32)}, tmp_path / "net" / "adapter_model.safetensors")
+    (row,) = (each for each in model_catalogue.listed(tmp_path) if each.id == "net")
+    assert words in row.refused
+    with pytest.raises(InvalidCheckpoint) as caught:
+        model_catalogue.find_name(tmp_path, "net")
+    assert words in caught.value.detail
+
+
+def pointing(folder):
+    """An index that names a text file, which transformers would read by another way than safetensors."""
+    (folder / "model.safetensors").unlink()
+    (folder / "notes.txt").write_text("a secret")
+    index = {"metadata": {}, "weight_map": {"x": "notes.txt"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def empty(folder):
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+
+
+def nested(folder):
+    (folder / "config.json").write_text('{"a":' * 100_000)
+
+
+def looped(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+
+
+@pytest.mark.parametrize("spoil", [pointing, empty, nested, looped])
+def test_the_fault_of_one_folder_is_one_row(tmp_path, spoil):
+    for name in ("good", "spoilt"):
+        checkpoint(tmp_path / name)
+    spoil(tmp_path / "spoilt")
+    rows = {each.id: each for each in model_catalogue.listed(tmp_path)}
+    assert (rows["good"].refused, bool(rows["spoilt"].refused)) == (None, True)
+    assert {each.path: bool(each.problem) for each in catalogue.listed(tmp_path).checkpoints}["spoilt"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/x.jinja", "sub"])
+def test_a_link_out_of_the_repository_is_refused_by_its_name(tmp_path, name):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("{}")
+    checkpoint(root / "net")
+    link = root / "net" / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(outside / "secret" if "." in name else outside)
+    assert find_folder(root, "net").refused.startswith(f"{name} is a link, and not to a file inside")
+    link.unlink()
+    (root / "inside.json").write_text("{}")
+    link.symlink_to(root / "inside.json")  # as a cache of the hub has them
+    assert find_folder(root, "net").refused is None
+
+
+@pytest.mark.parametrize("path", ["net/", "./net", "org/../net", "../models/net", "alias"])
+def test_a_checkpoint_has_one_path_however_it_is_asked_for(tmp_path, path):
+    root = tmp_path / "models"
+    checkpoint(root / "net")
+    (root / "org").mkdir()
+    (root / "alias").symlink_to(root / "net")
+    found = find_folder(root, path)
+    assert (found.checkpoint, found.name) == ("net", "net")
+    with pytest.raises(CheckpointNotFound):
+        find_folder(root, "../net")
+
+
+def test_a_refused_model_is_shown_and_its_requests_end_at_once(http, repository):
+    checkpoint(repository / "hears", WHISPER, {"preprocessor_config.json": SOUND})
+    try:
+        shown = http.get("/v1/models/hears").json()
+        assert (shown["state"], shown["takes"]) == ("idle", ["audio", "target"])
+        assert "read audio" in shown["refused"]
+        loads = http.get("/metrics").text.count("loads")
+        for path, body in (("/v1/models/hears/forward", {"text": "a"}), ("/v1/models", {"checkpoint": "hears"})):
+            told = refuse(http, path, **body)
+            assert (told["status"], told["code"], told["param"]) == (422, "invalid_checkpoint", "checkpoint")
+            assert "read audio" in told["detail"]
+        assert http.get("/metrics").text.count("loads") == loads
+        assert http.get("/v1").json()["memory"]["in_flight_bytes"] == 0
+    finally:
+        (repository / "hears" / "model.safetensors").unlink()
+        (repository / "hears" / "preprocessor_config.json").unlink()
+        (repository / "hears" / "config.json").unlink()
+        (repository / "hears").rmdir()
+
+
+def test_two_ways_to_one_checkpoint_are_one_model(http):
+    first = post(http, "/v1/models", checkpoint="org/two")
+    again = http.post("/v1/models", json={"checkpoint": "org/../org/two"})
+    assert again.status_code == 200 or again.json()["id"] == first["id"]
+    assert [each["id"] for each in http.get("/v1/models").json()["data"]].count("org--two") == 1
+    http.delete("/v1/models/org--two")

@@ -25,7 +25,7 @@ from attention_client import (
     StoreFull,
     Unavailable,
 )
-from attention_client.cli import model_commands
+from attention_client.cli.commands import model_commands
 from tests.api.hub import COMMIT, asked_here, hub
 from tests.api.processes import process
 from tests.conftest import eventually, live_server

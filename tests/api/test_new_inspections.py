@@ -191,7 +191,7 @@ class Receiving(Operation):
             "from attention_contract.schemas.received import ReceivedReply\n",
         ),
     ],
-    f"{CLIENT}/cli/command_table.py": [
+    f"{CLIENT}/cli/commands/command_table.py": [
         (
             '    "complexity": RequestCommand(',
             '    "received": RequestCommand(\n        "received", operations.received, operations.raw_received, '

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from attention_client import AsyncClient, Client, Unauthorized
 from attention_client.connection_settings import KEY_VARIABLE
-from tests.client.command_line import invoke
+from tests.client.cli.command_line import invoke
 from tests.client.service import URL, Played, ask, both
 
 KEY = "attn_0123456789-secret"

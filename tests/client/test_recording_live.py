@@ -10,7 +10,7 @@ from safetensors import safe_open
 from attention_client import AsyncClient, Client, InvalidRequest, RecordingNotFound
 from attention_client.recording import Recording, record
 from tests.client import tiny_models
-from tests.client.command_line import invoke
+from tests.client.cli.command_line import invoke
 from tests.client.transformers import families
 
 TEXT, TARGET = "the cat sat on the mat", "die Katze saß"

@@ -10,7 +10,7 @@ from attention_client.recording import Recording, record
 from attention_client.recording.checkpoint_model import path_in_repository
 from attention_transformers.model_layers import UnsupportedModel
 from tests.client import tiny_models
-from tests.client.command_line import invoke
+from tests.client.cli.command_line import invoke
 from tests.conftest import live_server
 from tests.modules.checkpoints.test_families import TINY, built
 

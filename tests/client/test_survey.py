@@ -16,7 +16,7 @@ from attention_client.calls.method import run as run_flow
 from attention_client.survey import SurveyedHead, shipped_texts
 from attention_client.survey.head_survey import HeadSurvey
 from attention_client.survey.headvis_files import exported
-from tests.client.command_line import invoke
+from tests.client.cli.command_line import invoke
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny as small
 from tests.conftest import live_server

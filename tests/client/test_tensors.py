@@ -15,7 +15,7 @@ from tests.client.service import ask, call_of
 
 
 def test_the_client_does_not_import_what_it_does_not_need():
-    script = "import sys, attention_client.cli.command_table; attention_client.Client; print(*sys.modules)"
+    script = "import sys, attention_client.cli.commands.command_table; attention_client.Client; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     imported = set(done.stdout.split())
     assert "attention_client.client" in imported

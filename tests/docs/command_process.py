@@ -61,7 +61,13 @@ def main(address: str) -> None:
     """Import the command, and fork for each run."""
     from attention_client.cli import main as command
 
-    for name in ("command_table", "generation_commands", "module_commands", "recording_commands", "explain_commands"):
+    for name in (
+        "commands.command_table",
+        "commands.generation_commands",
+        "commands.module_commands",
+        "commands.recording_commands",
+        "explain.explain_commands",
+    ):
         import_module(f"attention_client.cli.{name}")
 
     with socket.socket(socket.AF_UNIX) as listener:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 CODE: Final = "attention_client.cli."
 """The package of the places."""
-REQUEST: Final = "command_table"
+REQUEST: Final = "commands.command_table"
 """The place of a command that sends one request: its row in ``COMMANDS``."""
 EXTENSION: Final = "extensions"
 """The place of a command that the server's package contributes."""
@@ -29,22 +29,23 @@ PANELS: Final = {
             REQUEST, "Show what each head of a whole model looks at in a text: statistics and largest weights."
         ),
         "heads": Entry(
-            "survey_commands:heads",
+            "commands.survey_commands:heads",
             "Find heads by their statistics over many texts, and show the strongest passages of a head.",
         ),
         "generate": Entry(
-            "generation_commands:generate", "Continue a text, and show what the heads looked at for each new token."
+            "commands.generation_commands:generate",
+            "Continue a text, and show what the heads looked at for each new token.",
         ),
         "chat": Entry(
-            "generation_commands:chat",
+            "commands.generation_commands:chat",
             "Chat with a model, and show what the heads looked at for each token. One line is one message.",
         ),
         "record": Entry(
-            "recording_commands:record",
+            "commands.recording_commands:record",
             "Record what a model computes for a text. Its attention runs on the server.",
         ),
         "show": Entry(
-            "recording_commands:show",
+            "commands.recording_commands:show",
             "Show a recording: a head as a picture and the entropy of every head, or each token's most attended keys.",
         ),
     },
@@ -64,11 +65,11 @@ PANELS: Final = {
             REQUEST, "QK and OV circuits of a module's heads, composition scores, and spectra of its parameters."
         ),
         "explain": Entry(
-            "explain_commands:explain_command",
+            "explain.explain_commands:explain_command",
             "Explain the attention of one query step by step, forward and backward, with its numbers.",
         ),
         "compare": Entry(
-            "compare_commands:compare_command",
+            "compare.compare_commands:compare_command",
             "Compare two attentions on the same inputs: where they differ, and by how much.",
         ),
     },
@@ -78,21 +79,23 @@ PANELS: Final = {
         "hopfield": Entry(REQUEST, "Modern Hopfield retrieval: update states until they reach stored patterns."),
     },
     "Keep": {
-        "models": Entry("model_commands:app", "List, fetch, load, use and unload the whole models of a server."),
-        "modules": Entry("module_commands:app", "List, make, describe, change and remove resident modules."),
+        "models": Entry(
+            "commands.model_commands:app", "List, fetch, load, use and unload the whole models of a server."
+        ),
+        "modules": Entry("commands.module_commands:app", "List, make, describe, change and remove resident modules."),
         "checkpoints": Entry(
-            "module_commands:checkpoints",
+            "commands.module_commands:checkpoints",
             "Show the checkpoints of the server's model repository, or the attention layers of one; nothing is loaded.",
         ),
         "import": Entry(
-            "module_commands:import_module",
+            "commands.module_commands:import_module",
             "Make a module from one attention layer of a checkpoint, or from each of them.",
         ),
         "fetch": Entry(
             EXTENSION, "Download a checkpoint from the Hugging Face hub into the model repository of this machine."
         ),
-        "sessions": Entry("session_commands:app", "List, open, show and end the decode sessions of a server."),
-        "recordings": Entry("recording_commands:app", "List, store, fetch and remove recordings of a server."),
+        "sessions": Entry("commands.session_commands:app", "List, open, show and end the decode sessions of a server."),
+        "recordings": Entry("commands.recording_commands:app", "List, store, fetch and remove recordings of a server."),
     },
     "Run and measure a server": {
         "serve": Entry(EXTENSION, "Start the server (its own options: attention serve --help)."),
@@ -102,7 +105,7 @@ PANELS: Final = {
         "hardware": Entry(REQUEST, "Devices for which costs can be predicted from datasheets."),
         "accuracy": Entry(REQUEST, "Errors of predicted times, by kernel and purpose."),
         "bench": Entry(
-            "bench_commands:bench",
+            "compare.bench_commands:bench",
             "Measure a running server: latency and throughput of one request, sent many times.",
         ),
     },

@@ -1,0 +1,1 @@
+"""The commands by subject, and the table of those that send one request."""

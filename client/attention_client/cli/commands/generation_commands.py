@@ -1,0 +1,176 @@
+"""``attention generate`` and ``attention chat``: tokens as they come, with the tokens that the heads looked at."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from attention_client.cli.arguments.model_options import Fields, options_of, takes
+from attention_client.cli.commands.command_table import LAYERS
+from attention_client.cli.commands.model_progress import loading_shown
+from attention_client.cli.commands.request_commands import Model
+from attention_client.cli.invocation import client_of
+from attention_client.cli.tables.model_tables import readable
+from attention_client.cli.tables.reply_output import AsJson
+from attention_client.client import Client
+from attention_client.image_files import data_url
+from attention_contract.reply_names import head_name
+from attention_contract.schemas.openai import (
+    AttentionOfTokens,
+    ChatPiece,
+    CompletionChoice,
+    CompletionRequest,
+    GeneratedToken,
+)
+from attention_contract.schemas.prompts import TokenLabelsReply
+from attention_contract.wire import to_json
+
+_SAMPLING: Final = options_of(
+    CompletionRequest,
+    only={"max_tokens", "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty"},
+)
+_ATTENTION: Final = options_of(
+    AttentionOfTokens, only={"layers", "heads", "edits"}, forms={"layers": LAYERS}, within=("attention",)
+)
+_OPTIONS: Final = _SAMPLING | _ATTENTION
+_TOP_K: Final = 8
+"""Keys of each head that are asked for: their mean names the tokens that many heads share."""
+_NAMED: Final = 3
+"""Keys that one line names."""
+_FEW: Final = 4
+"""The most heads that have their own part of a line."""
+Images = Annotated[
+    list[str] | None, typer.Option("--image", metavar="FILE", help="An image that goes with the first message.")
+]
+Content = str | list[dict[str, Any]]
+"""A text, or parts: images and a text."""
+Look = Annotated[bool, typer.Option("--look/--no-look", help="Show what each token's heads looked at.")]
+
+
+@takes(_OPTIONS)
+def generate(
+    fields: Fields,
+    ctx: typer.Context,
+    model: Model,
+    text: Annotated[str, typer.Argument(help="The text to continue.")],
+    image: Images = None,
+    look: Look = True,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text, and show what the heads looked at for each new token.
+
+    With at most four heads (--layer, --head), each has its own keys; otherwise the mean over the heads is shown. With
+    images, the text is a message that the model answers.
+    """
+    _ask(fields, look)
+    messages = [{"role": "user", "content": _content(text, image)}]
+    with client_of(ctx) as client:
+        if image and as_json:
+            typer.echo(to_json(client.models.chat(model, messages, **fields)))
+            return
+        if image:
+            _answer(client, model, messages, fields)
+            return
+        with loading_shown(client, model):
+            read = client.models.forward(model, text, top_k=0)
+        if as_json:
+            typer.echo(to_json(client.models.generate(model, text, **fields)))
+            return
+        pieces = client.models.stream(model, text, **fields)
+        _follow((choice for piece in pieces for choice in piece.choices), read.labels, fields)
+
+
+@takes(_OPTIONS)
+def chat(
+    fields: Fields,
+    ctx: typer.Context,
+    model: Model,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    image: Images = None,
+    look: Look = True,
+) -> None:
+    """Chat with a model, and show what the heads looked at for each token. One line is one message."""
+    _ask(fields, look)
+    messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+    _content("", image)  # a file that cannot be read is named before anything is typed
+    with client_of(ctx) as client:
+        while (line := _line()) is not None:
+            messages.append({"role": "user", "content": _content(line, image)})
+            image = None
+            messages.append({"role": "assistant", "content": _answer(client, model, messages, fields)})
+
+
+def _ask(fields: Fields, look: bool) -> None:
+    """Complete the request: greedy by default, with the keys of every head if they are to be shown."""
+    fields.setdefault("temperature", 0.0)
+    if look:
+        fields["attention"] = {"top_k": _TOP_K, "statistics": []} | fields.get("attention", {})
+
+
+def _content(text: str, images: Sequence[str] | None) -> Content:
+    """The content of a message: a text, behind its images if it has any."""
+    urls = [data_url(each, "image") for each in images or ()]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*parts, {"type": "text", "text": text}] if parts else text
+
+
+def _line() -> str | None:
+    """Read a message; None at the end of input. An empty one is asked for again."""
+    try:
+        while not (line := input("> " if sys.stdin.isatty() else "").strip()):
+            pass
+    except EOFError:
+        return None
+    return line
+
+
+def _answer(client: Client, model: str, messages: Sequence[dict[str, Any]], fields: Fields) -> str:
+    with loading_shown(client, model):
+        read = client.models.forward(model, messages=messages, top_k=0)
+    pieces = client.models.stream_chat(model, messages, **fields)
+    return _follow((choice for piece in pieces for choice in piece.choices), read.labels, fields)
+
+
+def _follow(
+    choices: Iterable[CompletionChoice | ChatPiece],
+    labels: TokenLabelsReply | Sequence[TokenLabelsReply],
+    fields: Fields,
+) -> str:
+    """Print the tokens as they come: a line for each with its keys, or as running text. Return the text."""
+    tokens = [readable(token) for token in labels.tokens] if isinstance(labels, TokenLabelsReply) else []
+    heads, text = fields.get("attention", {}).get("heads"), ""
+    for choice in choices:
+        text += choice.text
+        if choice.attention is None and "attention" not in fields:
+            typer.echo(choice.text, nl=False)
+        for each in choice.attention or ():
+            typer.echo(f"{readable(each.token):<14} ← {_looked(each, tokens, heads)}")
+            tokens.append(readable(each.token))
+    typer.echo(text if "attention" in fields else "")
+    return text
+
+
+def _looked(token: GeneratedToken, tokens: Sequence[str], heads: Sequence[int] | None) -> str:
+    """Name the tokens that the heads looked at when they chose a token."""
+    by_head: list[tuple[str, dict[int, float]]] = []
+    for layer in token.layers:
+        if (top := layer.top_keys) is None:
+            continue
+        for at, (keys, weights) in enumerate(zip(top.keys, top.weights, strict=True)):
+            head = at if heads is None else heads[at]
+            found = {int(key): float(weight) for key, weight in zip(keys, weights, strict=True) if key >= 0}
+            by_head.append((head_name(layer.layer, head), found))
+    if len(by_head) <= _FEW:
+        return "   ".join(f"{name}: {_named(found, tokens)}" for name, found in by_head)
+    mean: dict[int, float] = defaultdict(float)
+    for _, found in by_head:
+        for key, weight in found.items():
+            mean[key] += weight / len(by_head)
+    return _named(mean, tokens)
+
+
+def _named(weights: dict[int, float], tokens: Sequence[str]) -> str:
+    largest: Any = sorted(weights, key=lambda key: -weights[key])[:_NAMED]
+    return "  ".join(f"{tokens[key] if key < len(tokens) else key} ({weights[key]:.2f})" for key in largest)

@@ -1,0 +1,167 @@
+"""``attention heads``: find heads by what they do in many texts."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from attention_client.cli.arguments.model_options import Fields, options_of, takes
+from attention_client.cli.commands.command_table import LAYERS
+from attention_client.cli.commands.model_progress import loading_shown
+from attention_client.cli.commands.request_commands import Model
+from attention_client.cli.invocation import client_of
+from attention_client.cli.tables.model_tables import largest_weights
+from attention_client.cli.tables.reply_output import AsJson
+from attention_client.cli.tables.table_output import number, print_out, table
+from attention_client.client import Client
+from attention_client.many_requests import bar
+from attention_client.survey import HeadSurvey, SurveyedHead, shipped_texts
+from attention_client.survey.head_survey import SURVEYED, texts_of
+from attention_client.survey.survey_flow import OnTexts
+from attention_contract.reply_names import head_of
+from attention_contract.schemas.model_requests import ModelWeightsRequest
+from attention_contract.wire import to_json
+
+_OPTIONS: Final = options_of(
+    ModelWeightsRequest, only={"layers", "edits", "statistic_options"}, forms={"layers": LAYERS}
+)  # fmt: skip
+_BINS: Final = 10
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_ROWS: Final = 16
+"""Heads that the table names; --json gives all."""
+_PAIRS: Final = 6
+"""Pairs of tokens that a passage names."""
+
+
+def _statistic(name: str | None) -> str | None:
+    if name is not None and name not in SURVEYED:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(SURVEYED)}")
+    return name
+
+
+def _head(text: str | None) -> SurveyedHead | None:
+    try:
+        return None if text is None else SurveyedHead(*head_of(text))
+    except ValueError as fault:
+        raise typer.BadParameter(str(fault), param_hint="--show") from None
+
+
+@takes(_OPTIONS)
+def heads(
+    fields: Fields,
+    ctx: typer.Context,
+    model: Model,
+    file: Annotated[
+        str | None,
+        typer.Argument(help="A file with one text a line; - is standard input. Default: the 299 texts that ship."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(metavar="STATISTIC", callback=_statistic, help="Order the heads by this statistic.")
+    ] = "induction",
+    beside: Annotated[
+        str | None,
+        typer.Option("--and", metavar="STATISTIC", callback=_statistic, help="Also show this statistic."),
+    ] = None,
+    show: Annotated[
+        str | None, typer.Option(metavar="HEAD", help="Show the passages of this head, as L1H0. Default: the first.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=0, help="Passages to show.")] = 3,
+    batch: Annotated[int, typer.Option(min=1, help="Texts of one request.")] = 16,
+    headvis: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the survey as the folder data of HeadVis.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find heads by their statistics over many texts, and show the strongest passages of a head."""
+    chosen, texts = _head(show), _texts(file)
+    with client_of(ctx) as client:
+        with loading_shown(client, model):
+            client.models.forward(model, min(texts, key=len), top_k=0)
+        with bar(texts, shown=sys.stderr.isatty()) as advance:
+            survey = client.models.survey(model, texts, batch=batch, on_texts=_advancing(advance), **fields)
+        if headvis is not None:
+            with bar(None, shown=sys.stderr.isatty()) as advance:
+                client.models.export_headvis(survey, headvis, on_texts=_advancing(advance))
+        if as_json:
+            typer.echo(to_json(_whole(survey)))
+            return
+        head = chosen or survey.ranked(by)[0]
+        survey.index(*head)
+        _print_heads(survey, by, beside)
+        _print_passages(client, survey, head, by, count)
+    if headvis is not None:
+        print_out(f"{headvis}: {len(survey.heads)} heads for HeadVis", "dim")
+
+
+def _texts(file: str | None) -> list[str]:
+    """Read the texts. Raises BadParameter for a file without any."""
+    if file is None:
+        return shipped_texts()
+    if file != "-" and not Path(file).is_file():
+        raise typer.BadParameter(f"there is no file {file}", param_hint="FILE")
+    try:
+        texts = texts_of(sys.stdin.read() if file == "-" else Path(file).read_text("utf-8"))
+    except UnicodeDecodeError as fault:
+        raise typer.BadParameter(f"{file} is not UTF-8 text: {fault.reason}", param_hint="FILE") from None
+    if not texts:
+        raise typer.BadParameter(f"{file} has no text; expected one a line", param_hint="FILE")
+    return texts
+
+
+def _advancing(advance: Any) -> OnTexts:
+    """Advance a bar by the texts that are done."""
+    seen = 0
+
+    def on_texts(done: int, _: int) -> None:
+        nonlocal seen
+        for _ in range(done - seen):
+            advance()
+        seen = done
+
+    return on_texts
+
+
+def _print_heads(survey: HeadSurvey, by: str, beside: str | None) -> None:
+    ranked = survey.ranked(by)
+    rows = []
+    for each in ranked[:_ROWS]:
+        found = survey.distribution(*each, by, bins=_BINS)
+        told = {"head": str(each), by.replace("_", " "): number(found.mean)}
+        low, quarter, middle, three_quarters, high = map(number, found.quantiles)
+        told |= {"least": low, "25 %": quarter, "median": middle, "75 %": three_quarters, "largest": high}
+        most = max(found.counts) or 1
+        told["texts"] = "".join(_BLOCKS[-(-each * (len(_BLOCKS) - 1) // most)] for each in found.counts)
+        if beside is not None:
+            told[beside.replace("_", " ")] = number(survey.means(beside)[survey.heads.index(each)])
+        rows.append(told)
+    table(rows)
+    more = f"; {len(ranked) - _ROWS} more heads with --json" if len(ranked) > _ROWS else ""
+    print_out(f"{survey.model} over {len(survey.texts)} texts{more}", "dim")
+
+
+def _print_passages(client: Client, survey: HeadSurvey, head: SurveyedHead, by: Any, count: int) -> None:
+    for each in client.models.passages(survey, *head, by=by, count=count) if count else ():
+        print_out(f"\n{head}, {by.replace('_', ' ')} {number(each.value)}", "bold")
+        print_out(survey.texts[each.text])
+        print_out(largest_weights(each.reply, _PAIRS), "dim")
+
+
+def _whole(survey: HeadSurvey) -> dict[str, Any]:
+    """Everything of a survey but the passages' weights."""
+    return {
+        "model": survey.model,
+        "texts": survey.texts,
+        "heads": [
+            {
+                "layer": each.layer,
+                "head": each.head,
+                "statistics": {
+                    name: survey.distribution(*each, name, bins=_BINS)._asdict()
+                    | {"strongest": survey.strongest(*each, name)}
+                    for name in survey.values
+                },
+            }
+            for each in survey.heads
+        ],
+    }

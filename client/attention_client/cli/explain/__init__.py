@@ -1,0 +1,1 @@
+"""``attention explain``: one query's attention step by step."""

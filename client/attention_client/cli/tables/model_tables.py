@@ -1,0 +1,226 @@
+"""Tables for people of the keys that the heads of a whole model look at."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_client.cli.arguments.tensor_arguments import tensors
+from attention_client.cli.tables.block_map import print_map
+from attention_client.cli.tables.table_output import cell, line, number, print_out, table
+from attention_contract.reply_names import head_name
+from attention_contract.schemas.model_requests import (
+    LayerWeights,
+    ModelForwardReply,
+    ModelGradientsReply,
+    ModelWeightsReply,
+)
+from attention_contract.schemas.prompts import ModelRan, ModelReply
+from attention_contract.schemas.weights import TopKeys
+
+_PAIRS: Final = 3
+"""Pairs of tokens that one row names."""
+_FEW: Final = 6
+"""The most heads for which a table has a row for each token and a column for each head."""
+
+
+class _Top(NamedTuple):
+    """The keys that each query of a head looks at most, ``[Lq, k]``; -1 where it may look at fewer."""
+
+    keys: NDArray[Any]
+    weights: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """One head over one text, as a reply tells of it."""
+
+    name: str
+    statistics: dict[str, str]
+    queries: Sequence[str]
+    keys: Sequence[str]
+    """The tokens that are its queries and keys."""
+    top: _Top | None
+    weights: NDArray[Any] | None
+    """``[Lq, Lk]``, if the reply has them by head."""
+
+    def largest_weights(self, count: int = _PAIRS) -> str:
+        """Name the largest weights of queries that had a choice: the first query of a causal model has none."""
+        if self.top is None:
+            return ""
+        keys, weights = self.top
+        firm = [
+            (weights[query, 0], query, keys[query, 0])
+            for query in range(len(self.queries))
+            if (keys[query] >= 0).sum() > 1
+        ]
+        return "  ".join(
+            f"{self.queries[query]} → {self.keys[key]} ({weight:.2f})"
+            for weight, query, key in sorted(firm, reverse=True)[:count]
+        )
+
+    def keys_of(self, query: int) -> str:
+        """Name the keys that one query looks at most."""
+        if self.top is None:
+            return ""
+        return "  ".join(
+            f"{self.keys[key]} ({weight:.2f})"
+            for key, weight in zip(self.top.keys[query], self.top.weights[query], strict=True)
+            if key >= 0
+        )
+
+
+def looked(reply: ModelWeightsReply) -> None:
+    """Print a row for each head: its statistics, and the pairs of tokens with its largest weights.
+
+    Of a few heads, print a row for each token too, with the keys that each of them attends to, and before all the maps
+    of those whose weights the reply has.
+    """
+    for text, index in _texts(reply):
+        if text is not None:
+            print_out(f"text {text}", "bold")
+        heads = [*_heads(reply, text, index)]
+        few = len(heads) <= _FEW
+        rows = None if reply.names.queries is None else [int(row) for row in reply.names.queries]
+        for head in heads if few else ():
+            if head.weights is not None:
+                print_map(head.name, head.weights, [*head.queries], [*head.keys], rows)
+        table({"head": head.name} | head.statistics | {"largest weights": head.largest_weights()} for head in heads)
+        queries = {tuple(head.queries) for head in heads}
+        if few and len(queries) == 1 and all(head.top is not None for head in heads):
+            print_out("")
+            table(
+                {"token": query} | {head.name: head.keys_of(at) for head in heads}
+                for at, query in enumerate(next(iter(queries)))
+            )
+    model_ran(reply.ran)
+
+
+def largest_weights(reply: ModelWeightsReply, count: int) -> str:
+    """Name the pairs of tokens with the largest weights of the one head that a reply about one text has."""
+    (head,) = _heads(reply, None, 0)
+    return head.largest_weights(count)
+
+
+def predicted(reply: ModelForwardReply) -> None:
+    """Print a row for each prediction: the token, and those that follow it or stand in its place."""
+    table(
+        {
+            "text": str(each.text) if isinstance(reply.labels, list) else "",
+            "token": f"{each.position} {readable(reply.labels_of(each.text).tokens[each.position])}",
+            "probability": "  ".join(
+                f"{readable(token.token)} ({token.probability:.3f}{_before(token.unedited_probability)})"
+                for token in each.top
+            ),
+            "divergence": "" if each.divergence is None else number(each.divergence),
+        }
+        for each in reply.predictions
+    )
+    table(
+        {"layer": str(layer.layer), "tensor": name, "shape": str([*array.shape])}
+        for layer in reply.layers
+        for name, array in tensors(layer).items()
+    )
+    model_ran(reply.ran)
+
+
+def differentiated(reply: ModelGradientsReply) -> None:
+    """Print what was differentiated, a row for each token with its share, and a row for each layer with its heads'."""
+    for text, index in _texts(reply):
+        values = {name: getattr(reply, name) for name in ("value", "tokens", "baseline")}
+        own = {name: each if text is None or each is None else each[text] for name, each in values.items()}
+        token = None if reply.token_names is None else reply.token_names[text or 0]
+        told = {"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])}
+        line(told if token is None else {"log p of": readable(token)} | told)
+        encoder = reply.encoder_labels
+        read = reply.labels_of(index) if encoder is None else encoder[index] if isinstance(encoder, list) else encoder
+        shares = [] if own["tokens"] is None else own["tokens"]
+        table(
+            {"position": str(at), "token": readable(token), "gradient · embedding": number_of(share)}
+            for at, (token, share) in enumerate(zip(read.tokens, shares, strict=False))
+        )
+        table(
+            {"layer": str(layer.layer)}
+            | {
+                head_name(None, at): number_of(each)
+                for at, each in enumerate(layer.heads if text is None else layer.heads[text])
+            }
+            for layer in reply.layers
+            if layer.heads is not None
+        )
+    table(
+        {"layer": str(layer.layer), "gradient of": name, "shape": str([*array.shape])}
+        for layer in reply.layers
+        for name, array in layer.gradients.items()
+    )
+    table(
+        {"gradient of": name, "absolute error": number(check.max_absolute_error), "passed": cell("", check.passed)}
+        for name, check in (reply.check or {}).items()
+    )
+    model_ran(reply.ran)
+
+
+def number_of(value: Any) -> str:
+    """Format one number of a reply; nothing if it has none."""
+    return "" if value is None else number(value)
+
+
+def model_ran(told: ModelRan) -> None:
+    """Print one line on what ran."""
+    loaded = f", loaded in {told.load_ms / 1000:.3g} s" if told.load_ms else ""
+    print_out(
+        f"{told.model} ({told.architecture}) on {told.device} in {told.dtype}: {told.compute_ms:.3g} ms "
+        f"(queued {told.queue_ms:.3g}){loaded}, {', '.join(told.kernels)}",
+        "dim",
+    )
+
+
+def readable(token: str) -> str:
+    """Return a token without the space before it; of white space, as a program writes it."""
+    return cell("token", token.strip()) or repr(token)
+
+
+def _before(unedited: float | None) -> str:
+    return "" if unedited is None else f", unedited {unedited:.3f}"
+
+
+def _texts(reply: ModelReply) -> Iterator[tuple[int | None, int]]:
+    """Yield each text's index in the tensors, None for the only one without a batch dimension, and its number."""
+    if not isinstance(reply.labels, list):
+        yield None, 0
+        return
+    yield from ((number, number) for number in range(len(reply.labels)))
+
+
+def _names(reply: ModelWeightsReply, layer: LayerWeights, text: int) -> tuple[list[str], list[str]]:
+    """Return the names of a layer's selected queries and of its keys."""
+    queries, keys = ([readable(token) for token in each.tokens] for each in reply.tokens_of(layer.layer, text))
+    rows = reply.names.queries
+    return queries if rows is None else [queries[int(row)] for row in rows], keys
+
+
+def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[_Head]:
+    """Yield each head that is asked for, over the text with this index in the tensors and this number."""
+    for layer in reply.layers:
+        queries, keys = _names(reply, layer, number)
+        at_crop = text is None and reply.image_labels is not None and str(layer.layer).startswith("vision.")
+        index = 0 if at_crop else text  # the first crop of an image, where layers of crops stand beside those of a text
+        every = {name: each if index is None else each[index] for name, each in tensors(layer.statistics).items()}
+        count = len(next(iter(every.values()), ()))
+        maps = None if layer.weights is None else layer.weights if index is None else layer.weights[index]
+        for at, head in enumerate(reply.names.heads or range(count)):
+            yield _Head(
+                name=head_name(layer.layer, head),
+                statistics={name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1},
+                queries=queries,
+                keys=keys,
+                top=None if layer.top is None else _top(layer.top, index, at),
+                weights=None if maps is None or maps.ndim < 3 else maps[at],
+            )
+
+
+def _top(top: TopKeys, text: int | None, head: int) -> _Top:
+    keys, weights = (top.keys, top.weights) if text is None else (top.keys[text], top.weights[text])
+    return _Top(keys[head], weights[head].astype(np.float64))

@@ -1,0 +1,91 @@
+"""The end of a command: its reply as a picture, in a file, as JSON, or as tables for people."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attention_client.cli.arguments import tensor_arguments
+from attention_client.cli.arguments.model_options import FieldOption, Fields, fields_of, options_of
+from attention_client.cli.invocation import client_of
+from attention_client.cli.tables.reply_tables import show
+from attention_client.client import Client
+from attention_contract.base import WireModel
+from attention_contract.schemas.picture_options import PictureOptions
+from attention_contract.validation import validate
+from attention_contract.wire import PICTURES, to_json
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, and nothing else.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        callback=tensor_arguments.writable,
+        help="Write the reply: .npy, .npz, .safetensors or .json; - is standard output.",
+    ),
+]
+drawable = tensor_arguments.ending_in(*(f".{ending}" for ending in PICTURES.values()))
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", "--picture", metavar="FILE", callback=drawable, help="Draw into a .svg, .png or .pdf instead."
+    ),
+]
+LOOK: dict[str, FieldOption] = options_of(PictureOptions, without={"head", "sequence"}, panel="Look of the picture")
+"""The options of the look of a picture. It shows the heads that are selected."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end that a command line asks for."""
+
+    as_json: bool = False
+    output: Path | None = None
+    plot: Path | None = None
+    look: Fields = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """True if a program reads the reply, which gets all of it."""
+        return self.as_json or self.output is not None
+
+    @classmethod
+    def taken(cls, given: Fields) -> "Ending":
+        """Take the options of the end out of what was given, and check them."""
+        found = {name: given.pop(name) for name in ("as_json", "output", "plot") if name in given}
+        look = fields_of(given, LOOK) if "plot" in found else {}
+        ending = cls(**found, look=look)
+        if ending.as_json and tensor_arguments.to_pipe(ending.output):
+            raise typer.BadParameter("it and -o - would both write to standard output", param_hint="--json")
+        if look and ending.plot is None:
+            option = f"--{next(iter(look))}"
+            raise typer.BadParameter("it is an option of pictures; add --plot FILE", param_hint=option)
+        if look:
+            validate(PictureOptions, look)
+        return ending
+
+    def answer(self, ctx: typer.Context, call: Callable[[Client], Any], chief: str | None = None) -> None:
+        """Make the call, and draw its reply; or write it to a file and print it, unless that is standard output.
+
+        ``chief``: the tensor of the reply that a file of one tensor holds.
+        """
+        with client_of(ctx) as client:
+            if self.plot is not None:
+                ending: Any = self.plot.suffix[1:].lower()
+                picture = client.plot(ending, **self.look).of(call, client)
+                self.plot.write_bytes(picture.data)
+                typer.echo(f"{self.plot}: {len(picture.data)} bytes")
+                return
+            reply = call(client)
+        if self.output is not None:
+            tensor_arguments.write(self.output, reply, chief)
+        if self.as_json or not tensor_arguments.to_pipe(self.output):
+            present(reply, self.as_json)
+
+
+def present(reply: WireModel, as_json: bool) -> None:
+    """Print a reply as one line of JSON, or as tables for people."""
+    typer.echo(to_json(reply)) if as_json else show(reply)

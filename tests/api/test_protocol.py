@@ -18,7 +18,7 @@ from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.model_requests import LikelyToken
 from attention_contract.schemas.openai import CompletionLogprobs, Embedding
 from attention_contract.wire import SAFETENSORS, to_json
-from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_status
+from attention_service.api.doors.openai.openai_errors import OPENAI_PATHS, openai_status
 from tests.api.talk import post, problem
 from tests.conftest import live_server
 from tests.docs.snippets import json_difference

@@ -27,12 +27,12 @@ from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
 from attention_service.api.access.layer import Access, name_of
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import require_scopes
+from attention_service.api.doors.oip.v2_routes import add_v2_routes
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import AccessLog
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.telemetry import Observe, RequestLog
 from attention_service.api.observation.tracing import telemetry_config
-from attention_service.api.oip.v2_routes import add_v2_routes
 from attention_service.api.replicas import share_of
 from attention_service.api.residency import keep_within_budget
 from attention_service.api.routes import make_routes
@@ -151,7 +151,7 @@ def _add_optional_doors(app: FastAPI, settings: Settings) -> Callable[[], Abstra
         add_v2_routes(app.router.routes, siblings=settings.replicas > 1)
     if not settings.mcp:
         return nullcontext
-    from attention_service.api.agents.agent_door import AgentDoor  # noqa: PLC0415 - of an extra
+    from attention_service.api.doors.agents.agent_door import AgentDoor  # noqa: PLC0415 - of an extra
 
     agents = AgentDoor(app)
     app.router.routes.append(agents.route())

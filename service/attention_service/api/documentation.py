@@ -29,7 +29,7 @@ from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import TENSOR_SCHEMAS
 from attention_contract.wire import EVENTS, JSON, PICTURES, SAFETENSORS, to_json
-from attention_service.api.openai.openai_errors import OPENAI_PATHS, openai_status
+from attention_service.api.doors.openai.openai_errors import OPENAI_PATHS, openai_status
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
 """Replies with a module or a part of a module. Their version is their ETag."""

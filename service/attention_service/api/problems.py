@@ -24,8 +24,8 @@ from attention_contract.errors import (
     from_problem,
 )
 from attention_contract.wire import JSON, to_json
-from attention_service.api.oip.v2_errors import is_v2, v2_error, v2_status
-from attention_service.api.openai.openai_errors import (
+from attention_service.api.doors.oip.v2_errors import is_v2, v2_error, v2_status
+from attention_service.api.doors.openai.openai_errors import (
     OPENAI_OFFER,
     OPENAI_PATHS,
     is_beside_openai,

@@ -19,8 +19,8 @@ from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
 from attention_contract.wire import SAFETENSORS
 from attention_service.api.bodies.negotiation import accepted
+from attention_service.api.doors.openai.openai_handlers import embed, generate
 from attention_service.api.endpoint import Call, Handler, OperationRoute
-from attention_service.api.openai.openai_handlers import embed, generate
 from attention_service.api.replicas import following
 from attention_service.api.server_facts import list_variants, server_info
 from attention_service.cost.datasheet import HARDWARE

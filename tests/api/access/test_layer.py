@@ -19,7 +19,7 @@ from attention_service.api.access.api_keys import KeyRing, create_key, revoke_ke
 from attention_service.api.access.audit import AUDITED
 from attention_service.api.access.layer import needs_keys, unsafe_start
 from attention_service.api.access.scopes import OPEN_PATHS, SCOPES, require_scopes
-from attention_service.api.openai.openai_errors import OPENAI_PATHS
+from attention_service.api.doors.openai.openai_errors import OPENAI_PATHS
 from attention_service.settings import Settings
 from tests.api.test_robustness import exchange
 from tests.conftest import live_server

@@ -23,9 +23,9 @@ from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, r
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import HELD, OPEN_PATHS, OPEN_V2_PATHS
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
-from attention_service.api.agents.own_requests import PATH as AGENTS_PATH
 from attention_service.api.bodies.negotiation import HEADERS, Headers
-from attention_service.api.oip.inference_reply import HEADER_LENGTH
+from attention_service.api.doors.agents.own_requests import PATH as AGENTS_PATH
+from attention_service.api.doors.oip.inference_reply import HEADER_LENGTH
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
 from attention_service.settings import Settings, listed
 

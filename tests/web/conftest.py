@@ -33,9 +33,14 @@ DRAWN_BY = "chromium "
 """The release of the browser follows it in a picture's ``Software``."""
 RECORDING = Path(attention_service.__file__).parent / "web/recordings/cat.safetensors"
 DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
+SCREEN = {"width": 1100, "height": 980}
 PHONE = pytest.mark.parametrize(
     "visit", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True
 )
+DRAWN = """() => document.querySelector("main h2") && !document.querySelector("[aria-busy=true]")
+  && [...document.querySelectorAll("main .empty")].every((each) => !each.textContent.includes("…"))
+  && [...document.querySelectorAll(".stage canvas")].every((each) => each.style.width || !each.checkVisibility())"""
+"""True once nothing is waited for and each heat map is laid out."""
 BLOCK = 8
 """Pixels a side of the squares whose mean colours are compared: edges of letters differ between releases of a font."""
 OTHER = 24
@@ -137,9 +142,24 @@ class Visit:
             fragment += f"{'&' if '?' in fragment else '?'}source=builtin:cat"
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}/{fragment}")
-        self.page.wait_for_selector("main h2")
-        self.page.locator("main .empty", has_text="…").wait_for(state="detached")
+        self.drawn()
         return self.page
+
+    def drawn(self) -> None:
+        """Wait until the view has its numbers and its heat maps are laid out."""
+        self.page.wait_for_function(DRAWN)
+
+    def screenshot(self) -> bytes:
+        """The page as a PNG, once it stands still: drawn, and the same twice."""
+        self.drawn()
+        before = None
+        for _ in range(100):
+            shown = self.page.screenshot(animations="disabled")
+            if shown == before:
+                break
+            before = shown
+            self.page.wait_for_timeout(100)
+        return shown
 
     def refused(self, requests: int) -> None:
         """Forget the browser's lines about so many requests that were refused; they may come after the answers."""
@@ -159,14 +179,11 @@ class Visit:
         ``at``: the locator that is scrolled into view; by default the picture begins at the top. Not ``compared`` is a
         page that shows what other tests left.
         """
-        width = self.page.viewport_size["width"]
-        self.page.set_viewport_size({"width": width, "height": 844 if width < 500 else 980})
-        self.page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        self.drawn()
         self.page.evaluate("scrollTo(0, 0)")
         if at is not None:
             at.scroll_into_view_if_needed()
-        self.page.wait_for_timeout(150)
-        raw = Image.open(BytesIO(self.page.screenshot())).convert("RGB")
+        raw = Image.open(BytesIO(self.screenshot())).convert("RGB")
         drawn = raw.quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # rare colours too keep theirs
         release = self.page.context.browser.version
         if SHOTS:
@@ -184,7 +201,7 @@ class Visit:
         """The rules of axe that the page breaks."""
         if not AXE.exists():
             pytest.skip("axe-core is not installed: run `make web`")
-        self.page.locator("[aria-busy=true]").first.wait_for(state="detached")  # pale until its numbers are there
+        self.drawn()  # pale until its numbers are there
         self.page.evaluate(AXE.read_text("utf-8"))
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]]
@@ -193,11 +210,11 @@ class Visit:
 @pytest.fixture
 def visit(browser: Any, site: str, request: pytest.FixtureRequest) -> Iterator[Visit]:
     """A page of a context of its own. The test fails for an error in the console, or a request to another host."""
-    options = {"viewport": {"width": 1100, "height": 760}} | getattr(request, "param", {})
+    options = {"viewport": SCREEN} | getattr(request, "param", {})
     context = browser.new_context(**options)
     visited = Visit(context.new_page(), site, httpx.Client(base_url=site, timeout=60))
     page = visited.page
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(30_000)  # other work may be on both processors
     page.on("console", lambda line: line.type in ("error", "warning") and visited.faults.append(line.text))
     page.on("pageerror", lambda error: visited.faults.append(str(error)))
     page.on("request", lambda asked: visited.faults.append(asked.url) if not _own(asked.url, site) else None)

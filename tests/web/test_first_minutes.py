@@ -33,7 +33,7 @@ def looked_at(visit, view: str, **more: str):
     told = "".join(f"&{name}={value}" for name, value in more.items())
     page = visit.open(f"#/{view}?source=model:tiny{told}")
     page.locator("main canvas, main svg.drawing").first.wait_for()
-    page.locator("[aria-busy=true]").first.wait_for(state="detached")
+    visit.drawn()
     return page
 
 
@@ -64,6 +64,16 @@ def test_maps_grow_with_the_screen(visit):
     assert wide_large > 1.3 * large
 
 
+def test_a_map_follows_the_height_of_the_window(visit):
+    page = visit.page
+    page.set_viewport_size({"width": 1100, "height": 760})
+    looked_at(visit, "edit")
+    before = page.locator(".stage canvas").first.bounding_box()["height"]
+    page.set_viewport_size({"width": 1100, "height": 980})
+    grown = "(before) => document.querySelector('.stage canvas').getBoundingClientRect().height > 1.1 * before"
+    page.wait_for_function(grown, arg=before)
+
+
 @pytest.mark.parametrize("visit", [WIDE], indirect=True)
 def test_a_long_text_is_no_blank_square_and_its_large_head_is_large(visit):
     """811 tokens of a causal head that looks at everything alike: weights of 1 / i, but for the first query's 1."""
@@ -76,7 +86,7 @@ def test_a_long_text_is_no_blank_square_and_its_large_head_is_large(visit):
     with Client(visit.url) as client:
         id = client.recordings.create(recording).id  # noqa: A001
     page = visit.open(f"#/overview?source=stored:{id}")
-    page.locator("[aria-busy=true]").first.wait_for(state="detached")
+    visit.screenshot()  # the cells are painted a moment after their maps are laid out
     for canvas, least in ((page.locator(".multiples canvas"), 80), (page.locator(".large canvas").last, 500)):
         box = canvas.bounding_box()
         assert box["width"] >= least
@@ -108,7 +118,7 @@ def test_the_tour_leads_from_finding_to_finding_and_rings_their_cells(visit):
     titles = []
     for stop in range(1, 6):
         strip.get_by_text(f"{stop} of 5").wait_for()
-        page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        visit.drawn()
         titles.append(strip.locator("b").inner_text())
         if stop == 1:
             canvas = page.locator(".stage canvas").last

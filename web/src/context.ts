@@ -133,6 +133,18 @@ export function useWidth(): [{ current: HTMLDivElement | null }, number] {
   return [place, width];
 }
 
+/** The height of the screen in CSS pixels, as it changes; not by the bars that a phone's browser hides. */
+export function useHeight(): number {
+  const [height, setHeight] = useState(document.documentElement.clientHeight);
+  useEffect(() => {
+    const follow = () => setHeight(document.documentElement.clientHeight);
+    follow();
+    addEventListener("resize", follow);
+    return () => removeEventListener("resize", follow);
+  }, []);
+  return height;
+}
+
 /** What views of a subject get. */
 export interface SubjectProps {
   subject: Subject;

@@ -8,7 +8,7 @@ import type { TargetedKeyboardEvent, TargetedPointerEvent } from "preact";
 import { Tiles, whole } from "./cells";
 import type { Cells } from "./cells";
 import { SCALES as COLOURS, step } from "./colour";
-import { usePage, useWidth } from "./context";
+import { useHeight, usePage, useWidth } from "./context";
 import { QUERIES_AND_KEYS, endsOf, usualRange } from "./drawings";
 import type { Range } from "./drawings";
 import { precise } from "./format";
@@ -56,6 +56,7 @@ export function HeatMap(props: HeatMapProps) {
   const rings = useMemo(() => (signed || axes !== QUERIES_AND_KEYS ? [] : ringed(params, title, queries, keys)), [params.tour, title, queries, keys, signed, axes]);
   const cells: Cells = useMemo(() => ("levels" in of ? of : whole(of, signed)), [of, signed]);
   const [place, width] = useWidth();
+  const screen = useHeight();
   const canvas = useRef<HTMLCanvasElement>(null);
   const painter = useRef<Painter>(undefined);
   const behaviour = useRef<ZoomBehavior<HTMLCanvasElement, unknown>>(undefined);
@@ -79,9 +80,9 @@ export function HeatMap(props: HeatMapProps) {
 
   useEffect(() => {
     if (!width || !painter.current) return;
-    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large, axes, ringed: rings }, width);
+    painter.current.show({ of: cells, queries, keys, theme, range, shared, signed, strips: large && !signed, large, axes, ringed: rings }, width, screen);
     behave();
-  }, [cells, queries, keys, theme, range, shared, signed, large, axes.join(), rings, width]);
+  }, [cells, queries, keys, theme, range, shared, signed, large, axes.join(), rings, width, screen]);
 
   useEffect(() => {
     if (!(of instanceof Tiles)) return;

@@ -61,15 +61,15 @@ export class Painter {
 
   constructor(readonly canvas: HTMLCanvasElement) {}
 
-  /** Take a new picture and lay it out for a width in CSS pixels. */
-  show(picture: Picture, width: number): void {
+  /** Take a new picture and lay it out for a width and a height of the screen in CSS pixels. */
+  show(picture: Picture, width: number, screen: number): void {
     this.picture = picture;
     this.places = new WeakMap();
-    this.layout(picture, width);
+    this.layout(picture, width, screen);
     this.paint();
   }
 
-  private layout({ of, queries, keys, strips, large, axes }: Picture, width: number): void {
+  private layout({ of, queries, keys, strips, large, axes }: Picture, width: number, screen: number): void {
     const pen = this.canvas.getContext("2d");
     if (!pen) return;
     pen.font = `11px ${FONT}`;
@@ -79,7 +79,7 @@ export class Painter {
     const [left, top] = [Math.ceil(Math.max(longest(queries), named)) + 10, Math.ceil(Math.max(longest(keys), 18)) + 10];
     const room = Math.max(60, width - left - bars - 2);
     const { least, beside } = large ? LARGE_HIGH : HIGH;
-    const tall = Math.max(least, innerHeight - beside);
+    const tall = Math.max(least, screen - beside);
     let cell = Math.min(MOST_CELL, room / of.columns, tall / of.rows);
     const labelled = cell >= LABEL || large;
     if (!labelled) cell = Math.min((width - MARGIN - bars - 2) / of.columns, tall / of.rows);

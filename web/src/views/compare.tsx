@@ -96,7 +96,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
               { head: "statistic", header: true, cell: ([, name]) => name },
               ...[label, otherLabel].map((name, i) => ({ head: i && other && name === label ? (source ? clip(other.title, 40) : "the other sentence") : name, number: true, cell: ([each]: [string, string, string]) => real(told.value?.both[i][each]) })),
             ]} />
-          ) : <ProblemBox problem={told.problem} />}
+          ) : told.problem ? <ProblemBox problem={told.problem} /> : <Waiting what="Reading the statistics of both heads" />}
           <Commands calls={here.calls} />
           {other && here.pair && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}
         </>

@@ -160,11 +160,12 @@ function LargeHead({ subject, of, range, shared }: { subject: Subject; of: Head;
   const { layer, head, name } = shown;
   const { queries, keys, places } = subject.layers[layer];
   const title = name;
+  const busy = coarse && (!value || placeOf(value) !== placeOf(of));
   const pick = ({ query, key }: Cell) => go({ view: "query", layer, head, query, key });
-  if (shown.tiles) return <div aria-busy={placeOf(shown) !== placeOf(of)}><HeatMap of={shown.tiles} queries={queries} keys={keys} title={title} range={range} shared={shared} pick={pick} /></div>;
-  if (shown.of.rows !== queries.length || shown.of.columns !== keys.length) return <Thumbnail of={shown.of} end={shown.end} range={range} shared={shared} />;
+  if (shown.tiles) return <div aria-busy={busy}><HeatMap of={shown.tiles} queries={queries} keys={keys} title={title} range={range} shared={shared} pick={pick} /></div>;
+  if (shown.of.rows !== queries.length || shown.of.columns !== keys.length) return <div aria-busy={busy}><Thumbnail of={shown.of} end={shown.end} range={range} shared={shared} /></div>;
   return (
-    <div aria-busy={placeOf(shown) !== placeOf(of)}>
+    <div aria-busy={busy}>
       {subject.picture && places && <Patches of={shown.of} layer={subject.layers[layer]} picture={subject.picture} title={title} />}
       <LinkedHead of={shown.of} queries={queries} keys={keys} title={title} range={range} shared={shared} pick={pick} />
     </div>

@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_contract.schemas.answers import Crossover
 from attention_contract.schemas.attention import KernelName, RawForwardRequest
-from attention_contract.schemas.complexity import Alternative, RawComplexityRequest, Shape
+from attention_contract.schemas.costs.complexity import Alternative, RawComplexityRequest, Shape
 from attention_contract.spec import AttentionSpec
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import complexity, forward

@@ -8,10 +8,10 @@ from itertools import cycle
 import numpy as np
 
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.accuracy import Basis, Computation
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_contract.schemas.attention import ForwardRequest
+from attention_contract.schemas.costs.accuracy import Basis, Computation
 from attention_contract.schemas.gradients import GradientsRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.methods import approximation_of
 from attention_service.cost import Clock, Estimate, Rates, Roofline, Traffic, executed_flops, rank_seconds

@@ -9,10 +9,10 @@ from numpy.random import Generator
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.accuracy import Computation
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
+from attention_contract.schemas.costs.accuracy import Computation
 from attention_contract.schemas.gradients import GradientsRequest, RawGradientsRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsRequest
 from attention_contract.spec import AttentionSpec

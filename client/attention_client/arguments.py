@@ -6,11 +6,12 @@ from typing import Any, Literal
 from attention_client.array_likes import TensorLike
 from attention_client.calls import CallOptions
 from attention_client.image_files import ImageLike
+from attention_contract.schemas.analyses.attribution import Readout
+from attention_contract.schemas.analyses.effects import SweptEdit
+from attention_contract.schemas.analyses.hopfield import Projections
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
-from attention_contract.schemas.attribution import Readout
-from attention_contract.schemas.complexity import Alternative, SessionShape, Shape, Sweep
-from attention_contract.schemas.effects import SweptEdit
-from attention_contract.schemas.hopfield import Projections
+from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
+from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.model_requests import GivenUpstream, ModelStatisticOptions, PredictedLogit
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.modules import ModuleConfig

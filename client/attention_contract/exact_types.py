@@ -1,11 +1,14 @@
 """Numbers and flags as JSON has them: pydantic's own conversions take ``true`` for 1, and text for a number."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+from pydantic import Field
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import no_info_before_validator_function
 
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+"""An index from 0 of a head, a query, a key or a layer."""
 _NON_FINITE: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 """Text for the values that are no JSON numbers."""
 

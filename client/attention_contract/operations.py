@@ -9,24 +9,26 @@ from typing import Any, Final, Generic, Literal, TypeVar, get_args
 from attention_contract import errors as e
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
-from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import checkpoints as k
-from attention_contract.schemas import circuits as u
-from attention_contract.schemas import complexity as c
-from attention_contract.schemas import hardware as w
-from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import model_requests as q
 from attention_contract.schemas import models as n
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
-from attention_contract.schemas import rollout as o
 from attention_contract.schemas import server as s
 from attention_contract.schemas import sessions as t
-from attention_contract.schemas import similarity as v
-from attention_contract.schemas.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
-from attention_contract.schemas.effects import EffectsReply, EffectsRequest, RawEffectsRequest
+from attention_contract.schemas.analyses import circuits as u
+from attention_contract.schemas.analyses import hopfield as h
+from attention_contract.schemas.analyses import rollout as o
+from attention_contract.schemas.analyses import similarity as v
+from attention_contract.schemas.analyses.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
+from attention_contract.schemas.analyses.effects import EffectsReply, EffectsRequest, RawEffectsRequest
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
+from attention_contract.schemas.costs import accuracy as y
+from attention_contract.schemas.costs import complexity as c
+from attention_contract.schemas.costs import hardware as w
+from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest
 from attention_contract.schemas.gradients import (
     BackwardRequest,
     GradientsReply,
@@ -36,10 +38,8 @@ from attention_contract.schemas.gradients import (
     RawGradientsRequest,
     RawPassRequest,
 )  # fmt: skip
-from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest
 from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.prompts import EXAMPLE_TEXT
-from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)

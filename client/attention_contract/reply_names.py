@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attention_contract.schemas.complexity import Sweep
+    from attention_contract.schemas.costs.sweeps import Sweep
 
 
 @dataclass(frozen=True)

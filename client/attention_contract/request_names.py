@@ -3,11 +3,11 @@
 from typing import Any
 
 from attention_contract.reply_names import Names
+from attention_contract.schemas.analyses.attribution import AttributionRequest
+from attention_contract.schemas.analyses.rollout import RolloutOptions, RolloutRequest
 from attention_contract.schemas.attention import ForwardRequest, RawInputs, Select, token_counts
-from attention_contract.schemas.attribution import AttributionRequest
-from attention_contract.schemas.complexity import ComplexityRequest
+from attention_contract.schemas.costs.complexity import ComplexityRequest
 from attention_contract.schemas.model_requests import ModelWeightsRequest
-from attention_contract.schemas.rollout import RolloutOptions, RolloutRequest
 from attention_contract.schemas.sessions import SessionWeightsRequest
 from attention_contract.schemas.weights import WeightsRequest
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, head_name, heading
-from attention_contract.schemas.circuits import CircuitsReply
+from attention_contract.schemas.analyses.circuits import CircuitsReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_pictures.colour_ranges import palette
 from attention_pictures.figure_style import EDGE_IN, SECOND, Sheet

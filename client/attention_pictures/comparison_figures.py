@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, head_name, heading
-from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.analyses.effects import EffectsReply
+from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
+from attention_contract.schemas.analyses.similarity import ComparedPart, RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.picture_options import PictureOptions
-from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
-from attention_contract.schemas.similarity import ComparedPart, RecordingSimilarity, SimilarityReply
 from attention_pictures.heat_maps import heat_maps
 from attention_pictures.statistic_maps import head_table
 from attention_pictures.token_lines import token_lines

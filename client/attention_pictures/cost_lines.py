@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
 from attention_contract.schemas.answers import Crossover
-from attention_contract.schemas.complexity import Compared, ComplexityReply, Sweep
+from attention_contract.schemas.costs.complexity import Compared, ComplexityReply
+from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.picture_options import NO_TITLE, PictureOptions
 from attention_pictures.figure_style import SECOND
 from attention_pictures.text_sizes import wrapped

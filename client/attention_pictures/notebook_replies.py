@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 
 from attention_contract.reply_names import head_name
+from attention_contract.schemas.analyses.attribution import SIGNED_METHODS, AttributionReply
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.attention import ForwardReply
-from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply
 from attention_contract.schemas.drawable_replies import DrawableReply
-from attention_contract.schemas.recording_statistics import RecordingStatistics
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
 from attention_pictures.notebook_maps import Maps, html_of, maps_of, weight_maps
 

@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, head_name, heading
+from attention_contract.schemas.analyses.attribution import AttributionReply
+from attention_contract.schemas.analyses.circuits import CircuitsReply
+from attention_contract.schemas.analyses.effects import EffectsReply
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
+from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
+from attention_contract.schemas.analyses.similarity import RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.attention import ForwardReply
-from attention_contract.schemas.attribution import AttributionReply
-from attention_contract.schemas.circuits import CircuitsReply
-from attention_contract.schemas.complexity import ComplexityReply
-from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.costs.complexity import ComplexityReply
 from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import PictureOptions
-from attention_contract.schemas.recording_statistics import RecordingStatistics
-from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.sessions import StepReply
-from attention_contract.schemas.similarity import RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.weights import WeightsReply
 from attention_pictures.circuit_figures import circuits_figure
 from attention_pictures.comparison_figures import effects_figure, rollout_figure, similarity_figure

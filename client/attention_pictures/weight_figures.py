@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, head_name, heading
-from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionReply, Attributions
+from attention_contract.schemas.analyses.attribution import SIGNED_METHODS, AttributionReply, Attributions
 from attention_contract.schemas.model_requests import LayerWeights
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply

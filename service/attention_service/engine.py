@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attention_contract.base import valid
-from attention_contract.schemas.accuracy import AccuracyReply
 from attention_contract.schemas.attention import AttentionInputs, ForwardReply, ForwardRequest
-from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.costs.accuracy import AccuracyReply
+from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
 from attention_service.models.server.model_service import ModelService

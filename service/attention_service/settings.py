@@ -15,7 +15,7 @@ from pydantic import ByteSize, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from attention_contract.json_reading import MAX_ITEMS
-from attention_contract.schemas.complexity import MAX_SWEEP
+from attention_contract.schemas.costs.sweeps import MAX_SWEEP
 
 MAX_THREADS: Final = max(64, 4 * (os.cpu_count() or 1))
 """More would only wait for each other; far more end the process."""

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from attention_contract.schemas.complexity import ComplexityReply
+from attention_contract.schemas.costs.complexity import ComplexityReply
 from tests.api.talk import post, refuse
 
 PATH = "/v1/attention/complexity"

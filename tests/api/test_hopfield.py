@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_client import Client, InvalidRequest, OverBudget
-from attention_contract.schemas.hopfield import EXAMPLE
+from attention_contract.schemas.analyses.hopfield import EXAMPLE
 from attention_contract.tensors import DTYPES
 from tests.api.talk import post, refuse
 from tests.conftest import live_server

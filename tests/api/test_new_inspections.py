@@ -65,7 +65,7 @@ class ReceivedReply(WireModel):
     """``[B, H, Lk]``: the sum of its weights over the queries."""
     ran: Ran
 ''',
-    f"{CONTRACT}/schemas/accuracy.py": [('    "forward", "weights", "attribution",', '    "received",\n')],
+    f"{CONTRACT}/schemas/costs/accuracy.py": [('    "forward", "weights", "attribution",', '    "received",\n')],
     f"{CONTRACT}/operations.py": [
         (
             "ReplyT = TypeVar(",

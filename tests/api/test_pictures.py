@@ -16,7 +16,8 @@ from PIL import Image
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.answers import Crossover, Picture
-from attention_contract.schemas.complexity import ComplexityReply, Sweep
+from attention_contract.schemas.costs.complexity import ComplexityReply
+from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.wire import SAFETENSORS

@@ -132,7 +132,7 @@ import asyncio, json, sys
 from pathlib import Path
 from typing import get_args
 import httpx
-from attention_contract.schemas.attribution import AttributionMethod
+from attention_contract.schemas.analyses.attribution import AttributionMethod
 from attention_contract.schemas.weights import StatisticName
 from attention_service.api.app import create_app
 from attention_service.settings import Settings

@@ -14,29 +14,29 @@ from attention_client import AsyncClient, Client
 from attention_client.calls.method import Calls, Method
 from attention_contract.errors import SessionGone
 from attention_contract.operations import OPERATIONS, Operation
-from attention_contract.schemas import accuracy as y
 from attention_contract.schemas import answers as w
 from attention_contract.schemas import attention as a
 from attention_contract.schemas import checkpoints as k
-from attention_contract.schemas import circuits as u
-from attention_contract.schemas import complexity as c
-from attention_contract.schemas import hardware as g
-from attention_contract.schemas import hopfield as h
 from attention_contract.schemas import model_requests as q
 from attention_contract.schemas import models as l
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
-from attention_contract.schemas import rollout as o
 from attention_contract.schemas import server as s
 from attention_contract.schemas import sessions as t
-from attention_contract.schemas import similarity as v
-from attention_contract.schemas.attribution import AttributionReply, Attributions, Completeness
-from attention_contract.schemas.effects import Effects, EffectsReply
+from attention_contract.schemas.analyses import circuits as u
+from attention_contract.schemas.analyses import hopfield as h
+from attention_contract.schemas.analyses import rollout as o
+from attention_contract.schemas.analyses import similarity as v
+from attention_contract.schemas.analyses.attribution import AttributionReply, Attributions, Completeness
+from attention_contract.schemas.analyses.effects import Effects, EffectsReply
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
+from attention_contract.schemas.costs import accuracy as y
+from attention_contract.schemas.costs import complexity as c
+from attention_contract.schemas.costs import hardware as g
+from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
-from attention_contract.schemas.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.prompts import ModelRan
-from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 

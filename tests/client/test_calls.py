@@ -15,8 +15,9 @@ from attention_client import AsyncClient, AttentionSpec, Client, DeadlineExceede
 from attention_client.calls import Call, CallOptions
 from attention_contract import errors, operations
 from attention_contract.operations import OPERATIONS
-from attention_contract.schemas import complexity as c
 from attention_contract.schemas.attention import AttentionInputs
+from attention_contract.schemas.costs import complexity as c
+from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.openai import OpenAIRequest
 from tests.client.service import CALLS, CONFIG, EXAMPLES, URL, X, ask, call_of
@@ -91,7 +92,7 @@ def test_models_and_plain_values_make_the_same_call():
         call_of("create_module", "demo", CONFIG).request
         == call_of("create_module", "demo", ModuleConfig(**CONFIG)).request
     )
-    shape, sweep = c.Shape(queries=4), c.Sweep(values=[4, 8])
+    shape, sweep = c.Shape(queries=4), Sweep(values=[4, 8])
     assert call_of("complexity", "demo", 4, [4, 8]).request == call_of("complexity", "demo", shape, sweep).request
     assert call_of("complexity", "demo", {"queries": 4}, {"values": [4, 8]}).request.sweep == sweep
     spec = {"masks": [{"name": "causal"}]}

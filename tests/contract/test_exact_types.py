@@ -6,8 +6,8 @@ import pytest
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import OPERATIONS
-from attention_contract.schemas.complexity import RawComplexityRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
+from attention_contract.schemas.costs.complexity import RawComplexityRequest
 from attention_contract.schemas.modules import CreateModule, ParameterQuery
 from attention_contract.validation import members_of, validate
 

@@ -16,9 +16,9 @@ from attention_contract.json_reading import (
     measure_text,
     read_json,
 )
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.tensors import Untyped
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, from_body, from_json

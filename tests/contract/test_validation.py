@@ -3,10 +3,10 @@
 import pytest
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
-from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.costs.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ImportModule, ReplaceParameters
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest

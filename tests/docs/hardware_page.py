@@ -1,6 +1,6 @@
 """Generator of ``docs/hardware.md``: ``python -m tests.docs.hardware_page`` writes the page."""
 
-from attention_contract.schemas.hardware import HardwareInfo
+from attention_contract.schemas.costs.hardware import HardwareInfo
 from attention_service.cost.datasheet import HARDWARE
 from tests.docs.snippets import ROOT
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from attention_contract.schemas import attribution as attributions
-from attention_contract.schemas import circuits as circuit_searches
-from attention_contract.schemas import effects as sweeps
-from attention_contract.schemas import gradients, hopfield, rollout, similarity, weights
+from attention_contract.schemas import gradients, weights
+from attention_contract.schemas.analyses import attribution as attributions
+from attention_contract.schemas.analyses import circuits as circuit_searches
+from attention_contract.schemas.analyses import effects as sweeps
+from attention_contract.schemas.analyses import hopfield, rollout, similarity
 from attention_service.runtime.operations import attribution, circuits, effects, kept_backward
 from attention_service.runtime.operations import gradients as gradients_operation
 from attention_service.runtime.operations import hopfield as retrieval

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from attention_contract.errors import Stuck
-from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
+from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply, ModelForwardRequest
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile

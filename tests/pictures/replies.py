@@ -3,13 +3,13 @@
 import numpy as np
 
 from attention_contract.reply_names import Names
+from attention_contract.schemas.analyses.attribution import AttributionReply
+from attention_contract.schemas.analyses.circuits import CircuitsReply
+from attention_contract.schemas.analyses.effects import Effects, EffectsReply
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
+from attention_contract.schemas.analyses.rollout import RecordingRollout
+from attention_contract.schemas.analyses.similarity import ComparedPart, RecordingSimilarity
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.attribution import AttributionReply
-from attention_contract.schemas.circuits import CircuitsReply
-from attention_contract.schemas.effects import Effects, EffectsReply
-from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
-from attention_contract.schemas.rollout import RecordingRollout
-from attention_contract.schemas.similarity import ComparedPart, RecordingSimilarity
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences, WeightsReply
 
 RAN = Ran(

@@ -15,16 +15,21 @@ from PIL import Image
 from tests.pictures.replies import RAN, circuit, softmax
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.attribution import AttributionReply
+from attention_contract.schemas.analyses.circuits import CircuitsReply
+from attention_contract.schemas.analyses.effects import Effects, EffectsReply
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
+from attention_contract.schemas.analyses.rollout import (
+    RecordingRollout,
+    RecordingRolloutRequest,
+    RolloutReply,
+    RolloutRequest,
+)
+from attention_contract.schemas.analyses.similarity import SimilarityReply
 from attention_contract.schemas.attention import ForwardReply, RawForwardRequest, Taps
-from attention_contract.schemas.attribution import AttributionReply
-from attention_contract.schemas.circuits import CircuitsReply
-from attention_contract.schemas.effects import Effects, EffectsReply
 from attention_contract.schemas.model_requests import LayerWeights, ModelWeightsReply
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
-from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
-from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest, RolloutReply, RolloutRequest
-from attention_contract.schemas.similarity import SimilarityReply
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences, WeightsReply
 from attention_pictures.colour_ranges import colour_range, palette
 from attention_pictures.figures import Names, draw, make_figure, names_of, saving_bytes, styled

@@ -9,9 +9,9 @@ import pytest
 from tests.client.service import RAN
 
 from attention_contract.request_names import names_of
+from attention_contract.schemas.analyses.attribution import AttributionReply, AttributionRequest, Attributions
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.attention import ForwardReply, ForwardRequest, Taps
-from attention_contract.schemas.attribution import AttributionReply, AttributionRequest, Attributions
-from attention_contract.schemas.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences, WeightsReply, WeightsRequest
 from attention_pictures.notebook_maps import MOST_NUMBERS, Maps, html_of, maps_of, weight_maps
 

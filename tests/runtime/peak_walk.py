@@ -30,8 +30,8 @@ from tests.cost.workloads import forward_seen
 
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError
-from attention_contract.schemas.accuracy import Computation
 from attention_contract.schemas.attention import Edit, ForwardRequest, Select
+from attention_contract.schemas.costs.accuracy import Computation
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import taps_of
 from attention_service.core.masks import MASKS

@@ -6,8 +6,8 @@ import torch
 from tests.cost.peaks import peaks
 from tests.runtime.peak_walk import DEVICE, as_on_a_device
 
-from attention_contract.schemas.attribution import AttributionRequest
-from attention_contract.schemas.effects import EffectsRequest, RawEffectsRequest
+from attention_contract.schemas.analyses.attribution import AttributionRequest
+from attention_contract.schemas.analyses.effects import EffectsRequest, RawEffectsRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.modules.resident import Module

@@ -11,10 +11,10 @@ import torch
 from tests.conftest import asker
 
 from attention_contract.errors import Draining, Loading, NeverFits
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatisticsRequest
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
-from attention_contract.schemas.recording_statistics import RecordingStatisticsRequest
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_contract.spec import AllOf, AnyOf, AttentionSpec, Causal, GlobalTokens, RandomBlocks, SlidingWindow

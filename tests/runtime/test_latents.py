@@ -6,9 +6,9 @@ import torch
 from pydantic import ValidationError
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.circuits import CircuitsRequest
 from attention_contract.schemas.attention import ForwardRequest
-from attention_contract.schemas.circuits import CircuitsRequest
-from attention_contract.schemas.complexity import ComplexityRequest
+from attention_contract.schemas.costs.complexity import ComplexityRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.schemas.sessions import OpenSession, StepRequest

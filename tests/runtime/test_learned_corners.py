@@ -6,10 +6,10 @@ import torch
 from tests.cost.peaks import peaks
 from tests.runtime.peak_walk import as_on_a_device
 
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_contract.schemas.attention import Dropout, RawForwardRequest
-from attention_contract.schemas.complexity import RawComplexityRequest, Shape
+from attention_contract.schemas.costs.complexity import RawComplexityRequest, Shape
 from attention_contract.schemas.gradients import RawGradientsRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.cost import Factor, LearnedClock, Rates, Roofline
 from attention_service.runtime.device.torch_device import Device

@@ -18,7 +18,7 @@ from tests.conftest import asker
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.attention import RawForwardRequest
-from attention_contract.schemas.complexity import RawComplexityRequest
+from attention_contract.schemas.costs.complexity import RawComplexityRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
 from attention_contract.spec import AttentionSpec, ScaledDot
 from attention_service.core.kernels import KERNELS, Executed, Kernel, Needs

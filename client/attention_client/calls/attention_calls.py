@@ -20,14 +20,14 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call, sized
 from attention_client.calls.method import Group, WayT, method
 from attention_contract import operations
+from attention_contract.schemas.analyses.attribution import AttributionMethod, AttributionReply
+from attention_contract.schemas.analyses.effects import EffectsReply
+from attention_contract.schemas.analyses.hopfield import HopfieldReply
+from attention_contract.schemas.analyses.rollout import CombinedHeads, RolloutReply, SentMethod
+from attention_contract.schemas.analyses.similarity import Measure, SimilarityReply
 from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
-from attention_contract.schemas.attribution import AttributionMethod, AttributionReply
-from attention_contract.schemas.complexity import ComplexityReply
-from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.costs.complexity import ComplexityReply
 from attention_contract.schemas.gradients import GradientsReply
-from attention_contract.schemas.hopfield import HopfieldReply
-from attention_contract.schemas.rollout import CombinedHeads, RolloutReply, SentMethod
-from attention_contract.schemas.similarity import Measure, SimilarityReply
 from attention_contract.schemas.weights import WeightsReply
 
 

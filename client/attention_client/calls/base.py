@@ -16,7 +16,7 @@ from attention_client.array_likes import plain
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.operations import Operation
-from attention_contract.schemas.complexity import Sweep
+from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, MAX_HEADER, SAFETENSORS, to_body
 

@@ -10,7 +10,7 @@ from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
 from attention_client.image_files import with_images
 from attention_contract import operations
-from attention_contract.schemas.model_complexity import ImageSize, ModelComplexityReply
+from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.model_requests import (
     ModelForwardReply,
     ModelGradient,

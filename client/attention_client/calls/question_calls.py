@@ -19,11 +19,11 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call, sized
 from attention_client.calls.method import Calls, WayT, method
 from attention_contract import operations
+from attention_contract.schemas.analyses.attribution import AttributionMethod, AttributionReply
+from attention_contract.schemas.analyses.circuits import CircuitPart, CircuitsReply
+from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.attention import ForwardReply, KernelName, Tap
-from attention_contract.schemas.attribution import AttributionMethod, AttributionReply
-from attention_contract.schemas.circuits import CircuitPart, CircuitsReply
-from attention_contract.schemas.complexity import ComplexityReply
-from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.costs.complexity import ComplexityReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.weights import WeightsReply
 

@@ -10,10 +10,10 @@ from attention_client.calls.method import Flow, Group, WayT, method
 from attention_client.recording.recorded import Indices, Recording, query_of
 from attention_contract import operations
 from attention_contract.operations import Operation
-from attention_contract.schemas.recording_statistics import RecordingStatistics
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
+from attention_contract.schemas.analyses.rollout import CombinedHeads, RecordingRollout, RolloutMethod
+from attention_contract.schemas.analyses.similarity import ComparedTensor, RecordingSimilarity
 from attention_contract.schemas.recordings import RecordingFile, RecordingInfo, RecordingList
-from attention_contract.schemas.rollout import CombinedHeads, RecordingRollout, RolloutMethod
-from attention_contract.schemas.similarity import ComparedTensor, RecordingSimilarity
 from attention_contract.schemas.weights import StatisticName
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, SAFETENSORS

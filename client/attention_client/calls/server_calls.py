@@ -5,8 +5,8 @@ from typing import Unpack
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Group, WayT, method
 from attention_contract import operations
-from attention_contract.schemas.accuracy import AccuracyReply
-from attention_contract.schemas.hardware import HardwareList
+from attention_contract.schemas.costs.accuracy import AccuracyReply
+from attention_contract.schemas.costs.hardware import HardwareList
 from attention_contract.schemas.server import Health, ServerInfo, VariantList
 
 

@@ -24,9 +24,9 @@ from attention_client.sessions.live_session import AsyncSession, Session
 from attention_client.sessions.session_flow import AFFINITY, SessionFlow, listed, opened, with_dtypes
 from attention_client.sessions.step_stream import AsyncStepStream, StepStream
 from attention_contract import operations
+from attention_contract.schemas.analyses.attribution import AttributionMethod, AttributionReply
+from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.attention import Tap
-from attention_contract.schemas.attribution import AttributionMethod, AttributionReply
-from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import (
     SessionCache,

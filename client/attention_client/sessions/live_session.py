@@ -23,9 +23,9 @@ from attention_client.sessions.session_flow import SessionFlow, with_dtypes
 from attention_client.sessions.step_stream import AsyncStepStream, StepStream
 from attention_contract import operations
 from attention_contract.errors import AttentionError, BodyTooLarge, Overloaded, Unavailable
+from attention_contract.schemas.analyses.attribution import AttributionMethod, AttributionReply
+from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.attention import Tap
-from attention_contract.schemas.attribution import AttributionMethod, AttributionReply
-from attention_contract.schemas.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.sessions import SessionCache, SessionInfo, StepReply, StepRequest
 from attention_contract.schemas.weights import WeightsReply

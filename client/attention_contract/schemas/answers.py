@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from attention_contract.base import WireModel
-from attention_contract.schemas.accuracy import Basis
+from attention_contract.schemas.costs.accuracy import Basis
 
 
 class Milliseconds(WireModel):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
+from attention_contract.exact_types import Index
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import AnyNumber, BoolArray, Encoding, FloatArray, IntArray, MaskArray
@@ -19,7 +20,6 @@ Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weight
 EditableTap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
 KernelName = Annotated[str, Field(min_length=1, max_length=64)]
 """The name of a registered kernel: ``GET /v1/variants`` lists them, those of installed packages among them."""
-Index = Annotated[int, Field(ge=0, lt=2**31)]
 MAX_INDICES: Final = 65_536
 """The most items of one list of heads, queries or keys."""
 MAX_LABELS: Final = 65_536

@@ -14,7 +14,7 @@ from attention_contract.schemas.picture_options import PictureFields, PictureFor
 from attention_contract.validation import validate
 
 if TYPE_CHECKING:
-    from attention_contract.schemas.complexity import Sweep
+    from attention_contract.schemas.costs.sweeps import Sweep
 
 
 @cache

@@ -8,7 +8,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Index, Select, Tap, Taps
+from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Select, Tap, Taps
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.models import LayerRef

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from attention_contract.base import WireModel
-from attention_contract.schemas.attention import Index
+from attention_contract.exact_types import Index
 from attention_contract.tensors import FloatName
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import MAX_INDICES, Index
+from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import MAX_INDICES
 from attention_contract.schemas.model_requests import ModelStatisticOptions
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import (

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import MAX_EDITS, Edit, Index
+from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import MAX_EDITS, Edit
 from attention_contract.schemas.models import LayerKey, LayerRef
 from attention_contract.schemas.recordings import RecordingId
 from attention_contract.tensors import Encoding

@@ -11,9 +11,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import ForwardReply, ForwardRequest, Index
-from attention_contract.schemas.attribution import AttributionRequest
-from attention_contract.schemas.effects import EffectsRequest
+from attention_contract.exact_types import Index
+from attention_contract.schemas.analyses.attribution import AttributionRequest
+from attention_contract.schemas.analyses.effects import EffectsRequest
+from attention_contract.schemas.attention import ForwardReply, ForwardRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.weights import WeightsRequest
 from attention_contract.tensors import Encoding, FloatArray

@@ -12,8 +12,8 @@ from attention_contract import operations
 from attention_contract.errors import Forbidden, InvalidRequest
 from attention_contract.operations import OPERATIONS
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
-from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
-from attention_contract.schemas.model_complexity import ModelComplexityReply
+from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health

@@ -4,7 +4,7 @@ import torch
 
 from attention_contract.json_reading import MAX_DEPTH, MAX_LISTS
 from attention_contract.schemas.attention import MAX_TAPS
-from attention_contract.schemas.complexity import MAX_ALTERNATIVES
+from attention_contract.schemas.costs.complexity import MAX_ALTERNATIVES
 from attention_contract.schemas.server import HubInfo, Limits, Memory, ServerInfo, Variant, VariantList
 from attention_contract.schemas.sessions import MAX_SEQUENCES, MAX_STEPS
 from attention_contract.tensors import DTYPES, MAX_RANK

@@ -1,6 +1,6 @@
 """Cost of an approximation: its own arithmetic, within the work that every attention has."""
 
-from attention_contract.schemas.complexity import StageFlops
+from attention_contract.schemas.costs.complexity import StageFlops
 from attention_service.core.methods import Approximation, MethodCost, approximation_of
 from attention_service.cost.attention import Attention
 from attention_service.cost.pairs import score_cost

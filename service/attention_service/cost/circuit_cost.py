@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attention_contract.schemas.circuits import CircuitPart
+from attention_contract.schemas.analyses.circuits import CircuitPart
 from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.cost.clock import Rates
 

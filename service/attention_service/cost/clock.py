@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Literal, Protocol
 
-from attention_contract.schemas import accuracy
+from attention_contract.schemas.costs import accuracy
 from attention_service.cost.operation_counter import Traffic
 
 Basis = accuracy.Basis

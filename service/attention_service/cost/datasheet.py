@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from attention_contract.schemas.hardware import HardwareInfo, HardwareList
+from attention_contract.schemas.costs.hardware import HardwareInfo, HardwareList
 from attention_service.cost.clock import Basis, Estimate, Rates, Roofline
 from attention_service.cost.operation_counter import Traffic
 

@@ -7,7 +7,7 @@ fewer than one in the width of the model.
 
 from collections.abc import Collection
 
-from attention_contract.schemas.complexity import PassFlops, StageFlops
+from attention_contract.schemas.costs.complexity import PassFlops, StageFlops
 from attention_contract.spec import Softmax
 from attention_service.core.masks.pair_count import allowed_pairs
 from attention_service.cost.approximate import approximated, method_flops

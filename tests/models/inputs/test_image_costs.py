@@ -11,7 +11,7 @@ from tests.models.inputs.small_prompts import PROMPTS
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_complexity import ModelComplexityRequest
+from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts

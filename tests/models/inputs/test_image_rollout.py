@@ -9,8 +9,8 @@ from tests.models.inputs.test_prompts import SIZE, TEXT, prompt
 from tests.models_walk.compared import eager_weights
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.rollout import RecordingRolloutRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
-from attention_contract.schemas.rollout import RecordingRolloutRequest
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest, Stuck
-from attention_contract.schemas.model_complexity import ModelComplexityRequest
+from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.schemas.prompts import Message

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import hopfield

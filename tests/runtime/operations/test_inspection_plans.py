@@ -6,9 +6,9 @@ import torch
 from tests.cost.peaks import peaks
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.circuits import CircuitsRequest
+from attention_contract.schemas.analyses.circuits import CircuitsRequest
+from attention_contract.schemas.analyses.similarity import SimilarityRequest
 from attention_contract.schemas.modules import ModuleConfig
-from attention_contract.schemas.similarity import SimilarityRequest
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes
 from attention_service.cost import Rates, Roofline, SimilarityWork

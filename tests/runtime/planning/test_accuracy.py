@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from attention_contract.errors import NeverFits
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.schemas.gradients import RawGradientsRequest
-from attention_contract.schemas.hopfield import HopfieldRequest
 from attention_contract.schemas.weights import RawWeightsRequest
 from attention_service.cost import Estimate, Rates, Roofline
 from attention_service.engine import Engine

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_service.cost import Rates, Roofline
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import hopfield

@@ -14,7 +14,7 @@ from attention_client.cli.commands.request_commands import RequestCommand
 from attention_client.cli.lazy_commands import Listed, command_of, listing
 from attention_client.cli.tables.reply_output import AsJson, Ending
 from attention_contract import operations
-from attention_contract.schemas.complexity import Dimension
+from attention_contract.schemas.costs.sweeps import Dimension
 
 EACH_HEAD: Final = {"tap": "context", "over": ["heads"], "set": 0}
 """The sweep of ``effects`` that is taken without one."""

@@ -29,22 +29,24 @@ from attention_client.cli.tables.table_output import (
 )
 from attention_contract.base import WireModel
 from attention_contract.reply_names import Names
-from attention_contract.schemas import circuits, complexity, weights
-from attention_contract.schemas.accuracy import PredictionErrors
+from attention_contract.schemas import weights
+from attention_contract.schemas.analyses import circuits
+from attention_contract.schemas.analyses.effects import EffectsReply
+from attention_contract.schemas.analyses.hopfield import HopfieldReply
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
+from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
+from attention_contract.schemas.analyses.similarity import RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.answers import Fits
 from attention_contract.schemas.attention import Ran
 from attention_contract.schemas.checkpoints import CheckpointAttention
-from attention_contract.schemas.effects import EffectsReply
-from attention_contract.schemas.hardware import HardwareInfo, HardwareList
-from attention_contract.schemas.hopfield import HopfieldReply
+from attention_contract.schemas.costs import complexity
+from attention_contract.schemas.costs.accuracy import PredictionErrors
+from attention_contract.schemas.costs.hardware import HardwareInfo, HardwareList
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.schemas.modules import ModuleInfo, Parameter
-from attention_contract.schemas.recording_statistics import RecordingStatistics
-from attention_contract.schemas.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.server import Variant
 from attention_contract.schemas.sessions import SessionList
-from attention_contract.schemas.similarity import RecordingSimilarity, SimilarityReply
 from attention_contract.tensors import dtype_name
 
 NEAREST: Final = 3

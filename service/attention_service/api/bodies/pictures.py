@@ -14,10 +14,11 @@ from anyio.lowlevel import RunVar
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, NotAcceptable
 from attention_contract.operations import Operation
+from attention_contract.schemas.analyses.attribution import SIGNED_METHODS, AttributionRequest
 from attention_contract.schemas.answers import Picture
 from attention_contract.schemas.attention import ForwardRequest, Select, token_counts
-from attention_contract.schemas.attribution import SIGNED_METHODS, AttributionRequest
-from attention_contract.schemas.complexity import ComplexityRequest, Sweep
+from attention_contract.schemas.costs.complexity import ComplexityRequest
+from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_contract.schemas.picture_options import DIVERGING, SEQUENTIAL, PictureOptions
 from attention_contract.schemas.weights import WeightsRequest

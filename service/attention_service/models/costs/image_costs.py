@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from attention_contract.schemas.model_complexity import ImageSize, ImageTokens
+from attention_contract.schemas.costs.model_complexity import ImageSize, ImageTokens
 from attention_service.cost import flops
 from attention_service.models.inputs.encoder_inputs import SHORT, EncoderInputs
 from attention_service.models.inputs.image_decoding import sized_bytes

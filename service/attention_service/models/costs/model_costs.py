@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
+from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import SCORES_AT_ONCE

@@ -11,7 +11,7 @@ from typing import Any, Final
 from PIL import Image, ImageOps
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.model_complexity import ImageSize
+from attention_contract.schemas.costs.model_complexity import ImageSize
 from attention_contract.schemas.prompts import ImageBytes
 from attention_service.core.cancellation import checkpoint
 

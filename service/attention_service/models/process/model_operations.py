@@ -11,7 +11,7 @@ import orjson
 import torch
 
 from attention_contract.base import WireModel
-from attention_contract.schemas.model_complexity import ModelComplexityRequest
+from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in

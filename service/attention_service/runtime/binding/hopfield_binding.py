@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
-from attention_contract.schemas.hopfield import DEFAULT_MAX_STEPS, HopfieldRequest, Projections
+from attention_contract.schemas.analyses.hopfield import DEFAULT_MAX_STEPS, HopfieldRequest, Projections
 from attention_contract.tensors import Array
 from attention_service.core import hopfield
 from attention_service.core.tensors import TORCH_DTYPES

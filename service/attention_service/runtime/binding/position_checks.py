@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.complexity import Shape
+from attention_contract.schemas.costs.complexity import Shape
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import Array
 from attention_service.core.positions import POSITIONS

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.attribution import AttributionRequest, Readout
+from attention_contract.schemas.analyses.attribution import AttributionRequest, Readout
 from attention_service import cost
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.inspection.attribution import (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.circuits import CircuitsRequest
+from attention_contract.schemas.analyses.circuits import CircuitsRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.inspection import circuits
 from attention_service.core.inspection.circuits import Factors, Writers

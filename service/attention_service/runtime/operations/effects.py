@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.effects import MAX_EFFECTS, EffectsRequest, SweptEdit
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.effects import MAX_EFFECTS, EffectsRequest, SweptEdit
 from attention_service import cost
 from attention_service.core import multihead
 from attention_service.core.edits import AXES, BoundEdit

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from attention_contract.errors import InvalidRequest, InvalidTensor
-from attention_contract.schemas.hopfield import HopfieldRequest
+from attention_contract.schemas.analyses.hopfield import HopfieldRequest
 from attention_service import cost
 from attention_service.core import hopfield, multihead
 from attention_service.core.hopfield import Memory, Retrieved

@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from attention_contract.base import WireModel
-from attention_contract.schemas.attribution import AttributionReply
-from attention_contract.schemas.effects import EffectsReply
+from attention_contract.schemas.analyses.attribution import AttributionReply
+from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.gradients import GradientsReply
 from attention_contract.schemas.weights import WeightsReply
 from attention_service.runtime.operations import attribution, effects, gradients, weights

@@ -8,7 +8,7 @@ import torch
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.recording_tensors import Place
-from attention_contract.schemas.recording_statistics import (
+from attention_contract.schemas.analyses.recording_statistics import (
     RecordingStatistics,
     RecordingStatisticsRequest,
     StatisticsOfAttention,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.rollout import RecordingRolloutRequest, RolloutOptions, RolloutRequest
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
-from attention_contract.schemas.rollout import RecordingRolloutRequest, RolloutOptions, RolloutRequest
 from attention_service.core.inspection.head_reader import HeadReader
 from attention_service.core.inspection.rollout import flows, mixed, relevance, rolled_out
 from attention_service.cost.clock import Rates

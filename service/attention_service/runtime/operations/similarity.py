@@ -9,8 +9,13 @@ import torch
 
 from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.recording_tensors import AXES, Place, RecordedStack, place_of
+from attention_contract.schemas.analyses.similarity import (
+    ComparedPart,
+    Measure,
+    RecordingSimilarityRequest,
+    SimilarityRequest,
+)
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
-from attention_contract.schemas.similarity import ComparedPart, Measure, RecordingSimilarityRequest, SimilarityRequest
 from attention_contract.tensors import Array
 from attention_service.core.inspection.similarity import divergences, linear_cka
 from attention_service.cost import SimilarityWork

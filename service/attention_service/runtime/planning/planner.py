@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from attention_contract.schemas import accuracy
 from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.costs import accuracy
 from attention_service import cost
 from attention_service.core.kernels import Needs
 from attention_service.core.masks.operation_count import CHEAP, mask_cost

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
-from attention_contract.schemas.accuracy import Computation, MemoryErrors, PredictionErrors, RatioHistogram
+from attention_contract.schemas.costs.accuracy import Computation, MemoryErrors, PredictionErrors, RatioHistogram
 from attention_service.cost import Estimate
 
 HISTORY = 1000

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from attention_contract.base import with_tensors
-from attention_contract.schemas.accuracy import Computation
 from attention_contract.schemas.attention import AttentionInputs
+from attention_contract.schemas.costs.accuracy import Computation
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device

@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
-from attention_contract.schemas.accuracy import AccuracyReply
+from attention_contract.schemas.costs.accuracy import AccuracyReply
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.learned_factors import LearnedFactors
 from attention_service.runtime.planning.prediction_accuracy import Accuracy

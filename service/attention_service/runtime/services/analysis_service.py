@@ -1,10 +1,10 @@
 """Analyses beside the questions about one attention: retrieval, circuits, similarity and rollout."""
 
 from attention_contract.errors import ModuleNotFound, VersionMismatch
-from attention_contract.schemas.circuits import CircuitsReply, CircuitsRequest
-from attention_contract.schemas.hopfield import HopfieldReply, HopfieldRequest
-from attention_contract.schemas.rollout import RolloutReply, RolloutRequest
-from attention_contract.schemas.similarity import SimilarityReply, SimilarityRequest
+from attention_contract.schemas.analyses.circuits import CircuitsReply, CircuitsRequest
+from attention_contract.schemas.analyses.hopfield import HopfieldReply, HopfieldRequest
+from attention_contract.schemas.analyses.rollout import RolloutReply, RolloutRequest
+from attention_contract.schemas.analyses.similarity import SimilarityReply, SimilarityRequest
 from attention_service.modules.library import Library
 from attention_service.runtime.operations import circuits, hopfield, rollout, similarity
 from attention_service.runtime.scheduling.request_runner import RequestRunner

@@ -3,15 +3,15 @@
 from functools import partial
 from pathlib import Path
 
-from attention_contract.schemas.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
+from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
+from attention_contract.schemas.analyses.rollout import RecordingRollout, RecordingRolloutRequest
+from attention_contract.schemas.analyses.similarity import RecordingSimilarity, RecordingSimilarityRequest
 from attention_contract.schemas.recordings import (
     RecordingFile,
     RecordingInfo,
     RecordingList,
     RecordingQuery,
 )
-from attention_contract.schemas.rollout import RecordingRollout, RecordingRolloutRequest
-from attention_contract.schemas.similarity import RecordingSimilarity, RecordingSimilarityRequest
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.callers import caller
 from attention_service.runtime.operations import recorded_statistics

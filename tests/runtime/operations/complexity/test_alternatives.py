@@ -1,6 +1,6 @@
 """Labels of alternatives: in words, each another."""
 
-from attention_contract.schemas.complexity import Alternative
+from attention_contract.schemas.costs.complexity import Alternative
 from attention_service.runtime.operations.complexity.alternatives import labels
 
 DIFFERENT = [

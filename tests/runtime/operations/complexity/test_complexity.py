@@ -9,7 +9,7 @@ import torch
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
 from attention_contract.schemas.attention import ForwardRequest
-from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.costs.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters, parameter_shapes

@@ -6,7 +6,7 @@ import torch
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
-from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.costs.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.tensors import DTYPES
 from attention_service.core.multihead import Sizes, initial_parameters

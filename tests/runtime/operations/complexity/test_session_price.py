@@ -6,7 +6,7 @@ from tests.runtime.sessions.session_tree import create, running
 from tests.runtime.sessions.test_live_sessions import ROPE, opened, step, tokens
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest, SessionCost
+from attention_contract.schemas.costs.complexity import ComplexityRequest, RawComplexityRequest, SessionCost
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.kv_cache.slab import PAGE_TOKENS
 from attention_service.core.multihead import Sizes, initial_parameters

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_contract.schemas.complexity import ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.costs.complexity import ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.modules import ModuleConfig
 from attention_service.core.multihead import Sizes, initial_parameters
 from attention_service.cost import Estimate, Rates, Roofline

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
+from attention_contract.exact_types import Index
 from attention_contract.reply_names import head_name
-from attention_contract.schemas.attention import Index
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import ModelReply
 from attention_contract.tensors import Array

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from attention_contract.schemas.accuracy import Computation
+from attention_contract.schemas.costs.accuracy import Computation
 from attention_service.modules.resident import Module
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.planning.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.complexity import Alternative
+from attention_contract.schemas.costs.complexity import Alternative
 from attention_contract.spec import AttentionSpec
 
 WIDTHS: Final = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import log
 from typing import Final
 
-from attention_contract.schemas.complexity import Growth
+from attention_contract.schemas.costs.complexity import Growth
 from attention_contract.spec import Entmax15, Sparsemax
 from attention_service.core.masks.rules import pattern_of
 from attention_service.cost.approximate import approximated, method_order

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from attention_contract.schemas.attention import ForwardRequest, RawForwardRequest
-from attention_contract.schemas.complexity import ComplexityReply, ComplexityRequest
+from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.tensors import DTYPES, Array
 from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import parameter_shapes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from attention_contract.errors import InvalidRequest, KernelUnsuitable
-from attention_contract.schemas.complexity import (
+from attention_contract.schemas.costs.complexity import (
     Compared,
     ComplexityReply,
     ComplexityRequest,

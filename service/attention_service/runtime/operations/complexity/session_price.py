@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.complexity import SessionCost, SessionShape, SessionStepCost
+from attention_contract.schemas.costs.complexity import SessionCost, SessionShape, SessionStepCost
 from attention_contract.schemas.sessions import FullPolicy
 from attention_contract.spec import AttentionSpec
 from attention_service.core.kv_cache.attention import in_place_fault

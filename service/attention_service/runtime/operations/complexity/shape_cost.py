@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple
 
 from attention_contract.errors import KernelUnsuitable
 from attention_contract.schemas.answers import Executed, Milliseconds, PassCounts, PerToken, Predicted, TapCost
-from attention_contract.schemas.complexity import Cost, MemoryPhase, PeakBytes
+from attention_contract.schemas.costs.complexity import Cost, MemoryPhase, PeakBytes
 from attention_service.cost import FORMS, Estimate, Traffic
 from attention_service.cost.clock import carrying, transfer
 from attention_service.cost.flops import (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import ForwardRequest
-from attention_contract.schemas.complexity import Alternative, ComplexityRequest, RawComplexityRequest
+from attention_contract.schemas.costs.complexity import Alternative, ComplexityRequest, RawComplexityRequest
 from attention_contract.schemas.gradients import GradientsRequest
 from attention_contract.spec import AttentionSpec
 from attention_service.core.attention import taps_of

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from attention_contract.schemas.complexity import Shape
+from attention_contract.schemas.costs.complexity import Shape
 from attention_service.core.methods import check_spec
 from attention_service.core.positions import check_position
 from attention_service.core.problem import Widths

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from attention_contract.base import Listed, WireModel, at_fault
 from attention_contract.errors import InvalidRequest
+from attention_contract.exact_types import Index
 from attention_contract.operations import model_forward
-from attention_contract.schemas.attention import Index
 from attention_contract.schemas.model_requests import Prediction
 from attention_service.api.doors.agents.agent_tool import (
     MAX_LISTED,

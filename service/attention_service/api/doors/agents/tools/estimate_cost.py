@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 from attention_contract.base import WireModel, at_fault
 from attention_contract.errors import InvalidRequest
 from attention_contract.operations import complexity, model_complexity, raw_complexity
-from attention_contract.schemas.accuracy import Basis
 from attention_contract.schemas.answers import CostLimits
-from attention_contract.schemas.complexity import ComplexityReply
-from attention_contract.schemas.model_complexity import ImageSize, ModelComplexityReply
+from attention_contract.schemas.costs.accuracy import Basis
+from attention_contract.schemas.costs.complexity import ComplexityReply
+from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.models import ModelName
 from attention_contract.schemas.modules import Heads, Width
 from attention_service.api.doors.agents.agent_tool import AgentTool, Told, ToolAnswer, ToolArguments, ToolCall, number

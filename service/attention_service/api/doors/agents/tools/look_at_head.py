@@ -6,8 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from attention_contract.base import Listed, WireModel
+from attention_contract.exact_types import Index
 from attention_contract.operations import model_weights
-from attention_contract.schemas.attention import Index
 from attention_contract.schemas.weights import TopKeys
 from attention_service.api.doors.agents.agent_tool import (
     PNG,

@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
-from attention_contract.schemas.attention import MAX_INDICES, Index, Ran
+from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import MAX_INDICES, Ran
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.modules import ModuleName
 from attention_contract.tensors import Encoding, FloatArray, IntArray

@@ -4,7 +4,7 @@ A FLOP is one multiplication, addition, comparison, division or elementary funct
 ``[k, n]`` is 2·m·k·n. ``dense`` counts every query-key pair, ``masked`` those that the spec's masks allow.
 """
 
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -18,21 +18,15 @@ from attention_contract.schemas.answers import (
     Predicted,
     TapCost,
 )
-from attention_contract.schemas.attention import MAX_TAPS, Index, KernelName, Tap, output_only
+from attention_contract.schemas.attention import MAX_TAPS, KernelName, Tap, output_only
+from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.drawable_replies import DrawableReply
-from attention_contract.schemas.modules import MAX_HEADS, MAX_WIDTH, Heads, Width
+from attention_contract.schemas.modules import Heads, Width
 from attention_contract.schemas.sessions import MAX_SEQUENCES, FullPolicy, Length, Policy
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import FloatName
 
-Size = Index
-Dimension = Literal[
-    "length", "batch", "queries", "keys", "past", "num_heads", "num_kv_heads", "head_dim", "value_dim", "d_model"
-]
-_WIDTHS: Final = ("head_dim", "value_dim", "d_model")
 MAX_ALTERNATIVES = 16
-MAX_SWEEP: Final = 256
-"""Sizes of one sweep."""
 
 
 class Shape(WireModel):
@@ -50,24 +44,6 @@ class Shape(WireModel):
 
 Omitted = Literal["costs", "compared", "crossovers"]
 """A part of an answer about costs that the server left out, since its time was over."""
-
-
-class Sweep(WireModel):
-    """One varied size; the others are fixed."""
-
-    dimension: Dimension = "length"
-    """``length`` varies queries and keys together. Widths and heads of a module are varied as if its config had others:
-    ``num_kv_heads`` follows ``num_heads`` where they are equal, and ``value_dim`` ``head_dim``; with ``d_model`` go the
-    widths of keys and values that equal it, and ``head_dim`` is ``d_model / num_heads`` where the heads make it up. Raw
-    attention has no ``d_model``."""
-    values: Listed[Size] = Field(min_length=2, max_length=MAX_SWEEP)
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> "Sweep":
-        most = {"num_heads": MAX_HEADS, "num_kv_heads": MAX_HEADS} | dict.fromkeys(_WIDTHS, MAX_WIDTH)
-        if max(self.values) > (limit := most.get(self.dimension, max(self.values))):
-            raise at_fault("values", f"expected {self.dimension} of at most {limit}, got {max(self.values)}")
-        return self
 
 
 class Alternative(WireModel):

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from attention_contract.base import Listed, WireModel
-from attention_contract.schemas.attention import MAX_INDICES, MAX_LABELS, Index, Ran, TokenLabel
+from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import MAX_INDICES, MAX_LABELS, Ran, TokenLabel
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.recordings import Label, LayerName, RecordingId
 from attention_contract.tensors import Encoding, FloatArray

@@ -5,7 +5,8 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
-from attention_contract.schemas.attention import MAX_EDITS, MAX_INDICES, AttentionInputs, Edit, Index, Ran, RawInputs
+from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import MAX_EDITS, MAX_INDICES, AttentionInputs, Edit, Ran, RawInputs
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.tensors import FloatArray
 

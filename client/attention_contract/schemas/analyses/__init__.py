@@ -1,0 +1,1 @@
+"""Analyses beside the four questions: attribution, effects of edits, circuits, similarity, rollout and retrieval."""

@@ -191,7 +191,12 @@ class Engine:
     def _resident_bytes(self) -> int:
         """Bytes of modules, whole models, sessions and the modules that only they keep, and captured graphs."""
         sessions, library = self.sessions, self.library
-        held = library.resident_bytes + self.models.host.bytes + sessions.pool.held + self.device.graphs.bytes
+        held = (
+            library.resident_bytes
+            + self.models.environment.memory.bytes
+            + sessions.pool.held
+            + self.device.graphs.bytes
+        )
         if self.host is self.budget:
             held += sessions.registry.reply_bytes
         for module in sessions.registry.modules:

@@ -17,7 +17,7 @@ from attention_contract.schemas.model_requests import LayerTaps, ModelForwardRep
 from attention_contract.tensor_files import from_pieces, from_safetensors, to_safetensors
 from attention_service.models.model_catalogue import PROCESS_BYTES
 from attention_service.models.reply_memory import ReplyMemory, ReplyRoom
-from attention_service.models.server import resident_model
+from attention_service.models.server import reply_memories
 
 MIB = 2**20
 LARGE = "needs 20 large 4"
@@ -32,6 +32,11 @@ def freed():
 @pytest.fixture
 def memory(freed):
     return ReplyMemory(lambda: freed.append(True))
+
+
+def pages(memory):
+    """Return the bytes that the system has given to the file."""
+    return os.fstat(memory.file).st_blocks * 512
 
 
 def test_pieces_are_left_where_they_are_made_copied_or_sent(memory, freed):
@@ -84,12 +89,28 @@ def test_pages_are_freed_and_come_back(memory):
         room.open(2 * MIB)
         made = room.empty((2 * MIB,), torch.uint8)
         made.fill_(value)
-        assert memory.bytes == 2 * MIB
-        memory.cut(MIB)
-        assert memory.bytes == MIB
-        memory.cut(0)
+        assert pages(memory) == 2 * MIB
         assert memory.bytes == 0
+        memory.pieces(*room.leave([made.numpy().data])[:1], memoryview(b""))
+        assert memory.bytes == pages(memory) == 2 * MIB
+        memory.cut(MIB)
+        assert memory.bytes == pages(memory) == MIB
+        memory.cut(0)
+        assert memory.bytes == pages(memory) == 0
         del made
+
+
+def test_the_pages_of_a_reply_that_never_came_are_freed(memory):
+    room = ReplyRoom(memory.file)
+    for kept in (0, MIB):
+        room.open(2 * MIB)
+        if kept:
+            made = room.empty((kept,), torch.uint8)
+            memory.pieces(*room.leave([made.numpy().data])[:1], memoryview(b""))
+        room.open(2 * MIB)
+        room.empty((2 * MIB,), torch.uint8).fill_(1)
+        memory.forget()
+        assert memory.bytes == pages(memory) == kept
 
 
 def test_a_model_is_read_from_its_pieces():
@@ -109,7 +130,7 @@ def test_a_model_is_read_from_its_pieces():
 
 @pytest.fixture
 def served(stand_ins, repository, monkeypatch):
-    monkeypatch.setattr(resident_model, "_KEEP_S", 60.0)
+    monkeypatch.setattr(reply_memories, "_KEEP_S", 60.0)
     with live_server(repository) as url:
         yield url
 
@@ -147,7 +168,7 @@ def test_what_is_kept_for_the_next_reply_counts_once(client):
 
 
 def test_what_is_kept_is_given_back_soon(client, monkeypatch):
-    monkeypatch.setattr(resident_model, "_KEEP_S", 0.2)
+    monkeypatch.setattr(reply_memories, "_KEEP_S", 0.2)
     is_right(client.models.forward("one", LARGE))
     eventually(lambda: kept(client) == 0)
     is_right(client.models.forward("one", LARGE))
@@ -156,7 +177,7 @@ def test_what_is_kept_is_given_back_soon(client, monkeypatch):
 def test_replies_that_nobody_reads_yet_keep_their_memory(client):
     with ExitStack() as stack:
         slow = []
-        for _ in range(3):  # more callers than there are memories
+        for _ in range(5):  # more callers than there are memories
             own = stack.enter_context(httpx.Client(base_url=client.settings["base_url"], timeout=60))
             body = {"text": LARGE, "encoding": "base64"}
             accept = {"accept": "application/vnd.safetensors"}
@@ -176,7 +197,7 @@ def test_many_at_once_are_right(client):
 
 
 def test_what_is_kept_gives_way_before_a_model_does(stand_ins, repository, monkeypatch):
-    monkeypatch.setattr(resident_model, "_KEEP_S", 60.0)
+    monkeypatch.setattr(reply_memories, "_KEEP_S", 60.0)
     with live_server(repository, memory_budget=2 * PROCESS_BYTES + 60 * MIB) as url, Client(url) as client:
         client.models.forward("one", "needs 90 large 40")
         eventually(lambda: client.models.get("one").bytes > PROCESS_BYTES + 80 * MIB)
@@ -215,4 +236,4 @@ def test_a_model_that_ends_gives_its_memory_up(client):
     for _ in range(2):
         is_right(client.models.forward("one", LARGE))
         client.models.unload("one")
-        assert held() == before - 2
+        assert held() == before - reply_memories.COUNT

@@ -64,7 +64,7 @@ async def server_info(call: Call, _: None) -> ServerInfo:
         ),
         memory=Memory(
             resident_bytes=engine.library.resident_bytes,
-            models_bytes=engine.models.host.bytes,
+            models_bytes=engine.models.environment.memory.bytes,
             sessions_bytes=engine.sessions.pool.held,
             in_flight_bytes=engine.budget.in_flight,
             body_bytes=engine.host.bodies,

@@ -1,9 +1,9 @@
 """Memory that a model's process shares with its server, in which it leaves the large tensors of a reply.
 
 Through a pipe a reply is copied twice, into memory that the system must clear first. Here a layer's weights are
-computed into the memory from which the server sends them, and the same pages serve reply after reply. A process has
-two such memories: while the reply in one is sent, the next is made in the other. If neither is free, a reply goes
-through the pipe.
+computed into the memory from which the server sends them, and the same pages serve reply after reply. A process has a
+few such memories: while the reply in one is sent, the next is made in another. If none is free, a reply goes through
+the pipe.
 
 Each is a file without a name. The server owns it, and cuts it when its pages are to be free; the process lengthens it,
 which takes no pages. Both happen between replies only.
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from attention_service.models.worker_messages import Piece
 
-COUNT: Final = 2
 _LEAST: Final = 2**16
 """Bytes of a piece from which on it is left in the memory."""
 _STEP: Final = 2**12
@@ -42,6 +41,8 @@ class ReplyMemory:
         self._map: mmap.mmap | None = None
         """Kept, since each new one costs a page fault a page."""
         self._lent: weakref.ref[NDArray[np.uint8]] | None = None
+        self.bytes = 0
+        """Bytes of the pages that replies took. The file is not asked, for that takes a system call a request."""
         self._close_file = weakref.finalize(self, os.close, self.file)
 
     def close(self) -> None:
@@ -54,32 +55,25 @@ class ReplyMemory:
         """True if no reply that lies here is needed."""
         return self._lent is None or self._lent() is None
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of its pages."""
-        return os.fstat(self.file).st_blocks * 512
-
     def cut(self, size: int) -> None:
         """Free its pages beyond so many bytes. Only while it is free."""
-        if os.fstat(self.file).st_size > size:
-            os.ftruncate(self.file, size)
+        if self.bytes > size:
+            self.bytes = -(-size // _STEP) * _STEP
+            os.ftruncate(self.file, self.bytes)
+
+    def forget(self) -> None:
+        """Free the pages of a reply that was begun and never came. Only while it is free."""
+        os.ftruncate(self.file, self.bytes)
 
     def pieces(self, places: Sequence[Place], body: memoryview) -> list[memoryview]:
         """Return the pieces of a reply. The memory is free once they are gone."""
-        size = os.fstat(self.file).st_size
-        if self._map is None or len(self._map) < size:
-            self._map = mmap.mmap(self.file, size, prot=mmap.PROT_READ)
+        end = max((place + size for size, place in places if place != _INLINE), default=0)
+        self.bytes = max(self.bytes, -(-end // _STEP) * _STEP)
+        if self._map is None or len(self._map) < end:
+            self._map = mmap.mmap(self.file, 0, prot=mmap.PROT_READ)
         lent = np.frombuffer(self._map, np.uint8)
         self._lent = weakref.ref(lent, lambda _: self._on_free())
         return _pieces(places, body, lent.data)
-
-
-def reply_memories(on_free: Callable[[], None]) -> list[ReplyMemory]:
-    """Make the memories of one process; none where the system has no files without names, or allows none."""
-    try:
-        return [ReplyMemory(on_free) for _ in range(COUNT)]
-    except (AttributeError, OSError):
-        return []
 
 
 def pieces_of_body(places: Sequence[Place], body: memoryview) -> list[memoryview]:

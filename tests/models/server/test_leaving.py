@@ -10,7 +10,9 @@ import pytest
 from attention_contract.errors import Draining
 from attention_service.models.model_catalogue import ModelFolder
 from attention_service.models.server import resident_model
-from attention_service.models.server.model_host import Host
+from attention_service.models.server.model_environment import ModelEnvironment
+from attention_service.models.server.model_memory import ModelMemory
+from attention_service.models.server.reply_memories import ReplyMemories
 from attention_service.models.server.resident_model import Question, ResidentModel
 from attention_service.models.worker_messages import Message
 from attention_service.runtime.scheduling.budget import Budget
@@ -23,11 +25,11 @@ TURNS = 60
 class Told:
     """A process that answers in the same turn; a request tells of its memory twice, as one with images does."""
 
-    memories = ()
     limit = stands_s = unforeseen_bytes = 0
 
     def __init__(self):
         self.messages, self.needs = asyncio.Queue(), []
+        self.memories = ReplyMemories([])
 
     @classmethod
     async def start(cls, *_, **__):
@@ -69,18 +71,18 @@ async def turns(number):
 
 
 @pytest.fixture(params=[False, True], ids=["CPU", "GPU"])
-def host(request, monkeypatch):
+def environment(request, monkeypatch):
     monkeypatch.setattr(resident_model, "WorkerProcess", Told)
     monkeypatch.setattr(asyncio, "to_thread", lambda *_: turns(2))  # as long in each run
     device = SimpleNamespace(is_cuda=request.param, place="somewhere", threads=1, give_back_cached=None)
     total = 2 * FOLDER.loading_bytes("float32")
-    made = Host(device, Budget(total, total, lambda: made.bytes, 8), 60, 60)
-    return made
+    memory = ModelMemory(Budget(total, total, lambda: memory.bytes, 8))
+    return ModelEnvironment(device, memory, 60, 60)
 
 
-async def _leave_after(host, leave, later, *, crowded_for, warm):
+async def _leave_after(environment, leave, later, *, crowded_for, warm):
     """Leave after so many turns. Returns False if the answer came first."""
-    budget, model = host.budget, ResidentModel("one", FOLDER, "float32", host)
+    budget, model = environment.budget, ResidentModel("one", FOLDER, "float32", environment)
     if warm:
         await model.ask(Question())
     taken = budget.available if crowded_for else 0
@@ -108,7 +110,7 @@ async def _leave_after(host, leave, later, *, crowded_for, warm):
     assert budget.waiting == 0
     budget.release(budget.in_flight)
     await model.stop()
-    assert (budget.in_flight, host.bytes) == (0, 0)
+    assert (budget.in_flight, environment.memory.bytes) == (0, 0)
     return not came_first
 
 
@@ -127,11 +129,11 @@ async def unloaded(model, asking):
 
 @pytest.mark.parametrize("leave", [cancelled, stopped, unloaded])
 @pytest.mark.parametrize("warm", [False, True], ids=["loading", "resident"])
-async def test_nothing_stays_taken_whenever_somebody_leaves(host, leave, warm):
+async def test_nothing_stays_taken_whenever_somebody_leaves(environment, leave, warm):
     for later in count():
-        if not await _leave_after(host, leave, later, crowded_for=0, warm=warm):
+        if not await _leave_after(environment, leave, later, crowded_for=0, warm=warm):
             break
     assert later > 5
     for crowded_for in range(1, later):
         for moment in (-1, 0, 1, 2, 3):
-            await _leave_after(host, leave, max(crowded_for + moment, 0), crowded_for=crowded_for, warm=warm)
+            await _leave_after(environment, leave, max(crowded_for + moment, 0), crowded_for=crowded_for, warm=warm)

@@ -22,7 +22,7 @@ from attention_service.api.observation.access_log import Answered
 from attention_service.api.observation.device_metrics import DeviceMetrics
 from attention_service.api.observation.metrics_format import metrics_format
 from attention_service.engine import Engine
-from attention_service.models.server.model_host import ModelEvent
+from attention_service.models.server.model_environment import ModelEvent
 from attention_service.runtime.planning.prediction_accuracy import RATIO_EDGES, Run
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -107,7 +107,7 @@ class Metrics:
             "attention_models_resident": ("Resident whole models", lambda: engine.models.resident),
             "attention_model_bytes": (
                 "Bytes of the memory budget that whole models take",
-                lambda: engine.models.host.bytes,
+                lambda: engine.models.environment.memory.bytes,
             ),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
             "attention_in_flight_bytes": (
@@ -248,13 +248,13 @@ class _Counted(Collector):
         yield CounterMetricFamily(
             "attention_generated_tokens",
             "Tokens of finished generations",
-            value=self._engine.models.host.generated_tokens,
+            value=self._engine.models.environment.generated_tokens,
         )
         lives = CounterMetricFamily(
             "attention_model_events", "Whole models loaded and ended, by event", labels=["event"]
         )
         for event in get_args(ModelEvent):
-            lives.add_metric([event], self._engine.models.host.counts[event])
+            lives.add_metric([event], self._engine.models.environment.counts[event])
         yield lives
         coverage = GaugeMetricFamily(
             "attention_prediction_coverage",

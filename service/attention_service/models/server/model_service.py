@@ -21,7 +21,8 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensor_files import from_pieces
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.models import model_catalogue
-from attention_service.models.server.model_host import Host
+from attention_service.models.server.model_environment import ModelEnvironment
+from attention_service.models.server.model_memory import ModelMemory
 from attention_service.models.server.resident_model import Question, ResidentModel
 from attention_service.models.server.spare_process import SpareProcess
 from attention_service.models.server.unread_events import UnreadEvents
@@ -56,8 +57,8 @@ class ModelService:
         self._runner = runner
         self._recordings = recordings
         self._siblings = siblings
-        self.host = Host(runner.device, runner.budget, idle_s, stuck_s)
-        self._spare = SpareProcess(self.host) if spare and model_catalogue.has_transformers() else None
+        self.environment = ModelEnvironment(runner.device, ModelMemory(runner.budget), idle_s, stuck_s)
+        self._spare = SpareProcess(self.environment) if spare and model_catalogue.has_transformers() else None
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""
         self._unloaded: set[ResidentModel] = set()
@@ -74,7 +75,7 @@ class ModelService:
             if model.stands_s:
                 raise Stuck(
                     f"the process of the model {model.name} has computed nothing for {model.stands_s:.0f} s; it is "
-                    f"ended after {self.host.stuck_s:g} s, and the next request starts it again"
+                    f"ended after {self.environment.stuck_s:g} s, and the next request starts it again"
                 )
 
     # ── which there are ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,7 +110,7 @@ class ModelService:
             await self._runner.in_thread(partial(model_catalogue.check_own_name, self._root, folder.checkpoint, "name"))
         name = request.name or folder.name
         divided = request.device_map is not None
-        made = ResidentModel(name, folder, request.dtype, self.host, self._spare, divided=divided)
+        made = ResidentModel(name, folder, request.dtype, self.environment, self._spare, divided=divided)
         model = self._models.get(name, made)
         same = (model.folder.folder, model.dtype) == (folder.folder, made.dtype)
         if not same and model.is_alive:
@@ -152,7 +153,7 @@ class ModelService:
         if (model := self._models.get(name)) is not None:
             return model
         folder = await self._runner.in_thread(partial(model_catalogue.find_name, self._root, name))
-        made = ResidentModel(folder.name, folder, None, self.host, self._spare)
+        made = ResidentModel(folder.name, folder, None, self.environment, self._spare)
         model = self._models.get(made.name, made)
         if model.folder.folder != folder.folder:
             raise ModelExists.at(

@@ -12,7 +12,8 @@ from attention_contract.errors import AttentionError, InternalError, ModelEnded,
 from attention_contract.schemas.models import ModelInfo
 from attention_service.models.model_catalogue import PROCESS_BYTES, ModelFolder
 from attention_service.models.reply_memory import ReplyMemory, pieces_of_body
-from attention_service.models.server.model_host import Host
+from attention_service.models.server.model_environment import ModelEnvironment
+from attention_service.models.server.model_memory import MemoryShare
 from attention_service.models.server.spare_process import SpareProcess
 from attention_service.models.server.worker_process import WorkerProcess
 from attention_service.models.worker_messages import Message, Piece
@@ -24,8 +25,6 @@ from attention_service.runtime.scheduling.reservation import Reservation
 log = logging.getLogger(__name__)
 _STOP_S: Final = 5.0
 """Seconds that a process has to stop work that nobody waits for, before it is ended."""
-_KEEP_S: Final = 5.0
-"""Seconds for which the pages of a memory of replies are kept for the next one."""
 _READING: Final = 6
 """Memory that reading a request takes, of its size: the message, its JSON twice, and images as text and as files."""
 _SHARE: Final = 0.75
@@ -76,7 +75,7 @@ class ResidentModel:
         name: str,
         folder: ModelFolder,
         dtype: str | None,
-        host: Host,
+        environment: ModelEnvironment,
         spare: SpareProcess | None = None,
         *,
         divided: bool = False,
@@ -87,17 +86,13 @@ class ResidentModel:
         """
         self.name = name
         self.folder = folder
-        self.dtype = dtype or ("float32" if not host.device.is_cuda else folder.stored)
-        self.bytes = 0
-        """Bytes of the memory budget that it holds, besides what is in flight: an estimate, or what a GPU holds."""
-        self.kept = 0
-        """Bytes among these of memory that is kept for the next replies."""
+        self.dtype = dtype or ("float32" if not environment.device.is_cuda else folder.stored)
         self.progress: float | None = None
         """Share of the weights that are loaded, while it is being loaded."""
-        self.used = time.monotonic()
-        """Time of the end of the last request."""
+        self._share = MemoryShare(environment.memory, self._give_way, self._give_back)
+        """The memory that it holds besides what is in flight: an estimate, or what a GPU holds."""
         self._divided = divided
-        self._host = host
+        self._environment = environment
         self._spare = spare
         self._waiting: FairQueue[Question] = FairQueue()
         self._came = asyncio.Event()
@@ -106,7 +101,6 @@ class ResidentModel:
         self._facts: dict[str, Any] | None = None
         """Its facts, by its process, while it is resident."""
         self._running: Question | None = None
-        self._giving_back: asyncio.TimerHandle | None = None
         self._leaves = False
         """True if it ends as soon as nobody waits."""
 
@@ -129,11 +123,6 @@ class ResidentModel:
         """True until its process has ended and its memory is free."""
         return self._life is not None
 
-    @property
-    def is_unused(self) -> bool:
-        """True if it is resident and nobody asks."""
-        return self._facts is not None and self._running is None and not self._waiting.size and not self._leaves
-
     def waiting(self, caller: str | None = None) -> int:
         """The number of requests that wait, of a caller or of all."""
         return self._waiting.size if caller is None else self._waiting.count(caller)
@@ -146,7 +135,7 @@ class ResidentModel:
         else:
             own = {"id", "created", "checkpoint", "bytes"}
             facts = {name: value for name, value in self._facts.items() if name not in own}
-            now = {"state": self.state, "progress": None, "bytes": self.bytes}
+            now = {"state": self.state, "progress": None, "bytes": self._share.bytes}
             told = ModelInfo(**told.model_dump(exclude={*now, *facts}), **facts | now)
         return told
 
@@ -155,21 +144,17 @@ class ResidentModel:
 
         Raises what the model does, ModelEnded if its process ends meanwhile, and what the budget does.
         """
-        self._waiting.add(question)
-        if self._life is None:
-            self._begin()
-        self._came.set()
-        try:
-            await question.done
-        finally:
-            if question in self._waiting:
-                self._waiting.remove(question)
-                self._stop_unwanted_load()
-
-    def give_way(self) -> None:
-        """End as soon as nobody waits, for its memory is needed."""
-        self._host.counts["evictions"] += 1
-        self.leave()
+        with self._share.in_use():
+            self._waiting.add(question)
+            if self._life is None:
+                self._begin()
+            self._came.set()
+            try:
+                await question.done
+            finally:
+                if question in self._waiting:
+                    self._waiting.remove(question)
+                    self._stop_unwanted_load()
 
     def leave(self) -> None:
         """End as soon as nobody waits, also in the middle of loading."""
@@ -223,41 +208,40 @@ class ResidentModel:
                 await self._answer(worker, question)
         except AttentionError as fault:  # its process has ended, or never came to answer
             if self._facts is None:
-                self._host.counts["failed_loads"] += 1
+                self._environment.counts["failed_loads"] += 1
                 self._fail_all(fault)
             else:
-                self._host.counts["deaths" if isinstance(fault, ModelEnded) else "outgrown"] += 1
+                self._environment.counts["deaths" if isinstance(fault, ModelEnded) else "outgrown"] += 1
         finally:
             self._facts, self._leaves = None, False
+            self._share.end()
             if worker is not None:
                 await worker.end()
             self._worker = None
-            self.kept = 0
-            self._host.hold(self, 0)
-            self._host.budget.wake()
+            self._share.drop()
 
     async def _load(self) -> WorkerProcess:
         """Start a process and have it load the model, with the memory for both."""
-        host, folder = self._host, self.folder
+        environment, folder = self._environment, self.folder
         self.progress = 0.0
-        need, most = folder.loading_bytes(self.dtype), int(host.budget.capacity * _SHARE)
+        need, most = folder.loading_bytes(self.dtype), int(environment.budget.capacity * _SHARE)
         room = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
         need = need if room is None else most
-        held = Reservation(host.budget, self._waiting.first().caller)
+        held = Reservation(environment.budget, self._waiting.first().caller)
         worker = None if self._spare is None else self._spare.take(need)
         try:
             await self._reserve(held, need, "loading the model takes an estimated {need} bytes", "Load a smaller one")
             if worker is None:
-                worker = await WorkerProcess.start(need, host.stuck_s, watched=not host.device.is_cuda)
-            self._worker, worker.limit, worker.on_free = worker, need, self._keep
+                worker = await WorkerProcess.start(need, environment.stuck_s, watched=not environment.device.is_cuda)
+            self._worker, worker.limit, worker.memories.on_kept = worker, need, self._share.keep
             facts = {
                 "name": self.name,
                 "folder": str(folder.folder),
                 "dtype": self.dtype,
-                "device": host.device.place,
-                "threads": host.device.threads,
+                "device": environment.device.place,
+                "threads": environment.device.threads,
                 "room": room,
-                "memories": [memory.file for memory in worker.memories],
+                "memories": worker.memories.files,
             }
             await worker.send("load", facts)
             while (message := await worker.receive()).kind != "loaded":
@@ -270,13 +254,13 @@ class ResidentModel:
             raise
         else:
             worker.limit = min(folder.resident_bytes(self.dtype), need) + worker.unforeseen_bytes
-            host.hold(self, worker.limit)
+            self._share.hold(worker.limit)
             self._hold(message.facts.pop("held_bytes"))
             self._facts = message.facts
         finally:
             self.progress = None
             held.give_back()
-        host.counts["loads"] += 1
+        environment.counts["loads"] += 1
         now = time.monotonic()
         for each in self._waiting:
             each.loaded = now
@@ -284,16 +268,18 @@ class ResidentModel:
 
     async def _next(self) -> Question | None:
         """Wait for the next request; None once the model is to end."""
-        while not self._waiting.size:
+        while not self._waiting.size and not self._share.ends:
             self._came.clear()
             if self._leaves:
                 return None
             try:
-                async with asyncio.timeout(self._host.idle_s):
+                async with asyncio.timeout(self._environment.idle_s):
                     await self._came.wait()
             except TimeoutError:
-                self._host.counts["idle_ends"] += 1
+                self._environment.counts["idle_ends"] += 1
                 return None
+        if self._share.ends:  # it gave way, and those who came since wait for the next process
+            return None
         question = self._waiting.first()
         self._waiting.begin(question, 1.0)
         return question
@@ -304,16 +290,17 @@ class ResidentModel:
             return
         self._running, question.began = question, time.monotonic()
         watch = asyncio.create_task(_stop_with(question, worker))
-        held = Reservation(self._host.budget, question.caller)
+        held = Reservation(self._environment.budget, question.caller)
+        taken = None
         try:
             if question.operation is not None:
-                free = [index for index, memory in enumerate(worker.memories) if memory.is_free]
-                question.memory = worker.memories[free[0]] if free else None
-                self._count_kept()
+                taken = worker.memories.take()
+                question.memory = None if taken is None else taken[1]
+                worker.limit = self._share.own + _READING * sum(map(len, question.body))
                 facts = {
                     "operation": question.operation,
-                    "room": self._host.budget.capacity,
-                    "memory": free[0] if free else None,
+                    "room": self._environment.budget.capacity,
+                    "memory": None if taken is None else taken[0],
                     "deadline": question.deadline,
                 }
                 await worker.send("ask", facts, question.body)
@@ -338,63 +325,43 @@ class ResidentModel:
         finally:
             watch.cancel()
             held.give_back()
-            self._running, self.used = None, time.monotonic()
-            self._keep()
+            self._running = None
+            worker.limit = self._share.own
+            if taken is not None:
+                if question.reply is None:
+                    taken[1].forget()
+                worker.memories.leave(taken[1])
 
-    # ── the memory of its replies ────────────────────────────────────────────────────────────────────────────────────
+    # ── its memory ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _keep(self) -> None:
-        """Keep what is free for the next replies, and give it back if none comes soon."""
-        self._count_kept()
-        if self._giving_back is not None:
-            self._giving_back.cancel()
-        self._giving_back = asyncio.get_running_loop().call_later(_KEEP_S, self.give_back) if self.kept else None
+    def _give_way(self) -> None:
+        """End, for its memory is needed."""
+        self._environment.counts["evictions"] += 1
+        self._came.set()
 
-    def give_back(self) -> None:
+    def _give_back(self) -> None:
         """Free the memory that is kept for the next replies."""
-        for memory in self._free_memories():
-            memory.cut(0)
-        self._count_kept()
-
-    def _count_kept(self) -> None:
-        """Count it against the budget. The memory of a request that runs, and of a reply, counts as theirs."""
-        worker, running, own = self._worker, self._running, self.bytes - self.kept
-        if worker is None or self._facts is None:
-            return
-        used = None if running is None else running.memory
-        worker.limit = own + sum(each.bytes for each in worker.memories if each is not used)
-        if running is not None:
-            worker.limit += _READING * sum(map(len, running.body)) + max(
-                running.peak_bytes, 0 if used is None else used.bytes
-            )
-        kept = sum(memory.bytes for memory in self._free_memories())
-        if kept != self.kept:
-            self.kept = kept
-            self._host.hold(self, own + kept)
-            self._host.budget.wake()
-
-    def _free_memories(self) -> list[ReplyMemory]:
-        used = None if self._running is None else self._running.memory
-        memories = () if self._worker is None or self._facts is None else self._worker.memories
-        return [memory for memory in memories if memory.is_free and memory is not used]
+        if self._worker is not None:
+            self._worker.memories.give_back()
 
     def _hold(self, reserved: int | None) -> None:
         """Count what the model holds on a GPU in place of the estimate."""
         if reserved is not None:
-            self._host.hold(self, PROCESS_BYTES + reserved + self.kept)
-            self._host.budget.wake()
+            self._share.hold(PROCESS_BYTES + reserved)
 
     async def _take(self, message: Message, question: Question, worker: WorkerProcess, held: Reservation) -> None:
         """Take one message about a request."""
         match message.kind:
             case "need":
-                await worker.send("go" if await self._admit(question, held, message.facts["bytes"]) else "cancel")
-                self._count_kept()
+                worker.limit -= question.peak_bytes
+                admitted = await self._admit(question, held, message.facts["bytes"])
+                worker.limit += question.peak_bytes
+                await worker.send("go" if admitted else "cancel")
             case "event":
                 await self._pass_on(message.body, question, worker)
             case "last":
                 question.last = message.body
-                self._host.generated_tokens += message.facts["tokens"]
+                self._environment.generated_tokens += message.facts["tokens"]
                 await self._pass_on(message.body, question, worker)
             case "recording":
                 question.recording = message.body
@@ -445,11 +412,11 @@ class ResidentModel:
 
     async def _reserve(self, held: Reservation, need: int, what: str, advice: str) -> None:
         """Take memory of the budget as a caller who waits for it in turn. Raises what the budget does."""
-        host = self._host
-        host.budget.check(need, what, advice, own=self.bytes)
+        environment = self._environment
+        environment.budget.check(need, what, advice, own=self._share.own)
         await held.take(need)
-        if host.device.is_cuda:  # PyTorch keeps freed memory for this process, where the model's cannot take it
-            await asyncio.to_thread(host.device.give_back_cached, need)
+        if environment.device.is_cuda:  # PyTorch keeps freed memory for this process, where the model's cannot take it
+            await asyncio.to_thread(environment.device.give_back_cached, need)
 
     def _fail_all(self, fault: AttentionError) -> None:
         for question in list(self._waiting):

@@ -6,13 +6,13 @@ is the first to be freed when a request needs it.
 
 import asyncio
 import logging
-import math
 from typing import Final
 
 import psutil
 
 from attention_service.models.model_catalogue import PROCESS_BYTES
-from attention_service.models.server.model_host import Host
+from attention_service.models.server.model_environment import ModelEnvironment
+from attention_service.models.server.model_memory import MemoryShare
 from attention_service.models.server.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -29,24 +29,14 @@ _SHARE: Final = 0.25
 class SpareProcess:
     """At most one process without a model. Used from the event loop only."""
 
-    kept = 0
-    """It keeps nothing for replies."""
-    used = -math.inf
-    """It gives way before every model."""
-
-    def __init__(self, host: Host) -> None:
-        self.bytes = 0
-        """Bytes of the budget that it holds; none of a GPU."""
-        self._host = host
+    def __init__(self, environment: ModelEnvironment) -> None:
+        self._environment = environment
+        self._share = MemoryShare(environment.memory, self.give_way, first=True)
+        """The memory that it holds of the budget; none of a GPU."""
         self._worker: WorkerProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self._pause_until = 0.0
-
-    @property
-    def is_unused(self) -> bool:
-        """True if there is one."""
-        return self._worker is not None
 
     def start(self) -> None:
         """Have a process ready from the next idle time on."""
@@ -55,14 +45,11 @@ class SpareProcess:
     def take(self, need: int) -> WorkerProcess | None:
         """Hand over the process, with the memory that it held; None if there is none, or if ``need`` has to wait."""
         worker = self._worker
-        if worker is None or not worker.is_alive or self._host.budget.unclaimed + self.bytes < need:
+        if worker is None or not worker.is_alive or self._environment.budget.unclaimed + self._share.bytes < need:
             return None
         self._worker = None
-        self._host.hold(self, 0)
+        self._share.drop()
         return worker
-
-    def give_back(self) -> None:
-        """Do nothing: it keeps nothing."""
 
     def give_way(self) -> None:
         """End, for its memory is needed."""
@@ -81,6 +68,7 @@ class SpareProcess:
 
     def _end_soon(self, worker: WorkerProcess) -> None:
         self._worker = None
+        self._share.end()
         self._pause_until = asyncio.get_running_loop().time() + _PAUSE_S
         ending = asyncio.create_task(self._end(worker))
         self._endings.add(ending)
@@ -88,8 +76,7 @@ class SpareProcess:
 
     async def _end(self, worker: WorkerProcess) -> None:
         await worker.end()
-        self._host.hold(self, 0)
-        self._host.budget.wake()
+        self._share.drop()
 
     async def _keep(self) -> None:
         """Look after it: start one in idle times, and notice the end of one."""
@@ -106,22 +93,22 @@ class SpareProcess:
                     await self._start()
                 except OSError as fault:
                     log.warning("the spare process for models cannot be started: %s", fault)
-                    self._host.hold(self, 0)
+                    self._share.drop()
                     self._pause_until = asyncio.get_running_loop().time() + _PAUSE_S
 
     def _may_start(self) -> bool:
         """True if there is none, nobody computes, and the memory is plenty."""
-        budget = self._host.budget
+        budget = self._environment.budget
         if self._worker is not None or self._endings or asyncio.get_running_loop().time() < self._pause_until:
             return False
         if budget.in_flight or budget.waiting:
             return False
         free = psutil.virtual_memory().available
-        return _SHARE * (free if self._host.device.is_cuda else min(free, budget.unclaimed)) >= PROCESS_BYTES
+        return _SHARE * (free if self._environment.device.is_cuda else min(free, budget.unclaimed)) >= PROCESS_BYTES
 
     async def _start(self) -> None:
-        is_cuda = self._host.device.is_cuda
-        self._host.hold(self, 0 if is_cuda else PROCESS_BYTES)
-        worker = await WorkerProcess.start(PROCESS_BYTES, self._host.stuck_s, watched=not is_cuda)
-        self._worker = worker
-        await worker.send("warm")
+        is_cuda = self._environment.device.is_cuda
+        with self._share.in_use():
+            self._share.hold(0 if is_cuda else PROCESS_BYTES)
+            self._worker = await WorkerProcess.start(PROCESS_BYTES, self._environment.stuck_s, watched=not is_cuda)
+        await self._worker.send("warm")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from asyncio import create_subprocess_exec
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 from typing import Any, Final
@@ -21,7 +21,7 @@ import psutil
 
 from attention_contract.errors import AttentionError, ModelEnded, OverBudget
 from attention_service.models.model_catalogue import PROCESS_BYTES
-from attention_service.models.reply_memory import ReplyMemory, reply_memories
+from attention_service.models.server.reply_memories import ReplyMemories
 from attention_service.models.worker_messages import Message, Piece, pieces_of, read_message
 from attention_service.runtime.device.cpu_threads import sleep_while_waiting
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
@@ -53,7 +53,7 @@ class WorkerProcess:
         process: asyncio.subprocess.Process,
         source: FileIO,
         limit: int,
-        memories: Sequence[ReplyMemory],
+        memories: ReplyMemories,
         patience_s: float,
         *,
         watched: bool,
@@ -61,9 +61,10 @@ class WorkerProcess:
         self.memories = memories
         """The memories of its replies; none on a GPU."""
         self.limit = limit
-        """Bytes of memory by the estimate. A process that takes ``_MARGIN`` times as many is ended."""
-        self.on_free: Callable[[], None] = lambda: None
-        """Called when a memory of its replies is free again."""
+        """Bytes of memory by the estimate, without that of replies, which is admitted before it is there.
+
+        A process that takes ``_MARGIN`` times as many is ended.
+        """
         self._own_bytes = 0
         """Bytes of its own after its imports; 0 before it has told them."""
         self._process = process
@@ -91,13 +92,7 @@ class WorkerProcess:
         ``patience_s``: seconds without progress after which it is ended. ``watched``: end it if it takes more memory.
         False for a model on a GPU, which tells what it holds there.
         """
-        loop = asyncio.get_running_loop()
-
-        def freed() -> None:  # in whichever thread let go of the reply last
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(made.free_again)
-
-        memories = reply_memories(freed) if watched else []
+        memories = ReplyMemories.make() if watched else ReplyMemories([])
         reading, writing = os.pipe()
         try:
             process = await create_subprocess_exec(
@@ -106,15 +101,14 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=writing,
                 stderr=asyncio.subprocess.PIPE,
-                pass_fds=[memory.file for memory in memories],
+                pass_fds=memories.files,
             )
         except BaseException:
             os.close(reading)
             raise
         finally:
             os.close(writing)
-        made = cls(process, FileIO(reading, "r"), limit, memories, patience_s, watched=watched)
-        return made
+        return cls(process, FileIO(reading, "r"), limit, memories, patience_s, watched=watched)
 
     @property
     def is_alive(self) -> bool:
@@ -159,8 +153,7 @@ class WorkerProcess:
 
     async def end(self) -> None:
         """End the process, and wait until its memory is free."""
-        for memory in self.memories:
-            memory.close()
+        self.memories.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -203,10 +196,6 @@ class WorkerProcess:
                 loop.call_soon_threadsafe(self._take_in, message)
             loop.call_soon_threadsafe(self._take_in, None)
 
-    def free_again(self) -> None:
-        """Tell the one who uses it now that a memory of its replies is free."""
-        self.on_free()
-
     def _take_in(self, message: Message | None) -> None:
         self._has_ended = message is None
         if message is not None and message.kind == "started":
@@ -219,10 +208,6 @@ class WorkerProcess:
             while part := await self._process.stderr.read(_TOLD):
                 self._told = (self._told + part)[-_TOLD:]
 
-    def _taken(self, process: psutil.Process) -> int:
-        """The bytes that the process holds, with those of its replies."""
-        return private_bytes(process) + sum(each.bytes for each in self.memories)
-
     async def _watch(self, *, memory: bool) -> None:
         """End the process once it holds much more than was estimated, or stands still for too long.
 
@@ -232,7 +217,7 @@ class WorkerProcess:
             seen = psutil.Process(self._process.pid)
             used, moved = 0.0, time.monotonic()
             while self._idle_s <= self._patience_s:
-                if memory and (taken := self._taken(seen)) > _MARGIN * self.limit:
+                if memory and (taken := private_bytes(seen)) > _MARGIN * self.limit:
                     self._outgrown = taken
                     break
                 before, used, now = used, sum(seen.cpu_times()[:2]), time.monotonic()

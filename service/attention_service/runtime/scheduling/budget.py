@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from attention_contract.errors import AttentionError, NeverFits, NoRoom, OverBudget, Overloaded
 from attention_service.runtime.callers import caller
@@ -39,6 +39,30 @@ OF_HOST: Final = Words(
 )
 REQUEST: Final = "the request needs an estimated {need} bytes at its peak"
 FEWER: Final = "Ask for fewer queries, heads or taps at a time"
+
+
+class Reclaimable(Protocol):
+    """Resident memory that is freed for requests. Its owner calls ``Budget.wake`` when there is less of it."""
+
+    @property
+    def reclaimable(self) -> int:
+        """Bytes that ``reclaim`` can free."""
+
+    @property
+    def used(self) -> int:
+        """Bytes that can be freed once requests that use them have their answers."""
+
+    def reclaim(self, need: int) -> None:
+        """Have so many bytes freed, if there are."""
+
+
+class NothingReclaimable:
+    """No memory that could be freed."""
+
+    reclaimable = used = 0
+
+    def reclaim(self, need: int) -> None:
+        """Free nothing."""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,13 +108,8 @@ class Budget:
         """Called when bytes were taken; gives up what is kept only while there is room. None if nothing is kept."""
         self.released: Callable[[], None] | None = None
         """Called when a request no longer waits or computes. None if nobody waits for that."""
-        self.reclaimable: Callable[[], int] | None = None
-        """Returns the resident bytes that ``reclaim`` can free: those of whole models that nobody uses. None if there
-        are no models."""
-        self.used_by_models: Callable[[], int] | None = None
-        """Returns the resident bytes of whole models that answer requests, which are free once they have."""
-        self.reclaim: Callable[[int], None] | None = None
-        """Called with the bytes that a request lacks. It has them freed, and then calls ``wake``."""
+        self.models: Reclaimable = NothingReclaimable()
+        """The resident memory that could be freed for a request: that of whole models."""
         self._resident_bytes = resident_bytes
         self._max_waiting = max_waiting
         self._waiting: FairQueue[_Turn] = FairQueue()
@@ -132,8 +151,7 @@ class Budget:
 
     def _limit(self) -> int:
         """Bytes of the budget that are not held for good."""
-        free = self.total - self._resident_bytes() - self.inputs
-        return free if self.reclaimable is None else free + self.reclaimable()
+        return self.total - self._resident_bytes() - self.inputs + self.models.reclaimable
 
     def check(self, need: int, what: str = REQUEST, advice: str = FEWER, *, own: int = 0) -> None:
         """Raise NeverFits or OverBudget if this many bytes do not fit even with nothing else in flight.
@@ -151,7 +169,7 @@ class Budget:
         limit = self._limit()
         if need <= limit:
             return
-        used = 0 if self.used_by_models is None else self.used_by_models() - own
+        used = self.models.used - own
         left = max(limit, 0)
         told = f"{what.format(need=need)}; the budget of {self.total} leaves {left}"
         if need <= limit + used:
@@ -283,8 +301,7 @@ class Budget:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turn = _Turn(need, of, done)
         self._waiting.add(turn)
-        if self.reclaim is not None and need > self.available:
-            self.reclaim(need - self.available)
+        self._reclaim(need)
         try:
             await done
         except asyncio.CancelledError:
@@ -296,6 +313,10 @@ class Budget:
             elif not done.cancelled() and done.exception() is None:  # woken and cancelled at once
                 self.release(need)
             raise
+
+    def _reclaim(self, need: int) -> None:
+        if need > self.available:
+            self.models.reclaim(need - self.available)
 
     def wake(self) -> None:
         """Admit, in order, those that fit by now; to be called when memory was freed that no request held."""
@@ -311,6 +332,8 @@ class Budget:
                 turn.done.set_exception(refusal)
                 continue
             if not self._take_if_free(turn.need):
+                if not self._admitted:  # nobody else gives memory back, and models may have become unused since
+                    self._reclaim(turn.need)
                 return
             self._waiting.begin(turn, turn.need)
             turn.done.set_result(None)

@@ -1,0 +1,30 @@
+"""The device, the memory and the settings that all models of a server share."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attention_service.models.server.model_memory import ModelMemory
+from attention_service.runtime.device.torch_device import Device
+from attention_service.runtime.scheduling.budget import Budget
+
+ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
+
+
+@dataclass
+class ModelEnvironment:
+    """The device, the memory and the settings that all models of a server share, and counts of what happened."""
+
+    device: Device
+    memory: ModelMemory
+    idle_s: float
+    """Seconds without a request after which a model ends."""
+    stuck_s: float
+    """Seconds without progress after which a process is ended."""
+    generated_tokens: int = 0
+    counts: Counter[ModelEvent] = field(default_factory=Counter)
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of which models hold memory."""
+        return self.memory.budget

@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -34,6 +35,7 @@ DRAWN_BY = "chromium "
 RECORDING = Path(attention_service.__file__).parent / "web/recordings/cat.safetensors"
 DARK = pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
 SCREEN = {"width": 1100, "height": 980}
+NEEDS_AXE = pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: run `make web`")
 PHONE = pytest.mark.parametrize(
     "visit", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True
 )
@@ -41,6 +43,8 @@ DRAWN = """() => document.querySelector("main h2") && !document.querySelector("[
   && [...document.querySelectorAll("main .empty")].every((each) => !each.textContent.includes("…"))
   && [...document.querySelectorAll(".stage canvas")].every((each) => each.style.width || !each.checkVisibility())"""
 """True once nothing is waited for and each heat map is laid out."""
+PATIENCE_S = 30
+"""Seconds after which something will not come: other work may be on both processors."""
 BLOCK = 8
 """Pixels a side of the squares whose mean colours are compared: edges of letters differ between releases of a font."""
 OTHER = 24
@@ -145,6 +149,13 @@ class Visit:
         self.drawn()
         return self.page
 
+    def until(self, holds: Callable[[], object]) -> None:
+        """Let the page go on until something holds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, "it did not come to hold"
+            self.page.wait_for_timeout(20)
+
     def drawn(self) -> None:
         """Wait until the view has its numbers and its heat maps are laid out."""
         self.page.wait_for_function(DRAWN)
@@ -163,10 +174,7 @@ class Visit:
 
     def refused(self, requests: int) -> None:
         """Forget the browser's lines about so many requests that were refused; they may come after the answers."""
-        for _ in range(100):
-            if len(self.faults) >= requests:
-                break
-            self.page.wait_for_timeout(20)
+        self.until(lambda: len(self.faults) >= requests)
         assert all("status of 4" in line for line in self.faults)
         self.faults.clear()
 
@@ -198,9 +206,9 @@ class Visit:
             assert share >= ALIKE, f"{name} looks different: look at it, and renew docs/page with PAGE_PICTURES"
 
     def violations(self) -> list[str]:
-        """The rules of axe that the page breaks."""
+        """The rules of axe that the page breaks; none without axe, so that the rest of a test is run there too."""
         if not AXE.exists():
-            pytest.skip("axe-core is not installed: run `make web`")
+            return []
         self.drawn()  # pale until its numbers are there
         self.page.evaluate(AXE.read_text("utf-8"))
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
@@ -214,7 +222,7 @@ def visit(browser: Any, site: str, request: pytest.FixtureRequest) -> Iterator[V
     context = browser.new_context(**options)
     visited = Visit(context.new_page(), site, httpx.Client(base_url=site, timeout=60))
     page = visited.page
-    page.set_default_timeout(30_000)  # other work may be on both processors
+    page.set_default_timeout(1000 * PATIENCE_S)
     page.on("console", lambda line: line.type in ("error", "warning") and visited.faults.append(line.text))
     page.on("pageerror", lambda error: visited.faults.append(str(error)))
     page.on("request", lambda asked: visited.faults.append(asked.url) if not _own(asked.url, site) else None)

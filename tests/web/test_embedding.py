@@ -36,14 +36,15 @@ def test_the_documented_frame_shows_one_view_where_the_operator_allows_it(browse
         (folder / "index.html").write_text(f"<!doctype html><title>blog</title>{framed}", "utf-8")
         context = browser.new_context(viewport={"width": 800, "height": 900})
         page = context.new_page()
-        page.goto(origin)
         frame = page.frame_locator("iframe")
         if allowed:
+            page.goto(origin)
             frame.locator(".linked svg path, .stage canvas").first.wait_for(timeout=60_000)
             assert frame.locator("header.page, footer, .skip").count() == 0
             link = frame.get_by_role("link", name="on the whole page")
             assert "embed" not in link.get_attribute("href")
         else:
-            page.wait_for_timeout(1000)
+            with page.expect_console_message(lambda line: "frame-ancestors" in line.text):
+                page.goto(origin)
             assert frame.locator("#main").count() == 0
         context.close()

@@ -48,7 +48,7 @@ def test_an_exported_page_draws_the_overview_the_tour_and_all_heads_without_a_se
     for stop in range(1, 5):
         strip.get_by_text(f"{stop} of 5").wait_for()
         page.locator("main canvas").first.wait_for()
-        page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        visit.drawn()
         strip.get_by_role("link", name="Next").click()
     page.locator("svg.drawing").get_by_text("ir", exact=True).wait_for()  # the likeliest next tokens
 
@@ -56,7 +56,7 @@ def test_an_exported_page_draws_the_overview_the_tour_and_all_heads_without_a_se
     page.locator(".scatter [role=button]").last.click()  # another head than the first
     page.locator(".passages button").nth(2).click()
     page.locator(".linked canvas").wait_for()
-    page.locator("[aria-busy=true]").first.wait_for(state="detached")
+    visit.drawn()
     page.wait_for_load_state("networkidle")
     assert refused == []
     assert page.locator(".problem").count() == 0

@@ -67,7 +67,7 @@ def test_a_passage_has_the_lines_and_the_weights_of_the_head(visit, survey):
     text = survey.strongest(0, 0, "previous_token", 2)[1]
     page.locator(".passages button").nth(1).click()
     page.wait_for_url(f"**passage={text}**")
-    page.locator("[aria-busy=true]").first.wait_for(state="detached")
+    visit.drawn()
     asked = {"text": survey.texts[text], "layers": [0], "select": {"heads": [0]}}
     weights = np.array(visit.http.post("/v1/models/tiny/weights", json=asked).json()["layers"][0]["weights"][0])
     page.wait_for_function(

@@ -8,7 +8,7 @@ import pytest
 
 from attention_client import Client
 from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
-from tests.web.conftest import DARK, PHONE, facts
+from tests.web.conftest import DARK, NEEDS_AXE, PHONE, facts
 
 VIEWS = (
     "model", "text", "overview", "head", "query", "compare", "edit", "effects", "gradient", "rollout", "circuits",
@@ -173,6 +173,7 @@ def test_a_long_text_is_not_printed_in_full(visit):
         client.recordings.delete(stored.id)
 
 
+@NEEDS_AXE
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_nothing(visit, view):
     visit.open(f"#/{view}")

@@ -40,8 +40,7 @@ def test_numbers_keep_their_own_names_until_the_next_are_there(visit, view):
     choose(page, "Layer", "3")
     page.wait_for_url("**layer=3**")
     page.locator("[aria-busy=true]").first.wait_for()
-    while not held.waiting:
-        page.wait_for_timeout(20)
+    visit.until(lambda: held.waiting)
     assert page.locator("[aria-busy=true]").first.inner_text().startswith(before)
     held.release()
     page.locator("[aria-busy=true]").first.wait_for(state="detached")
@@ -75,8 +74,7 @@ def test_a_refusal_is_not_shown_beside_the_next_sentence(visit):
     sentence.press("Enter")
     page.get_by_text("Opening…").wait_for()
     assert page.get_by_role("alert").count() == 0
-    while not held.waiting:
-        page.wait_for_timeout(20)
+    visit.until(lambda: held.waiting)
     held.release()
     page.locator(".multiples li").first.wait_for()
 
@@ -109,8 +107,7 @@ def test_the_text_of_the_decoder_follows_a_step_back(visit):
     page.wait_for_url("**target=a+dog**")
     page.go_back()
     page.wait_for_function("!location.hash.includes('target')")
-    page.wait_for_timeout(100)
-    assert target.input_value() == ""
+    visit.until(lambda: target.input_value() == "")
 
 
 def test_a_text_that_is_written_during_a_generation_is_not_continued_by_itself(visit):

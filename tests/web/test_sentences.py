@@ -75,8 +75,8 @@ def test_the_page_opens_with_the_attention_of_a_sentence(visit):
     page.locator(".linked svg > text", has_text="·mat").first.wait_for()
     following = time.perf_counter() - began
     print(f"opened in {opened:.0f} ms, the next sentence in {1e3 * following:.0f} ms")
-    assert opened < 4000  # measured: 350 ms; tests share their machine
-    assert following < 3  # measured: 260 ms
+    assert opened < 10_000  # measured: 350 ms; tests share their machine
+    assert following < 10  # measured: 260 ms
     tokens = page.locator(".linked svg > text").all_text_contents()[:7]
     assert tokens == ["<|begin|>", "the", "·cat", "·sat", "·on", "·the", "·mat"]
     assert "text=the+cat+sat" in page.url
@@ -124,6 +124,8 @@ def test_the_token_or_cell_under_the_pointer_tells_its_weights(visit):
 
 
 def test_a_chosen_model_is_loaded_with_its_progress_and_can_be_cancelled(visit, started_as_served):
+    visit.http.delete("/v1/models/small")  # another test may have loaded it
+    eventually(lambda: visit.http.get("/v1/models/small").json()["state"] == "idle")
     page = visit.open()
     page.get_by_label("Attention of").select_option("model:small")
     page.get_by_role("progressbar", name="Loading small").wait_for(timeout=20_000)
@@ -520,10 +522,10 @@ def pixels_of(page) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"), float)
 
 
-def assert_drawn(page, labels, values, gray: int, width: int) -> None:
+def assert_drawn(visit, labels, values, gray: int, width: int) -> None:
     """The middle of each patch of a gray image has the colour of its number."""
-    page.wait_for_timeout(100)
-    drawn = pixels_of(page)
+    visit.screenshot()  # the image is painted after its numbers came
+    drawn = pixels_of(visit.page)
     scale = drawn.shape[1] / width
     most = max(abs(value) for value, place in zip(values, labels.rectangles, strict=True) if place)
     assert most > 0
@@ -552,7 +554,7 @@ def test_what_a_word_depends_on_lies_over_the_pixels_of_the_image(visit, tmp_pat
     for reply, token in zip(replies, (predicted[0], predicted[2]), strict=True):
         facts.filter(has_text=f"log p({token.token})−{abs(reply.value):.3f}").wait_for()
         labels = reply.labels_of()
-        assert_drawn(page, labels, reply.tokens, 128, 64)
+        assert_drawn(visit, labels, reply.tokens, 128, 64)
         patch = labels.patches.index((0, 1, 2))
         left, top, right, bottom = labels.rectangles[patch]
         canvas = page.locator(".patches canvas")
@@ -569,7 +571,7 @@ def test_what_a_word_depends_on_lies_over_the_pixels_of_the_image(visit, tmp_pat
             page.locator("label", has_text=re.compile("^Token")).locator("select").select_option(f"#{predicted[2].id}")
     page.get_by_label("A number for each token").select_option("norm")
     page.get_by_text("‖gradient‖ of log p").first.wait_for()
-    assert_drawn(page, labels, np.linalg.norm(replies[1].embeddings, axis=-1), 128, 64)
+    assert_drawn(visit, labels, np.linalg.norm(replies[1].embeddings, axis=-1), 128, 64)
     assert visit.violations() == []
     visit.picture("image-gradient", page.locator(".patches").first, compared=False)
     page.get_by_role("link", name="Rollout").click()

@@ -5,7 +5,7 @@
     python web/export_site.py [FOLDER]    needs the extras server and transformers, playwright, and Debian's chromium
 
 A browser opens the views at a server, and every reply is written to a file whose name is a hash of its request
-(``web/src/recorded.ts`` computes the same). The views are Overview, Head, Find heads,
+(``web/src/server/recorded.ts`` computes the same). The views are Overview, Head, Find heads,
 and those of the tour of ``tiny``.
 """
 

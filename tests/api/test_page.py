@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+from collections import Counter
+from graphlib import TopologicalSorter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
@@ -177,13 +179,30 @@ def test_every_path_that_the_page_asks_is_an_operation():
         assert plain & {"/" + name for name in names}, path
 
 
+def test_sources_import_in_one_direction_and_no_folder_is_crowded():
+    imports: dict[Path, set[Path]] = {}
+    for source in SOURCES:
+        named = re.findall(r"""(?:from|import\()\s*"(\.[^"?]+)"[;)]""", source.read_text("utf-8"))
+        imports[source] = {
+            Path(f"{(source.parent / each).resolve()}{kind}") for each in named for kind in (".ts", ".tsx")
+        }
+        imports[source] &= set(SOURCES)
+    assert sum(map(len, imports.values())) > 5 * len(SOURCES)
+    folders: dict[Path, set[Path]] = {}
+    for source, asked in imports.items():
+        folders.setdefault(source.parent, set()).update({each.parent for each in asked} - {source.parent})
+    for graph in (imports, folders):
+        TopologicalSorter(graph).prepare()  # raises CycleError
+    assert max(Counter(source.parent for source in SOURCES).values()) <= 20
+
+
 def test_every_fact_that_is_shown_of_a_run_is_one_that_is_told():
-    shown = set(re.findall(r"\bran\.(\w+)", (ROOT / "web/src/ui.tsx").read_text(encoding="utf-8")))
+    shown = set(re.findall(r"\bran\.(\w+)", (ROOT / "web/src/parts/ui.tsx").read_text(encoding="utf-8")))
     assert shown == set(Ran.model_fields) - {"tf32"}  # a setting of a GPU's server, told by replies alone
 
 
 def test_every_statistic_that_is_read_is_one_of_the_contract():
-    text = (ROOT / "web/src/matrix.ts").read_text(encoding="utf-8")
+    text = (ROOT / "web/src/numbers/matrix.ts").read_text(encoding="utf-8")
     listed = re.search(r"const statisticsOf = .*?=> \[\n(.*?)\n\];", text, re.DOTALL)
     assert listed is not None
     names = re.findall(r'^  \["(\w+)"', listed[1], re.MULTILINE)
@@ -192,7 +211,7 @@ def test_every_statistic_that_is_read_is_one_of_the_contract():
 
 
 def test_what_the_page_sends_as_raw_attention_is_answered(http):
-    text = (ROOT / "web/src/subject.ts").read_text(encoding="utf-8")
+    text = (ROOT / "web/src/subjects/subject.ts").read_text(encoding="utf-8")
     tensors = {
         name: json.loads(found) for name, found in re.findall(r'\b([qkv]): "(\[\[.*?)"', text.replace("\\n", ""))
     }

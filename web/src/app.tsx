@@ -2,24 +2,24 @@
 
 import type { FunctionComponent, TargetedKeyboardEvent } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { NO_ANSWER, call, loadScript, problemOf } from "./api";
-import type { Theme } from "./colour";
-import { PageContext, follow, isShortcut, useLoaded } from "./context";
-import type { Change, Page } from "./context";
-import { whole } from "./format";
-import { mostTokens } from "./limits";
-import { keep, keptOf } from "./kept";
-import { FIRST, changed, format, parse } from "./state";
-import type { Patch, State } from "./state";
-import { RECORDED } from "./recorded";
-import { DEFAULT_RECORDING } from "./subject";
-import { SharePointed } from "./pointed";
-import { TourStrip } from "./tour_strip";
-import type { ModelInfo, ModuleInfo, RecordingSummary } from "./types";
-import { Button, ProblemBox, Saving, Waiting } from "./ui";
-import { Overview } from "./views/overview";
-import { WithSubject } from "./with_subject";
-import type { OfSubject } from "./with_subject";
+import { NO_ANSWER, call, loadScript, problemOf } from "./server/api";
+import type { Theme } from "./drawing/colour";
+import { PageContext, follow, isShortcut, useLoaded } from "./page/context";
+import type { Change, Page } from "./page/context";
+import { whole } from "./numbers/format";
+import { mostTokens } from "./page/limits";
+import { keep, keptOf } from "./page/kept";
+import { FIRST, changed, format, parse } from "./page/state";
+import type { Patch, State } from "./page/state";
+import { RECORDED } from "./server/recorded";
+import { DEFAULT_RECORDING } from "./subjects/subject";
+import { SharePointed } from "./drawing/pointed";
+import { TourStrip } from "./parts/tour_strip";
+import type { ModelInfo, ModuleInfo, RecordingSummary } from "./server/types";
+import { Button, ProblemBox, Saving, Waiting } from "./parts/ui";
+import { Overview } from "./views/look/overview";
+import { WithSubject } from "./parts/with_subject";
+import type { OfSubject } from "./parts/with_subject";
 
 type Plain = FunctionComponent;
 
@@ -39,21 +39,21 @@ interface View {
 
 const VIEWS: View[] = [
   { id: "overview", group: "Look", title: "Overview", key: "o", about: "Every head of every layer. Sort by a statistic to find the heads worth a look.", subject: () => Promise.resolve(Overview) },
-  { id: "head", group: "Look", title: "Head", key: "h", about: "The weights of one head. A row is a query and a column is a key.", subject: async () => (await import("./views/head")).Head },
-  { id: "query", group: "Look", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/query")).Query },
-  { id: "compare", group: "Look", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/compare")).Compare },
-  { id: "find", group: "Look", title: "Find heads", key: "n", about: "All heads of a model by what they do in many texts, and the passages in which one is strongest.", plain: async () => (await import("./views/find")).Find },
-  { id: "text", group: "Look", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/text")).Text },
-  { id: "edit", group: "Change", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", subject: async () => (await import("./views/edit")).Edit },
-  { id: "effects", group: "Change", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the output.", subject: async () => (await import("./views/effects")).Effects },
-  { id: "decode", group: "Change", title: "Decode", key: "d", about: "The next token of a text, the tokens as they come, and what each head looked at for each of them.", plain: async () => (await import("./views/decode")).Decode },
-  { id: "gradient", group: "Explain", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/gradient")).Gradient },
-  { id: "rollout", group: "Explain", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/rollout")).Rollout },
-  { id: "circuits", group: "Explain", title: "Circuits", key: "s", about: "What the projections of each head compute together, whatever the tokens are.", plain: async () => (await import("./views/circuits")).Circuits },
-  { id: "tour", group: "Explain", title: "Tour", key: "u", about: "Five findings in the model that ships, each a click away.", plain: async () => (await import("./views/tour")).Tour },
-  { id: "learn", group: "Explain", title: "Learn", key: "l", about: "The formulas of the attention at hand, with its numbers.", subject: async () => (await import("./views/learn")).Learn },
-  { id: "cost", group: "Cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost")).Cost },
-  { id: "model", group: "Server", title: "Model", key: "m", about: "The server, its checkpoints, modules and sessions.", plain: async () => (await import("./views/model")).Model },
+  { id: "head", group: "Look", title: "Head", key: "h", about: "The weights of one head. A row is a query and a column is a key.", subject: async () => (await import("./views/look/head")).Head },
+  { id: "query", group: "Look", title: "Query", key: "q", about: "One query step by step: scores, mask, weights, and the weighted sum of the values.", subject: async () => (await import("./views/look/query")).Query },
+  { id: "compare", group: "Look", title: "Compare", key: "p", about: "Two heads, modules or recordings side by side, and their difference.", subject: async () => (await import("./views/look/compare")).Compare },
+  { id: "find", group: "Look", title: "Find heads", key: "n", about: "All heads of a model by what they do in many texts, and the passages in which one is strongest.", plain: async () => (await import("./views/look/find")).Find },
+  { id: "text", group: "Look", title: "Text", key: "t", about: "Choose the attention to look at: a recording, a module with its input, or your own q, k and v.", plain: async () => (await import("./views/look/text")).Text },
+  { id: "edit", group: "Change", title: "Edit", key: "e", about: "Knock out heads, tokens and cells, or change temperature and mask, and see the change of the output.", subject: async () => (await import("./views/change/edit")).Edit },
+  { id: "effects", group: "Change", title: "Effects", key: "f", about: "Which head matters most: each head, query or key knocked out in turn, and the change of the output.", subject: async () => (await import("./views/change/effects")).Effects },
+  { id: "decode", group: "Change", title: "Decode", key: "d", about: "The next token of a text, the tokens as they come, and what each head looked at for each of them.", plain: async () => (await import("./views/change/decode")).Decode },
+  { id: "gradient", group: "Explain", title: "Gradient", key: "g", about: "Which weights matter to L: exact gradients from the server.", subject: async () => (await import("./views/explain/gradient")).Gradient },
+  { id: "rollout", group: "Explain", title: "Rollout", key: "r", about: "From which tokens a state comes, over several layers.", subject: async () => (await import("./views/explain/rollout")).Rollout },
+  { id: "circuits", group: "Explain", title: "Circuits", key: "s", about: "What the projections of each head compute together, whatever the tokens are.", plain: async () => (await import("./views/explain/circuits")).Circuits },
+  { id: "tour", group: "Explain", title: "Tour", key: "u", about: "Five findings in the model that ships, each a click away.", plain: async () => (await import("./views/explain/tour")).Tour },
+  { id: "learn", group: "Explain", title: "Learn", key: "l", about: "The formulas of the attention at hand, with its numbers.", subject: async () => (await import("./views/explain/learn")).Learn },
+  { id: "cost", group: "Cost", title: "Cost", key: "c", about: "Work, peak memory and time over the sequence length. The server uses the same estimate to choose a kernel and to admit a request.", plain: async () => (await import("./views/cost/cost")).Cost },
+  { id: "model", group: "Server", title: "Model", key: "m", about: "The server, its checkpoints, modules and sessions.", plain: async () => (await import("./views/server/model")).Model },
 ];
 
 /** The views that are offered: at an exported page those that were recorded. Another address is shown too, and what it asks says that it was not recorded. */

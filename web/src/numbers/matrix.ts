@@ -1,0 +1,239 @@
+/** Matrices of weights: pooling for pictures, marginals, and the statistics of a head. */
+
+import { plainToken } from "./format";
+
+export interface Matrix {
+  rows: number;
+  columns: number;
+  /** Row by row. */
+  data: Float32Array;
+}
+
+export const matrix = (rows: number, columns: number, data: Float32Array = new Float32Array(rows * columns)): Matrix => ({ rows, columns, data });
+
+export const row = (of: Matrix, i: number) => of.data.subarray(i * of.columns, (i + 1) * of.columns);
+
+/** The largest magnitude; 0 for an empty matrix. */
+export function largest(numbers: ArrayLike<number>): number {
+  let most = 0;
+  for (let i = 0; i < numbers.length; i += 1) {
+    const size = Math.abs(numbers[i]);
+    if (size > most) most = size;
+  }
+  return most;
+}
+
+const ROUNDED = 1e-3; // of a weight of 1
+
+/** The largest weight of the queries that look at more than one key; of all, where no query does. A single key has weight 1. */
+export function largestShared(of: Matrix): number {
+  let most = 0;
+  for (let i = 0; i < of.rows; i += 1) {
+    const weights = row(of, i);
+    const own = largest(weights);
+    if (own > most && !(Math.abs(own - 1) < ROUNDED && weights.reduce((many, each) => many + (each === 0 ? 0 : 1), 0) === 1)) most = own;
+  }
+  return most || largest(of.data);
+}
+
+/** Halve both sides: each cell is the one of the largest magnitude among up to four. */
+export function pooled(of: Matrix): Matrix {
+  const rows = Math.ceil(of.rows / 2);
+  const columns = Math.ceil(of.columns / 2);
+  const made = matrix(rows, columns);
+  const { data, columns: wide } = of;
+  for (let i = 0; i < rows; i += 1) {
+    const top = 2 * i * wide;
+    const below = 2 * i + 1 < of.rows ? top + wide : top;
+    for (let j = 0; j < columns; j += 1) {
+      const left = 2 * j;
+      const right = left + 1 < wide ? left + 1 : left;
+      let best = data[top + left];
+      let most = best < 0 ? -best : best;
+      for (let at = 0; at < 3; at += 1) {
+        const value = data[(at ? below : top) + (at === 1 ? left : right)];
+        const size = value < 0 ? -value : value;
+        if (size > most) {
+          best = value;
+          most = size;
+        }
+      }
+      made.data[i * columns + j] = best;
+    }
+  }
+  return made;
+}
+
+/** The matrix, then each half as large as the one before, down to `least` cells a side. */
+export function pyramid(of: Matrix, least = 256): Matrix[] {
+  const levels = [of];
+  for (let last = of; Math.max(last.rows, last.columns) > least; ) {
+    last = pooled(last);
+    levels.push(last);
+  }
+  return levels;
+}
+
+/** One matrix less another of the same size. Throws an Error for another size. */
+export function difference(one: Matrix, other: Matrix): Matrix {
+  if (one.rows !== other.rows || one.columns !== other.columns) {
+    throw new Error(`The sizes differ: ${one.rows} × ${one.columns} and ${other.rows} × ${other.columns}.`);
+  }
+  const made = matrix(one.rows, one.columns);
+  const [{ data }, { data: less }] = [one, other];
+  for (let i = 0; i < data.length; i += 1) made.data[i] = data[i] - less[i];
+  return made;
+}
+
+/** The places of the `many` numbers with the largest magnitudes, in their order. */
+export const largestPlaces = (of: ArrayLike<number>, many: number): number[] =>
+  Array.from(of, (_, i) => i).sort((a, b) => Math.abs(of[b]) - Math.abs(of[a])).slice(0, many).sort((a, b) => a - b);
+
+/** Means over the queries (what each key gets), and the largest weight of each query. */
+export function marginals(of: Matrix): { keys: Float32Array; queries: Float32Array } {
+  const keys = new Float32Array(of.columns);
+  const queries = new Float32Array(of.rows);
+  for (let i = 0; i < of.rows; i += 1) {
+    const weights = row(of, i);
+    for (let j = 0; j < of.columns; j += 1) {
+      keys[j] += weights[j] / of.rows;
+      if (weights[j] > queries[i]) queries[i] = weights[j];
+    }
+  }
+  return { keys, queries };
+}
+
+/** What some of the statistics count. */
+export interface Counting {
+  /** Tokens to each side that are near. */
+  window: number;
+  /** First keys that are sinks. */
+  sinks: number;
+  /** Labels of tokens by the name of their class. */
+  classes: Record<string, string[]>;
+}
+
+export const COUNTING: Counting = { window: 8, sinks: 1, classes: {} };
+
+/** The statistics of a head, by the names of the API: name, label and formula. Means over the queries that attend to anything. */
+export const statisticsOf = ({ window, sinks, classes }: Counting): [string, string, string][] => [
+  ["entropy", "entropy, nats", "−Σ p ln p of the shares: 0 for one key, ln(keys) for equal weights"],
+  ["effective_keys", "effective keys", "exp(−Σ p ln p): the number of equally weighted keys of the same entropy"],
+  ["max_weight", "largest weight", "the largest weight of a query"],
+  ["mean_distance", "mean distance, tokens", "Σ p · |j − i|: the mean distance of the keys"],
+  ["signed_distance", "signed distance", "Σ p · (j − i): negative for a head that looks back"],
+  ["locality", `within ${window} tokens`, `the share of the keys at most ${window} tokens away`],
+  ["first_key", "first key", "the share of the first key"],
+  ["sink_share", sinks === 1 ? "sinks: first key" : `sinks: first ${sinks} keys`, "the share of the keys that are sinks (Xiao et al. 2024)"],
+  ["own_position", "own position", "the share of the key at the query's own position"],
+  ["previous_token", "previous token", "the share of the key before the query's own position"],
+  ["next_token", "next token", "the share of the key after the query's own position"],
+  ["duplicate_token", "duplicate token", "the share of earlier keys with the query's own token (Wang et al. 2023)"],
+  ["induction", "induction", "the share of earlier keys that follow a token equal to the query's (Olsson et al. 2022)"],
+  ...Object.keys(classes).map((name): [string, string, string] => [CLASSES + name, `class ${name}`, `the share of the keys ${classes[name].join(" ")} (Clark et al. 2019)`]),
+];
+
+export type Statistics = Record<string, number>;
+/** What stands before the name of a class. */
+export const CLASSES = "classes.";
+/** The statistics that compare tokens. */
+export const OF_TOKENS: readonly string[] = ["duplicate_token", "induction"];
+
+/** The labels of the tokens of self-attention; none where queries and keys differ. */
+export const tokensOf = ({ queries, keys }: Labels) => (queries.length === keys.length ? queries : []);
+
+interface Labels {
+  queries: string[];
+  keys: string[];
+  ids?: number[];
+}
+
+/** A number for each token, equal for equal ones. */
+export function tokenIds(tokens: string[]): number[] {
+  const numbers = new Map<string, number>();
+  return tokens.map((token) => numbers.get(token) ?? (numbers.set(token, numbers.size), numbers.size - 1));
+}
+
+/** The statistics of one head, with positions counted from the first key. */
+export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] }, counting = COUNTING): Statistics {
+  const tokens = tokensOf(labels);
+  const told = statisticsOf(counting);
+  const classes = Object.entries(counting.classes).map(([name, members]): [string, boolean[]] => [CLASSES + name, labels.keys.map((key) => members.includes(plainToken(key)))]);
+  const numbers = tokens.length ? (labels.ids ?? tokenIds(tokens)) : [];
+  const ids = new Set(numbers).size < numbers.length ? numbers : [];
+  const sums: Statistics = Object.fromEntries(told.map(([name]) => [name, 0]));
+  let queries = 0;
+  for (let i = 0; i < of.rows; i += 1) {
+    const weights = row(of, i);
+    let total = 0;
+    let most = 0;
+    for (const weight of weights) {
+      total += weight;
+      if (weight > most) most = weight;
+    }
+    if (!(total > 0)) continue;
+    queries += 1;
+    let entropy = 0;
+    for (let j = 0; j < weights.length; j += 1) {
+      const share = weights[j] / total;
+      if (share > 0) entropy -= share * Math.log(share);
+      sums.mean_distance += share * Math.abs(i - j);
+      sums.signed_distance += share * (j - i);
+      if (Math.abs(i - j) <= counting.window) sums.locality += share;
+      if (j < counting.sinks) sums.sink_share += share;
+      for (const [name, members] of classes) if (members[j]) sums[name] += share;
+    }
+    const at = (j: number) => (j >= 0 && j < weights.length ? weights[j] / total : 0);
+    sums.entropy += entropy;
+    sums.effective_keys += Math.exp(entropy);
+    sums.max_weight += most;
+    sums.first_key += at(0);
+    sums.own_position += at(i);
+    sums.previous_token += at(i - 1);
+    sums.next_token += at(i + 1);
+    for (let j = 0; ids.length && j < i; j += 1) {
+      if (ids[j] !== ids[i]) continue;
+      sums.duplicate_token += at(j);
+      sums.induction += at(j + 1);
+    }
+  }
+  return Object.fromEntries(told.map(([name]) => [name, queries ? sums[name] / queries : NaN]));
+}
+
+/** Jensen-Shannon divergence of the shares of each two rows in nats (Lin 1991), and its mean. */
+export function divergence(one: Matrix, other: Matrix): { rows: Float32Array; mean: number } {
+  const rows = new Float32Array(one.rows);
+  for (let i = 0; i < one.rows; i += 1) {
+    const [a, b] = [row(one, i), row(other, i)];
+    const [ofA, ofB] = [1 / (total(a) || 1), 1 / (total(b) || 1)];
+    let sum = 0;
+    for (let j = 0; j < a.length; j += 1) sum += apart(a[j] * ofA, b[j] * ofB);
+    rows[i] = sum;
+  }
+  return { rows, mean: rows.reduce((a, b) => a + b, 0) / Math.max(1, one.rows) };
+}
+
+const SERIES = 0.3;
+
+/** The part of two shares in the divergence: with m their mean and p, q = m(1 ± x), m/2 · ((1 + x) ln(1 + x) + (1 − x) ln(1 − x)). */
+function apart(p: number, q: number): number {
+  const both = p + q;
+  if (!(both > 0)) return 0;
+  const x = (p - q) / both;
+  const square = x * x;
+  // The series Σ x²ⁿ / (n(2n − 1)) to its sixth term is right to 1e-9, and much faster than two logarithms.
+  if (x < SERIES && x > -SERIES) return (both / 4) * square * (1 + square * (1 / 6 + square * (1 / 15 + square * (1 / 28 + square * (1 / 45 + square / 66)))));
+  return (both / 4) * ((x > -1 ? (1 + x) * Math.log(1 + x) : 0) + (x < 1 ? (1 - x) * Math.log(1 - x) : 0));
+}
+
+function total(weights: Float32Array): number {
+  let sum = 0;
+  for (let j = 0; j < weights.length; j += 1) sum += weights[j];
+  return sum;
+}
+
+/** A matrix as rows of a table, the first of them its heads. */
+export const matrixRows = (of: Matrix, queries: string[], keys: string[]) => [
+  ["query", ...keys],
+  ...queries.map((query, i) => [query, ...Array.from(row(of, i))]),
+];

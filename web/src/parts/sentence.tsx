@@ -1,0 +1,106 @@
+/** The box on top of every view of a whole model: its sentence, its image, and its loading. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { call, problemOf } from "../server/api";
+import type { ProblemDocument } from "../server/api";
+import { usePage } from "../page/context";
+import { bytes } from "../numbers/format";
+import { mostTokens } from "../page/limits";
+import { FIRST_TEXT, pictures, readPicture } from "../subjects/model_subject";
+import type { ModelInfo } from "../server/types";
+import { Button, Field, ProblemBox } from "./ui";
+
+/** The parameters that belong to one input alone. */
+const CHANGED = { query: "", key: "", zoom: "", sequence: "", edits: "" };
+
+interface SentenceProps {
+  id: string;
+  /** Those of the sentence, once they are known. */
+  tokens: number | null;
+  /** Ask again for what failed. */
+  again: (() => void) | undefined;
+}
+
+/** The sentence and the image of a model, to be changed. */
+export function Sentence({ id, tokens, again }: SentenceProps) {
+  const { view, params, go, models } = usePage();
+  const model = models?.find((each) => each.id === id);
+  const [problem, setProblem] = useState<ProblemDocument | null>(null);
+  const text = params.text ?? FIRST_TEXT;
+  const [draft, setDraft] = useState(text);
+  const [target, setTarget] = useState(params.target ?? "");
+  useEffect(() => setDraft(text), [text]);
+  useEffect(() => setTarget(params.target ?? ""), [params.target]);
+  useEffect(() => setProblem(null), [id, text, params.image]);
+  const takes = (what: string) => model?.takes.includes(what) ?? what === "text";
+  const take = (file: File | undefined) => {
+    setProblem(null);
+    if (!file) return;
+    readPicture(file).then(
+      (picture) => {
+        // Of two images of one name the page keeps both.
+        const kept = pictures.get(file.name);
+        const name = kept && kept.base64 !== picture.base64 ? `${pictures.size}-${file.name}` : file.name;
+        pictures.set(name, { ...picture, name });
+        go({ ...CHANGED, image: name });
+      },
+      (fault: unknown) => setProblem(problemOf(fault)),
+    );
+  };
+  const ofView = mostTokens(view) ?? Infinity;
+  const ofModel = model?.max_length ?? Infinity;
+  const limit = Number.isFinite(Math.min(ofView, ofModel)) ? Math.min(ofView, ofModel) : null;
+  // Until the model has read it, as many characters a token as the sentence before had.
+  const about = draft === text && tokens !== null ? tokens : Math.ceil((draft.length * (tokens ?? 1)) / (tokens === null ? 4 : Math.max(1, text.length)));
+  const counted = `${draft === text && tokens !== null ? "" : "about "}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
+  return (
+    <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images")) take(event.dataTransfer?.files[0]); }}
+      onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), target: target.trim() }); again?.(); }}>
+      {takes("text") && (
+        <label class="wide"><span>Type a sentence <span class={limit && about > limit ? "hint over" : "hint"}>{counted}</span></span>
+          <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} /></label>
+      )}
+      {takes("target") && <Field label="The decoder's text" hint="or nothing" value={target} live set={setTarget} />}
+      {takes("images") && (
+        <label><span>Image <span class="hint">{params.image ?? "or drop one here"}</span></span>
+          <input type="file" accept="image/png,image/jpeg,image/webp,image/gif" onChange={({ currentTarget }) => { take(currentTarget.files?.[0]); currentTarget.value = ""; }} /></label>
+      )}
+      {takes("text") && <button type="submit" class="primary" disabled={!draft.trim()}>Look</button>}
+      <ProblemBox problem={problem} />
+    </form>
+  );
+}
+
+/** What a model that is not resident is said to be in a choice. */
+export const modelLabel = ({ id, state, bytes: size, refused }: ModelInfo) =>
+  `${id} · ${refused ? "cannot be loaded" : state === "resident" ? "whole model" : `whole model, ${state === "loading" ? "loading" : "to be loaded"}, about ${bytes(size)}`}`;
+
+const ASK_AGAIN_MS = 300;
+
+/** The loading of a model that a view waits for, with its progress. `cancel` gives up what the page asked. */
+export function Opening({ id, cancel }: { id: string; cancel: () => void }) {
+  const [model, setModel] = useState<ModelInfo | null>(null);
+  const ended = useRef(false);
+  useEffect(() => {
+    ended.current = false;
+    const ask = () => call<ModelInfo>("GET", `v1/models/${encodeURIComponent(id)}`).then((told) => !ended.current && setModel(told), () => undefined);
+    const timer = setInterval(() => void ask(), ASK_AGAIN_MS);
+    return () => {
+      ended.current = true;
+      clearInterval(timer);
+    };
+  }, [id]);
+  const stop = () => {
+    cancel();
+    // A load goes on without its caller unless the model is ended.
+    if (model?.state === "loading") void call("DELETE", `v1/models/${encodeURIComponent(id)}`).catch(() => undefined);
+  };
+  if (model?.state !== "loading") return <p class="empty">Opening…</p>;
+  const share = model.progress ?? 0;
+  return (
+    <div class="opening" role="status">
+      <p>{id} is loaded into memory: about {bytes(model.bytes)}. This is needed once.</p>
+      <div class="fields"><progress {...(share ? { value: share } : {})} max={1} aria-label={`Loading ${id}`} /><span>{share ? `${Math.round(100 * share)} %` : "its process starts"}</span><Button onClick={stop}>Cancel</Button></div>
+    </div>
+  );
+}

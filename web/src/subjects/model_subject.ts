@@ -1,0 +1,199 @@
+/** Whole models as subjects: a text or an image in, the weights of every layer out. */
+
+import { Problem, call, callTensors } from "../server/api";
+import type { Asked } from "../server/api";
+import { duration, isolated } from "../numbers/format";
+import { ofSequence } from "./live";
+import { matrix } from "../numbers/matrix";
+import type { Counting } from "../numbers/matrix";
+import { integer } from "../page/state";
+import type { Params } from "../page/state";
+import { MOST_CELLS, cached, countingOf, headName, isCausal, isScaledDot, namesOf, remembered } from "./subject";
+import type { Layer, Statistics, Subject } from "./subject";
+import type { Body, Tensor } from "../server/tensors";
+import type { ModelInfo, ModelLabels, ModelRan } from "../server/types";
+
+export const FIRST_TEXT = "Kate met Tamiro in the park. Then Tam";
+/** The most pixels of an image, and bytes of its file, that a request may have. */
+export const MOST_PIXELS = 2 ** 25;
+const MOST_FILE = 48 * 2 ** 20;
+
+/** An image that was chosen in this browser. */
+export interface Picture {
+  name: string;
+  type: string;
+  base64: string;
+  bitmap: ImageBitmap;
+}
+
+/** Images by the name in the URL. */
+export const pictures = new Map<string, Picture>();
+
+/** Read an image for a request, upright as its EXIF data say. Throws Problem for one that no request may have. */
+export async function readPicture(file: File): Promise<Picture> {
+  const refuse = (detail: string) => new Problem({ title: "This image cannot be sent", detail: `${file.name}: ${detail}`, param: "images" });
+  if (!/^image\/(png|jpeg|webp|gif)$/.test(file.type)) throw refuse("expected a PNG, JPEG, WebP or GIF file.");
+  if (file.size > MOST_FILE) throw refuse("its file has more than 48 MiB.");
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw refuse("it cannot be decoded.");
+  }
+  if (bitmap.width * bitmap.height > MOST_PIXELS) throw refuse(`it has ${bitmap.width} × ${bitmap.height} pixels; a request may have 33,554,432.`);
+  const raw = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let at = 0; at < raw.length; at += 8192) text += String.fromCharCode(...raw.subarray(at, at + 8192));
+  return { name: file.name, type: file.type, base64: btoa(text), bitmap };
+}
+
+/** A token as the page shows it: a space before it is a dot, an end of a line an arrow. */
+export const shownToken = (token: string) => isolated(token.replace(/^ /, "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅");
+
+/** A token without the marks of spaces. */
+const bare = (token: string) => token.trim() || token;
+
+/** The input of a request, by the parameters of the page. Throws Problem. */
+export function inputOf(params: Params, model: Pick<ModelInfo, "id" | "takes">): Body {
+  const picture = params.image ? pictures.get(params.image) : undefined;
+  if (params.image && !picture) throw new Problem({ title: "The image is not open", detail: `Choose ${params.image} again: a page cannot reopen a file by itself.`, param: "images", waits: true });
+  const reads = model.takes.includes("text");
+  if (!reads && !picture) throw new Problem({ title: "Choose an image", detail: `${model.id} takes images alone. Choose one above, or drop it on the page.`, param: "images", waits: true });
+  const images = picture && model.takes.includes("images") ? { images: [{ base64: picture.base64 }] } : {};
+  const target = params.target && model.takes.includes("target") ? { target: params.target } : {};
+  return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...target, ...images };
+}
+
+const MOST_POOLED = 2 ** 24; // cells of all heads that are asked for in one pass
+
+interface WeightsReply {
+  labels: ModelLabels | ModelLabels[];
+  image_labels?: ModelLabels[];
+  encoder_labels?: ModelLabels | ModelLabels[];
+  /** The keys of layers whose keys are not the tokens of one text. */
+  key_labels?: Record<string, ModelLabels | ModelLabels[]>;
+  layers: { layer: number | string }[];
+  ran: ModelRan;
+}
+
+const first = <T>(of: T | T[]): T => (Array.isArray(of) ? of[0] : of);
+
+/** The tokens that are the queries and the keys of a layer; `crop` is the index of the batch of a layer that sees images. */
+function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels, ModelLabels] {
+  const [stack] = ref.split(".");
+  if (reply.image_labels && stack === "vision") return [reply.image_labels[crop], reply.image_labels[crop]];
+  const own = first(reply.labels);
+  const keys = reply.key_labels?.[ref];
+  if (keys) return [own, first(keys)];
+  if (!reply.encoder_labels) return [own, own];
+  const read = first(reply.encoder_labels);
+  return [stack === "encoder" ? read : own, stack === "decoder" ? own : read];
+}
+
+/** The layers that mix tokens otherwise than by weights of pairs: kinds of layers, and layers with other keys. */
+function unseenOf({ layers, unseen = [] }: ModelInfo, asked: { layer: number | string }[]): string[] {
+  const others = layers.filter(({ layer, keys }) => keys && keys !== "tokens" && asked.some((each) => each.layer === layer));
+  return [...unseen, ...others.map(({ layer, keys }) => `layer ${layer} (keys of ${keys})`)];
+}
+
+/** Open a whole model with the text and the image of the parameters. Throws Problem. */
+export async function openModel(id: string, params: Params, signal: AbortSignal): Promise<Subject> {
+  const path = `v1/models/${encodeURIComponent(id)}`;
+  const model = await call<ModelInfo>("GET", path, undefined, signal);
+  if (model.refused) throw new Problem({ title: "This model cannot be asked", detail: model.refused, param: "model" });
+  const input = inputOf(params, model);
+  const ask = (body: Body, until?: AbortSignal) => callTensors<WeightsReply>(`${path}/weights`, { ...input, statistics: [], ...body }, until);
+  const text = typeof input.text === "string" ? input.text : (params.image ?? "");
+  // The tokens are known once the model has read the text; a text has more characters than tokens, but for the ends.
+  const most = (text.length + 8) ** 2 * model.layers.reduce((sum, { heads }) => sum + heads, 0);
+  const sure = !input.images && !input.target && most > 0 && most <= MOST_CELLS;
+  let answer = await ask(sure ? {} : { return_weights: false, statistics: ["entropy"] }, signal);
+  const { reply } = answer;
+  const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
+  const crop = integer(params.sequence, 0, 0, (reply.image_labels?.length ?? 1) - 1);
+  const layers = reply.layers.map(({ layer }, at): Layer => {
+    const ref = String(layer);
+    const [queries, keys] = tokensOf(reply, ref, crop);
+    const name = /^\d+$/.test(ref) ? `layers.${ref}` : ref;
+    const heads = Array.from({ length: headsOf(at) }, (_, head) => headName(ref, head));
+    const places = keys.rectangles ? { places: keys.rectangles } : {};
+    return { ref, name, heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places };
+  });
+  const all = layers.reduce((sum, { heads, queries, keys }) => sum + heads.length * queries.length * keys.length, 0);
+  const whole = all <= MOST_CELLS;
+  if (whole && !sure) answer = await ask({}, signal);
+  const batched = (ref: string) => reply.image_labels !== undefined && ref.startsWith("vision.");
+  const cut = ({ shape, data }: Tensor, ref: string, head: number) => {
+    const [rows, columns] = shape.slice(-2);
+    const many = shape.at(-3) ?? 1;
+    const from = ((batched(ref) ? crop * many : 0) + head) * rows * columns;
+    return matrix(rows, columns, data.subarray(from, from + rows * columns));
+  };
+  /** The largest weights of squares of all heads: one pass for all of them. */
+  const pooled = remembered(async (pool: number) => (await ask({ pool, return_weights: false })).tensors);
+  const labels = first(reply.labels);
+  const read = first(reply.encoder_labels ?? reply.labels); // of the sentence
+  const counting = countingOf(params);
+  /** The statistics of all layers, of a text whose weights are too many to count here. */
+  const served = remembered(async ({ window, sinks, classes }: Counting) => {
+    const ids = (members: string[]) => [...new Set(labels.ids.filter((_id, i) => members.includes(bare(labels.tokens[i]))))];
+    const token_classes = Object.fromEntries(Object.entries(classes).map(([name, members]) => [name, ids(members)]));
+    const { tensors } = await ask({ return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes } });
+    return layers.map(({ ref = "", heads }, at): Statistics => {
+      const own = Object.entries(tensors).filter(([name]) => name.startsWith(`layers.${at}.statistics.`));
+      const from = batched(ref) ? crop * heads.length : 0;
+      return Object.fromEntries(own.map(([name, { data }]) => [name.split(".").slice(3).join("."), Array.from(data.subarray(from, from + heads.length))]));
+    });
+  });
+  const body = (layer: number, head: number): Body => ({ ...input, layers: [reply.layers[layer].layer], select: { heads: [head] } });
+  return {
+    title: `${id}: ${text}`,
+    counting,
+    unseen: unseenOf(model, reply.layers),
+    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input },
+    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`]],
+    layers,
+    sequences: reply.image_labels?.length ?? 1,
+    ...(params.image && input.images ? { picture: params.image } : {}),
+    weights: cached(async (layer, head) => {
+      const { ref = "" } = layers[layer];
+      if (whole) return cut(answer.tensors[`layers.${layer}.weights`], ref, head);
+      const { tensors } = await callTensors<WeightsReply>(`${path}/weights`, { ...body(layer, head), statistics: [] });
+      return cut(tensors["layers.0.weights"], ref, 0);
+    }),
+    strips: (layer, head) => {
+      if (whole) return null;
+      const { ref = "", queries } = layers[layer];
+      return async (pool, from, to) => {
+        if (pool > 1 && from === 0 && to >= queries.length && all / pool ** 2 <= MOST_POOLED) {
+          return cut((await pooled(pool))[`layers.${layer}.pooled`], ref, head);
+        }
+        const rows = Array.from({ length: to - from }, (_, i) => from + i);
+        const asked = { ...body(layer, head), statistics: [], select: { heads: [head], queries: rows }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
+        const { tensors } = await callTensors(`${path}/weights`, asked);
+        return cut(tensors[pool > 1 ? "layers.0.pooled" : "layers.0.weights"], ref, 0);
+      };
+    },
+    live: async (layer) => {
+      const { ref = "", queries, keys } = layers[layer];
+      if (batched(ref) || queries.length !== keys.length) return null;
+      const { tensors } = await callTensors(`${path}/forward`, { ...input, layers: [reply.layers[layer].layer], return: ["q", "k", "v", "weights"], top_k: 0 });
+      const [query, key, value] = ["q", "k", "v"].map((tap) => tensors[`layers.0.${tap}`]);
+      const weights = cut(tensors["layers.0.weights"], ref, 0);
+      const causal = isCausal(weights);
+      if (!isScaledDot(weights, query, key, causal)) return null;
+      return { module: "", body: { query, key, value, spec: causal ? { masks: [{ name: "causal" }] } : {} } };
+    },
+    taps: async (layer, head, query) => {
+      const taps = { return: ["q", "k", "v", "scores", "masked_scores", "weights", "context"], top_k: 0, layers: [reply.layers[layer].layer] };
+      const asked: Asked = { method: "POST", path: `${path}/forward`, body: { ...input, ...taps, select: { heads: [head], queries: [query] } } };
+      const { tensors } = await callTensors(asked.path, asked.body);
+      const own = Object.entries(tensors).filter(([name]) => name.startsWith("layers.0."));
+      return { asked, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, crop)])) };
+    },
+    // The page counts keys as tokens; of others the server knows the positions.
+    statistics: async (layer) => (whole && !reply.key_labels?.[layers[layer].ref ?? ""] ? null : (await served(counting))[layer]),
+    asked: (layer, head) => Promise.resolve<Asked>({ method: "POST", path: `${path}/weights`, body: body(layer, head) }),
+    told: () => Promise.resolve(null),
+  };
+}

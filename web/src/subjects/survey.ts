@@ -1,0 +1,117 @@
+/** Surveys: every statistic of every head of a model over many texts, asked for a few texts at a time. */
+
+import { Problem, callTensors } from "../server/api";
+import type { Asked } from "../server/api";
+import { COUNTING, statisticsOf } from "../numbers/matrix";
+import { headName } from "./subject";
+
+export const SURVEYED = statisticsOf(COUNTING);
+const NAMES = SURVEYED.map(([name]) => name);
+const BATCH = 16; // texts of one request
+const BINS = 20;
+
+export interface SurveyedHead {
+  /** The index of its layer in the model's replies, and the name of that layer there. */
+  layer: number;
+  ref: number | string;
+  head: number;
+  name: string;
+}
+
+export interface Survey {
+  model: string;
+  texts: string[];
+  heads: SurveyedHead[];
+  /** Texts × heads, by the name of each statistic. */
+  values: Record<string, Float32Array>;
+}
+
+interface Reply {
+  layers: { layer: number | string }[];
+}
+
+export const weightsPath = (model: string) => `v1/models/${encodeURIComponent(model)}/weights`;
+
+/** The texts of a file: one a line. */
+export const textsOf = (content: string) => content.split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
+
+/** Go through the texts, those of similar lengths together; `done` is told how many are. Throws Problem. */
+export async function survey(model: string, texts: string[], signal: AbortSignal, done: (many: number) => void): Promise<Survey> {
+  const order = texts.map((_, i) => i).sort((a, b) => texts[a].length - texts[b].length);
+  const heads: SurveyedHead[] = [];
+  const values: Record<string, Float32Array> = {};
+  for (let start = 0; start < texts.length; start += BATCH) {
+    const chosen = order.slice(start, start + BATCH);
+    const { reply, tensors } = await ask(model, chosen, texts, signal);
+    const sizes = reply.layers.map((_, at) => tensors[`layers.${at}.statistics.entropy`].shape[1]);
+    if (!heads.length) {
+      reply.layers.forEach(({ layer: ref }, layer) => {
+        for (let head = 0; head < sizes[layer]; head += 1) heads.push({ layer, ref, head, name: headName(ref, head) });
+      });
+    }
+    for (const name of NAMES) {
+      const all = (values[name] ??= new Float32Array(texts.length * heads.length));
+      let from = 0;
+      reply.layers.forEach((_, at) => {
+        const { data } = tensors[`layers.${at}.statistics.${name}`];
+        chosen.forEach((text, i) => all.set(data.subarray(i * sizes[at], (i + 1) * sizes[at]), text * heads.length + from));
+        from += sizes[at];
+      });
+    }
+    done(start + chosen.length);
+  }
+  return { model, texts, heads, values };
+}
+
+/** One request; a problem with one of its texts names the line of all texts. */
+async function ask(model: string, chosen: number[], texts: string[], signal: AbortSignal) {
+  try {
+    return await callTensors<Reply>(weightsPath(model), { text: chosen.map((at) => texts[at]), return_weights: false, statistics: NAMES }, signal);
+  } catch (fault) {
+    const at = fault instanceof Problem ? /^text\.(\d+)$/.exec(fault.document.param ?? "") : null;
+    if (!at || !(fault instanceof Problem)) throw fault;
+    throw new Problem({ ...fault.document, title: `Line ${chosen[Number(at[1])] + 1} cannot be read` });
+  }
+}
+
+/** The values of a statistic of one head, one a text; NaN where there is none. */
+export const valuesOf = ({ heads, texts, values }: Survey, at: number, name: string) => texts.map((_, text) => values[name][text * heads.length + at]);
+
+/** The mean of a statistic of every head over the texts that have one. */
+export const means = (of: Survey, name: string) => of.heads.map((_, at) => mean(valuesOf(of, at, name)));
+
+function mean(values: number[]): number {
+  const known = values.filter(Number.isFinite);
+  return known.reduce((sum, value) => sum + value, 0) / known.length;
+}
+
+/** The texts for which a statistic of a head is largest, the largest first. */
+export const strongest = (of: Survey, at: number, name: string, many: number) =>
+  valuesOf(of, at, name).map((value, text) => ({ value, text })).filter(({ value }) => Number.isFinite(value)).sort((a, b) => b.value - a.value).slice(0, many);
+
+export interface Distribution {
+  mean: number;
+  /** The least, the quartiles and the largest. */
+  quantiles: [number, number, number, number, number];
+  /** Texts in equal bins from the least to the largest. */
+  counts: number[];
+}
+
+/** The distribution of a statistic of a head over the texts. */
+export function distribution(of: Survey, at: number, name: string): Distribution {
+  const values = valuesOf(of, at, name).filter(Number.isFinite).sort((a, b) => a - b);
+  const quantile = (share: number) => {
+    const place = share * (values.length - 1);
+    const low = Math.floor(place);
+    return values[low] + (place - low) * ((values[low + 1] ?? values[low]) - values[low]);
+  };
+  const [least, most] = [values[0], values[values.length - 1]];
+  const counts = Array.from({ length: BINS }, () => 0);
+  for (const value of values) counts[most > least ? Math.min(BINS - 1, Math.floor(((value - least) / (most - least)) * BINS)) : 0] += 1;
+  return { mean: mean(values), quantiles: [least, quantile(0.25), quantile(0.5), quantile(0.75), most], counts };
+}
+
+/** The request for the weights of one head in one text. */
+export const passageAsked = ({ model, texts }: Survey, { ref, head }: SurveyedHead, text: number): Asked => ({
+  method: "POST", path: weightsPath(model), body: { text: texts[text], layers: [ref], select: { heads: [head] }, statistics: [] },
+});

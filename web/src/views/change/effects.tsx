@@ -1,0 +1,108 @@
+/** Effects: each head, query or key of a head knocked out in turn, and the change of the output. */
+
+import { useLoaded, usePage } from "../../page/context";
+import { barScene, heatScene } from "../../drawing/drawings";
+import { describeEdit, editedFields, readChanges, writeEdits } from "../../subjects/edits";
+import type { Edit as Change } from "../../subjects/edits";
+import { ABOUT_ROUNDING, effect, settled } from "../../numbers/format";
+import { MOST_TOKENS } from "../../page/limits";
+import { HeatMap } from "../../parts/heatmap";
+import { effectsOf } from "../../subjects/live";
+import { matrix, matrixRows } from "../../numbers/matrix";
+import { integer } from "../../page/state";
+import { headName, notComputed, subjectKey } from "../../subjects/subject";
+import type { SubjectProps } from "../../subjects/subject";
+import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../../parts/ui";
+
+
+interface Sweep {
+  label: string;
+  edit: Change;
+  /** The axes that are swept. */
+  over: ("heads" | "queries" | "keys")[];
+}
+
+const HEADS: Sweep = { label: "the heads of this layer", edit: { tap: "context", set: 0 }, over: ["heads"] };
+const SWEEPS: Record<string, Sweep> = {
+  heads: HEADS,
+  layers: { ...HEADS, label: "the heads of all layers" },
+  queries: { label: "each query of each head", edit: { tap: "context", set: 0 }, over: ["heads", "queries"] },
+  keys: { label: "each key of each head", edit: { tap: "weights", set: 0, renormalize: true }, over: ["heads", "keys"] },
+};
+const MEASURES: [string, string][] = [["relative", "‖change‖ / ‖output‖"], ["norm", "‖change‖"], ["max", "largest |change|"]];
+
+export function Effects({ subject, layer }: SubjectProps) {
+  const { params, go, theme } = usePage();
+  const many = subject.layers.length > 1;
+  const chosen = params.over && params.over in SWEEPS && (many || params.over !== "layers") ? params.over : "heads";
+  const { edit, over, label } = SWEEPS[chosen];
+  const [measure, formula] = MEASURES.find(([each]) => each === params.measure) ?? MEASURES[0];
+  const held = chosen === "layers" ? null : readChanges(params);
+  const places = chosen === "layers" ? subject.layers.map((_, i) => i) : [layer];
+  const fits = places.every((i) => Math.max(subject.layers[i].queries.length, subject.layers[i].keys.length) <= MOST_TOKENS.effects);
+  const axes: [string, string] = chosen === "layers" ? ["layers", "heads"] : ["heads", over[1] ?? measure];
+  const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${chosen === "layers" ? "" : layer}/${chosen}/${JSON.stringify(held)}`, async () => {
+    if (!fits) return null;
+    const all = await Promise.all(places.map(async (i) => {
+      const live = await subject.live(i);
+      const changed = held && editedFields(held.edits, held.temperature, held.causal, subject.layers[i].queries.length, subject.layers[i].keys.length);
+      return live && effectsOf(live, { sweep: { ...edit, over }, ...changed }, integer(params.sequence, 0));
+    }));
+    return { all: all.filter((each) => each !== null), chosen, layer };
+  });
+  // Until the next layer's are there, the effects before with the tokens and names of their own.
+  const shown = value?.layer ?? layer;
+  const { name, heads, queries, keys } = subject.layers[shown];
+  const rows = chosen === "layers" ? subject.layers.map(({ name: each, ref }) => (ref === undefined ? each.replace(/^layers\./, "L") : /^\d+$/.test(ref) ? `L${ref}` : ref)) : heads;
+  const most = Math.max(...subject.layers.map((each) => each.heads.length));
+  const columns = { heads: [measure], layers: Array.from({ length: most }, (_, i) => headName("", i)), queries, keys }[chosen] ?? [];
+  const made = value?.chosen === chosen && value.all.length === places.length ? value.all : null;
+  const of = matrix(rows.length, columns.length);
+  made?.forEach(({ tensors }, i) => of.data.set(tensors[`effects.${measure}`].data.subarray(0, of.data.length - i * columns.length).map((each, at) => settled(each, tensors["effects.relative"].data[at])), i * columns.length));
+  const best = of.data.indexOf(Math.max(...of.data));
+  const [row, column] = [Math.floor(best / columns.length), best % columns.length];
+  const nameOf = (i: number, j: number) => (chosen === "layers" ? subject.layers[i].heads[j] : [rows[i], ...(over[1] ? [columns[j]] : [])].join(" → "));
+  /** The edit of one cell. */
+  const open = (i: number, j: number) => {
+    const one: Change = { ...edit, heads: [chosen === "layers" ? j : i], ...(over[1] ? { [over[1]]: [j] } : {}) };
+    go({ view: "edit", edits: writeEdits([...(held?.edits ?? []), one]), ...(chosen === "layers" ? { layer: i, head: j } : { layer: shown, head: i }) });
+  };
+  const title = `${formula} by ${label}${many && chosen !== "layers" ? `, ${name}` : ""}`;
+  const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns, axes }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), told: effect }));
+  return (
+    <>
+      <div class="fields">
+        <Choice wide label="Knock out in turn" value={chosen} set={(each) => go({ over: each === "heads" ? "" : each })} options={Object.entries(SWEEPS).filter(([each]) => many || each !== "layers").map(([each, sweep]) => [each, sweep.label])} />
+        <Choice label="Measure" value={measure} set={(each) => go({ measure: each === "relative" ? "" : each })} options={MEASURES} />
+      </div>
+      {held && held.edits.length > 0 && <p class="small">On top of the edits {held.edits.map((each) => describeEdit(each, { heads, queries, keys })).join("; ")}. <Button class="quiet" onClick={() => go({ edits: "" })}>Clear them</Button></p>}
+      <ProblemBox problem={problem} />
+      {made && <p class="small">{ABOUT_ROUNDING}</p>}
+      {!made && busy && <Waiting what={`Asking the server for the effects of ${label}`} />}
+      {!made && !problem && !busy && <p>This attention {fits ? notComputed(subject) : `has more than ${MOST_TOKENS.effects} tokens.`}</p>}
+      {made && (
+        <div aria-busy={busy}>
+          <FactList facts={[["matters most", nameOf(row, column)], ["its effect", effect(of.data[best])], ["edits", String(of.data.length)]]} />
+          <Export of={{ name: "effects", scene, rows: () => [[axes[0], ...columns], ...matrixRows(of, rows, columns).slice(1)], json: () => ({ sweep: { ...edit, over }, measure, rows, columns, effects: rows.map((_, i) => Array.from(of.data.subarray(i * columns.length, (i + 1) * columns.length))) }) }} />
+          {over[1] || chosen === "layers" ? (
+            <>
+              <HeatMap of={of} queries={rows} keys={columns} title={title} axes={axes} pick={({ query, key }) => open(query, key)} />
+              <p class="small">Click a cell (or press Enter on it) to see its edit under Edit.{chosen === "layers" ? " The output is that of each layer's own attention." : ""}</p>
+            </>
+          ) : (
+            <div class="side">
+              <Drawing fit scene={scene()} />
+              <Table caption={title} rows={rows} columns={[
+                { head: "head", header: true, cell: (each) => each },
+                { head: measure, number: true, cell: (_, i) => effect(of.data[i]) },
+                { head: <span class="hidden">actions</span>, cell: (each, i) => <Button class="quiet" aria-label={`Edit without ${each}`} onClick={() => open(i, 0)}>Edit</Button> },
+              ]} />
+            </div>
+          )}
+          <RanTable rans={{ effects: made[0].ran }} />
+          <Commands calls={made.map((each) => each.asked)} />
+        </div>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,84 @@
+/** Predictions of a whole model, unedited and with the edits of one of its attentions. */
+
+import { useState } from "preact/hooks";
+import { call, problemOf } from "../../server/api";
+import type { Asked, ProblemDocument } from "../../server/api";
+import { useLoaded, usePage } from "../../page/context";
+import { barScene } from "../../drawing/drawings";
+import type { Edit } from "../../subjects/edits";
+import { effect, placed, precise, settled } from "../../numbers/format";
+import { MOST_TOKENS } from "../../page/limits";
+import { shownToken } from "../../subjects/model_subject";
+import { integer } from "../../page/state";
+import type { Whole } from "../../subjects/subject";
+import type { ModelInfo, Predictions } from "../../server/types";
+import { Choice, Commands, Drawing, ProblemBox, Table } from "../../parts/ui";
+
+/** The model of a recording: its name is the last part of the checkpoint's path. */
+const named = (model: string, all: ModelInfo[]) =>
+  all.find(({ checkpoint, refused }) => !refused && (checkpoint === model || checkpoint.endsWith(`/${model}`)))?.id;
+
+/** The key of an attention of a recording in a request to its model: `3`, `decoder.3` or `cross.3`. */
+export const layerKey = (layer: string) => {
+  const [stack, number, cross] = layer.split(".");
+  return cross ? `cross.${number}` : stack === "layers" ? number : layer;
+};
+
+export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: string; layerRef: string; edits: Edit[] }) {
+  const { params, go, theme, announce } = usePage();
+  const { tokens } = of;
+  const [busy, setBusy] = useState(false);
+  const [made, setMade] = useState<{ key: string; value: Predictions; asked: Asked } | null>(null);
+  const [failed, setFailed] = useState<{ key: string; problem: ProblemDocument } | null>(null);
+  const { value: model } = useLoaded(of.model, async () => ({ id: of.id ?? named(of.model, (await call<{ data: ModelInfo[] }>("GET", "v1/models")).data) }));
+  if (!model) return null;
+  if (!model.id || tokens > MOST_TOKENS.logits) {
+    return <p class="small">The change of the model's logits is not known here: {model.id ? `the text has more than ${MOST_TOKENS.logits} tokens.` : `the server has no checkpoint ${of.model} in its model repository, or no transformers.`}</p>;
+  }
+  const positions = Array.from({ length: tokens }, (_, at) => at);
+  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", positions };
+  const key = JSON.stringify(body);
+  const ask = async () => {
+    setBusy(true);
+    setFailed(null);
+    try {
+      const asked: Asked = { method: "POST", path: `v1/models/${encodeURIComponent(model.id ?? "")}/forward`, body };
+      setMade({ key, value: await call<Predictions>(asked.method, asked.path, body), asked });
+      announce("The predictions are there.");
+    } catch (fault) {
+      setFailed({ key, problem: problemOf(fault) });
+    } finally {
+      setBusy(false);
+    }
+  };
+  const shown = made?.key === key ? made.value : null;
+  const problem = failed?.key === key ? failed.problem : null;
+  const at = integer(params.at, tokens - 1, 0, tokens - 1);
+  return (
+    <section aria-busy={busy}>
+      <h3>Logits</h3>
+      <div class="fields">
+        <button type="button" class="primary" disabled={busy} onClick={() => void ask()}>{busy ? "Asking…" : "Ask the whole model"}</button>
+        {shown && <Choice label="Prediction of" value={String(at)} options={shown.labels.tokens.map(shownToken).map((token, i): [string, string] => [String(i), `${i} ${token}`])} set={(chosen) => go({ at: chosen })} />}
+      </div>
+      <ProblemBox problem={problem} />
+      {!shown && !problem && <p class="small">The server runs {model.id} twice, without and with these edits of {layer}. If the model is not resident, it is loaded first.</p>}
+      {shown && made && (
+        <>
+          <p>{shown.predicts === "next" ? "The token that follows" : "The token in the place of"} <code>{shownToken(shown.labels.tokens[at])}</code>:</p>
+          <div class="side">
+            <Table caption="Likeliest tokens, unedited and edited" rows={shown.predictions[at].top} columns={[
+              { head: "token", header: true, cell: ({ token }) => shownToken(token) },
+              { head: "unedited", number: true, cell: (each) => precise(each.unedited_probability) },
+              { head: "edited", number: true, cell: (each) => precise(each.probability) },
+              { head: "logit", number: true, cell: (each) => precise(each.unedited_logit) },
+              { head: "its change", number: true, cell: (each) => precise(each.logit - each.unedited_logit) },
+            ]} />
+            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: placed(shown.labels.tokens.map(shownToken)), values: shown.predictions.map((each) => settled(each.divergence)), told: effect })} />
+          </div>
+          <Commands calls={[made.asked]} />
+        </>
+      )}
+    </section>
+  );
+}

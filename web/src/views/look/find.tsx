@@ -1,0 +1,290 @@
+/** Find heads: all heads of a model by what they do in many texts, and the passages in which one is strongest. */
+
+import { scaleLinear } from "d3-scale";
+import type { TargetedKeyboardEvent } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import corpus from "../../../../client/attention_client/survey/texts.txt?raw";
+import { callTensors, problemOf } from "../../server/api";
+import type { ProblemDocument } from "../../server/api";
+import { INKS, colour } from "../../drawing/colour";
+import type { Theme } from "../../drawing/colour";
+import { useHeadKeys, useLoaded, usePage } from "../../page/context";
+import { precise, whole } from "../../numbers/format";
+import { LinkedHead } from "../../parts/linked_head";
+import { matrix } from "../../numbers/matrix";
+import { shownToken } from "../../subjects/model_subject";
+import { useNowhere } from "../../drawing/pointed";
+import { Opening } from "../../parts/sentence";
+import { attributes } from "../../drawing/scene";
+import type { Scene, Shape } from "../../drawing/scene";
+import { integer } from "../../page/state";
+import { SURVEYED, distribution, means, passageAsked, strongest, survey, textsOf } from "../../subjects/survey";
+import type { Distribution, Survey } from "../../subjects/survey";
+import type { ModelInfo, ModelLabels } from "../../server/types";
+import { Area, Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, Table, Waiting } from "../../parts/ui";
+
+const SHIPPED = textsOf(corpus);
+const PASSAGES = 5;
+const MOST_LINES = 256; // tokens of a passage that is drawn with lines
+/** The texts of one's own, and the last survey: kept while other views are shown. A link cannot carry them. */
+const kept: { own: string; last: { of: Survey; own: boolean } | null } = { own: "", last: null };
+
+const LABELS = SURVEYED.map(([name, label]): [string, string] => [name, label]);
+const labelOf = (name: string) => LABELS.find(([each]) => each === name)?.[1] ?? name;
+const known = (name: string | undefined, otherwise: string) => (LABELS.some(([each]) => each === name) ? String(name) : otherwise);
+
+export function Find() {
+  const { params, go, models } = usePage();
+  const able = (models ?? []).filter(({ refused, takes }) => !refused && takes.includes("text"));
+  const [kind, name] = (params.source ?? "").split(/:(.*)/s);
+  const model = able.find(({ id }) => kind === "model" && id === name) ?? able[0];
+  if (!models) return <Waiting what="Asking the server for its models" />;
+  if (!able.length) return <p class="empty">The server has no whole model that reads text, or no transformers.</p>;
+  return (
+    <>
+      <div class="fields subject">
+        <Choice wide label="Heads of" value={model.id} set={(id) => go({ source: `model:${id}`, layer: "", head: "", passage: "", survey: "" })} options={able.map(({ id }): [string, string] => [id, id])} />
+        <Choice label="Texts" value={params.texts ?? "shipped"} set={(texts) => go({ texts: texts === "shipped" ? "" : texts, passage: "", survey: "" })} options={[["shipped", `the ${SHIPPED.length} that ship`], ["own", "your own"]]} />
+      </div>
+      <Surveyed key={`${model.id}/${params.texts ?? ""}`} model={model} own={params.texts === "own"} />
+    </>
+  );
+}
+
+function Surveyed({ model, own }: { model: ModelInfo; own: boolean }) {
+  const { params, go, announce, refreshModels } = usePage();
+  const [written, write] = useState(kept.own);
+  const texts = useMemo(() => (own ? textsOf(written) : SHIPPED), [own, written]);
+  const [done, setDone] = useState(0);
+  const [problem, setProblem] = useState<ProblemDocument | null>(null);
+  const [running, setRunning] = useState<AbortController | null>(null);
+  useEffect(() => () => running?.abort(), [running]);
+  const found = kept.last?.of.model === model.id && kept.last.own === own ? kept.last.of : null;
+  const past = found && found.texts.join("\n") !== texts.join("\n"); // the texts were changed since
+  const run = async () => {
+    const stop = new AbortController();
+    setRunning(stop);
+    setProblem(null);
+    setDone(0);
+    try {
+      kept.last = { of: await survey(model.id, texts, stop.signal, setDone), own };
+      announce(`${texts.length} texts went through ${model.id}.`);
+      if (!model.layers.length) void refreshModels();
+    } catch (fault) {
+      if (!stop.signal.aborted) setProblem(problemOf(fault));
+    } finally {
+      setRunning(null);
+    }
+  };
+  const wanted = params.survey === "yes" && !own && !found;
+  useEffect(() => {
+    if (wanted) void run(); // a link to what was found
+  }, []);
+  const take = (file: File | undefined) => void file?.text().then((text) => write((kept.own = text)));
+  return (
+    <>
+      {own && (
+        <div class="fields">
+          <Area label="Texts" hint={`one a line; they stay in this browser and go to the server alone${texts.length ? `. ${whole(texts.length)} now` : ""}`} value={written} set={(text) => write((kept.own = text))} rows={6} />
+          <label><span>or a file</span><input type="file" accept=".txt,text/plain" onChange={(event) => take(event.currentTarget.files?.[0])} /></label>
+        </div>
+      )}
+      <div class="fields" role="status">
+        {running
+          ? <><progress value={done} max={texts.length} aria-label="Texts that went through the model" /><span>{done ? `${whole(done)} of ${whole(texts.length)} texts` : `asking ${model.id}`}</span><Button onClick={() => running.abort()}>Cancel</Button></>
+          : <Button class="primary" disabled={!texts.length} onClick={() => { go({ survey: "yes" }, "replace"); void run(); }}>{found && !past ? "Go through them again" : `Go through ${whole(texts.length)} texts`}</Button>}
+      </div>
+      <ProblemBox problem={problem} />
+      {running && !done && model.state !== "resident" && <Opening id={model.id} cancel={() => running.abort()} />}
+      {!found && !running && !problem && <p class="small">Every text goes through {model.id} once. Each head then stands at its means of two statistics; click one for its distribution and the passages in which it is strongest.</p>}
+      {past && <p role="status">What follows is of the {whole(found.texts.length)} texts that went through before, not of those above.</p>}
+      {found && <Found of={found} />}
+    </>
+  );
+}
+
+function Found({ of }: { of: Survey }) {
+  const { params, go, theme } = usePage();
+  const [x, y] = [known(params.x, "previous_token"), known(params.y, "induction")];
+  const [across, up] = useMemo(() => [means(of, x), means(of, y)], [of, x, y]);
+  const order = useMemo(() => of.heads.map((_, at) => at).sort((a, b) => up[b] - up[a]), [of, up]);
+  const [layer, head] = [integer(params.layer, -1), integer(params.head, -1)];
+  const chosen = of.heads.findIndex((each) => each.layer === layer && each.head === head);
+  const at = chosen < 0 ? order[0] : chosen;
+  const heads: number[] = []; // of each layer
+  for (const each of of.heads) heads[each.layer] = (heads[each.layer] ?? 0) + 1;
+  useHeadKeys(heads, of.heads[at].layer, of.heads[at].head);
+  const pick = (each: number) => go({ layer: of.heads[each].layer, head: of.heads[each].head, passage: "" });
+  const table = () => [["layer", "head", ...LABELS.map(([name]) => name)], ...of.heads.map((each, i) => [String(each.ref), each.head, ...LABELS.map(([name]) => means(of, name)[i])])];
+  const scene = () => scatterScene(of, x, y, across, up, at, theme);
+  return (
+    <div class="beside found">
+      <section aria-label="All heads">
+        <div class="fields">
+          <Choice label="Across" value={x} set={(name) => go({ x: name })} options={LABELS} />
+          <Choice label="Up" value={y} set={(name) => go({ y: name })} options={LABELS} />
+        </div>
+        <Scatter scene={scene()} across={across} up={up} at={at} pick={pick} names={of.heads.map(({ name }) => name)} labels={[labelOf(x), labelOf(y)]} />
+        <Export of={{ name: "heads", label: "all heads", scene, rows: table, json: () => ({ model: of.model, texts: of.texts, heads: of.heads.map((each, i) => ({ layer: each.ref, head: each.head, statistics: Object.fromEntries(LABELS.map(([name]) => [name, { ...distribution(of, i, name), strongest: strongest(of, i, name, PASSAGES) }])) })) }) }} />
+        <details>
+          <summary>As a table</summary>
+          <Table caption={`Means over ${of.texts.length} texts, by ${labelOf(y)}`} rows={order} columns={[
+            { head: "head", header: true, cell: (each) => <Button class="quiet" aria-pressed={each === at} onClick={() => pick(each)}>{of.heads[each].name}</Button> },
+            { head: labelOf(y), number: true, cell: (each) => precise(up[each]) },
+            { head: labelOf(x), number: true, cell: (each) => precise(across[each]) },
+          ]} />
+        </details>
+      </section>
+      <OneHead key={at} of={of} at={at} y={y} />
+    </div>
+  );
+}
+
+/** One head: the distribution of a statistic, and its strongest passages by it. */
+function OneHead({ of, at, y }: { of: Survey; at: number; y: string }) {
+  const { params, go, theme } = usePage();
+  const each = of.heads[at];
+  const by = known(params.by, y);
+  const spread = distribution(of, at, by);
+  const passages = strongest(of, at, by, PASSAGES);
+  const passage = passages.find(({ text }) => text === integer(params.passage, -1)) ?? passages.at(0);
+  const scene = spreadScene(spread, `${labelOf(by)} of ${each.name} over ${of.texts.length} texts`, theme);
+  return (
+    <section aria-label={each.name}>
+      <h3>{each.name}</h3>
+      <div class="fields"><Choice label="Strongest by" value={by} set={(name) => go({ by: name, passage: "" })} options={LABELS} /></div>
+      <Drawing fit scene={scene} />
+      <FactList facts={[["mean", precise(spread.mean)], ["least", precise(spread.quantiles[0])], ["quartiles", spread.quantiles.slice(1, 4).map((value) => precise(value, 3)).join(", ")], ["largest", precise(spread.quantiles[4])]]} />
+      <Export of={{ name: "distribution", label: "distribution of the head", scene: () => scene, rows: () => [["text", by], ...strongest(of, at, by, of.texts.length).map(({ text, value }) => [of.texts[text], value])], json: () => ({ head: each.name, statistic: by, ...spread }) }} />
+      <h4>Passages</h4>
+      <ol class="passages">
+        {passages.map(({ text, value }) => <li key={text}><button type="button" aria-pressed={text === passage?.text} onClick={() => go({ passage: text })}><b>{precise(value, 3)}</b> {of.texts[text]}</button></li>)}
+      </ol>
+      {passage && <Passage of={of} at={at} text={passage.text} />}
+    </section>
+  );
+}
+
+/** What a head looks at in one text. */
+function Passage({ of, at, text }: { of: Survey; at: number; text: number }) {
+  const { go } = usePage();
+  const each = of.heads[at];
+  const asked = passageAsked(of, each, text);
+  const { value, problem, busy } = useLoaded(JSON.stringify(asked), async () => {
+    const { reply, tensors } = await callTensors<{ labels: ModelLabels; encoder_labels?: ModelLabels }>(asked.path, asked.body);
+    const { shape, data } = tensors["layers.0.weights"];
+    const stack = String(each.ref).split(".")[0];
+    const read = reply.encoder_labels ?? reply.labels;
+    const names = (labels: ModelLabels) => labels.tokens.map(shownToken);
+    return { text, of: matrix(shape[1], shape[2], data), queries: names(stack === "encoder" ? read : reply.labels), keys: names(stack === "decoder" ? reply.labels : read) };
+  });
+  useNowhere(value);
+  if (!value) return problem ? <ProblemBox problem={problem} /> : <Waiting what={`Asking for the weights of ${each.name}`} />;
+  return (
+    <div aria-busy={busy || value.text !== text}>
+      <LinkedHead of={value.of} queries={value.queries} keys={value.keys} title={`${each.name} in this passage`} range="unit" most={MOST_LINES} />
+      <Button onClick={() => go({ view: "head", source: `model:${of.model}`, text: of.texts[text], layer: each.layer, head: each.head })}>Open in Head</Button>
+      <Commands calls={[asked]} />
+    </div>
+  );
+}
+
+// ── drawings ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+const SIZE = { width: 560, height: 440, left: 58, right: 16, top: 16, bottom: 46 };
+
+/** All heads at their means of two statistics; later layers are darker, and the head at hand has a ring. */
+function scatterScene(of: Survey, x: string, y: string, across: number[], up: number[], at: number, theme: Theme): Scene {
+  const { width, height, left, right, top, bottom } = SIZE;
+  const inks = INKS[theme];
+  const ends = (values: number[]): [number, number] => {
+    const real = values.filter(Number.isFinite);
+    const [low, high] = [Math.min(...real), Math.max(...real)];
+    return high > low ? [low, high] : [low - 0.5, high + 0.5];
+  };
+  const rightward = scaleLinear(ends(across), [left + 10, width - right - 10]).nice(5);
+  const upward = scaleLinear(ends(up), [height - bottom - 10, top + 10]).nice(5);
+  const shapes: Shape[] = [];
+  for (const value of upward.ticks(5)) shapes.push({ kind: "path", d: `M${left},${upward(value)}H${width - right}`, stroke: inks.hair }, { kind: "text", x: left - 6, y: upward(value) + 4, text: upward.tickFormat(5)(value), anchor: "end", fill: inks.soft });
+  for (const value of rightward.ticks(5)) shapes.push({ kind: "path", d: `M${rightward(value)},${top}V${height - bottom}`, stroke: inks.hair }, { kind: "text", x: rightward(value), y: height - bottom + 16, text: rightward.tickFormat(5)(value), anchor: "middle", fill: inks.soft });
+  shapes.push({ kind: "text", x: (left + width - right) / 2, y: height - 8, text: labelOf(x), anchor: "middle", fill: inks.ink, size: 12 });
+  shapes.push({ kind: "text", x: 13, y: (top + height - bottom) / 2, text: labelOf(y), anchor: "middle", turn: -90, fill: inks.ink, size: 12 });
+  const last = Math.max(1, ...of.heads.map(({ layer }) => layer));
+  of.heads.forEach((each, i) => {
+    const [cx, cy] = [rightward(across[i]), upward(up[i])];
+    if (!Number.isFinite(cx + cy)) return shapes.push({ kind: "circle", x: -99, y: -99, r: 5 });
+    return shapes.push({ kind: "circle", x: cx, y: cy, r: i === at ? 8 : 5.5, fill: colour(theme, 0.35 + 0.65 * (each.layer / last)), stroke: i === at ? inks.second : inks.paper, width: i === at ? 3 : 1, tip: `${each.name}: ${labelOf(x)} ${precise(across[i], 3)}, ${labelOf(y)} ${precise(up[i], 3)}` });
+  });
+  const named = [...new Set([at, ...[up, across].flatMap((values) => values.map((_, i) => i).sort((a, b) => values[b] - values[a]).slice(0, 2))])];
+  for (const i of named) {
+    const late = rightward(across[i]) > (left + width) / 2;
+    shapes.push({ kind: "text", x: rightward(across[i]) + (late ? -11 : 11), y: upward(up[i]) + 4, text: of.heads[i].name, anchor: late ? "end" : "start", fill: inks.ink, bold: i === at });
+  }
+  return { width, height, title: `Heads of ${of.model}: ${labelOf(y)} over ${labelOf(x)}, means over ${of.texts.length} texts`, shapes };
+}
+
+interface ScatterProps {
+  scene: Scene;
+  across: number[];
+  up: number[];
+  at: number;
+  pick: (at: number) => void;
+  names: string[];
+  labels: [string, string];
+}
+
+/** The scatter in the page: heads are buttons; arrow keys go through them by the statistic of their direction. */
+function Scatter({ scene, across, up, at, pick, names, labels }: ScatterProps) {
+  const [hovered, hover] = useState<number | null>(null);
+  const place = useRef<SVGSVGElement>(null);
+  const told = hovered ?? at;
+  const move = (event: TargetedKeyboardEvent<SVGGElement>, from: number) => {
+    if (event.key === "Enter" || event.key === " ") pick(from);
+    else {
+      const [values, way] = ({ ArrowRight: [across, 1], ArrowLeft: [across, -1], ArrowUp: [up, 1], ArrowDown: [up, -1] } as Partial<Record<string, [number[], number]>>)[event.key] ?? [null, 0];
+      if (!values || event.ctrlKey || event.metaKey || event.altKey) return;
+      const order = names.map((_, i) => i).sort((a, b) => values[a] - values[b]);
+      const next = order.at(order.indexOf(from) + way) ?? order[0];
+      place.current?.querySelector<SVGGElement>(`[data-head="${next}"]`)?.focus();
+    }
+    event.preventDefault();
+  };
+  let circles = -1;
+  return (
+    <div class="scatter">
+      <svg ref={place} class="drawing fit" viewBox={`0 0 ${scene.width} ${scene.height}`} width={scene.width} height={scene.height} role="group" aria-label={`${scene.title}. Arrow keys go from head to head, Enter opens one.`} onPointerLeave={() => hover(null)}>
+        {scene.shapes.map((shape, i) => {
+          const [Name, given] = attributes(shape);
+          const Element = Name as "text";
+          if (shape.kind !== "circle") return <Element key={i} {...given}>{shape.kind === "text" ? shape.text : null}</Element>;
+          const own = (circles += 1);
+          return (
+            <g key={i} role="button" data-head={own} tabIndex={own === at ? 0 : -1} aria-pressed={own === at} aria-label={shape.tip ?? names[own]} onClick={() => pick(own)} onKeyDown={(event) => move(event, own)} onFocus={() => hover(own)} onBlur={() => hover(null)} onPointerEnter={() => hover(own)}>
+              <Element {...given} />
+            </g>
+          );
+        })}
+      </svg>
+      <p class="readout" aria-hidden="true"><b>{names[told]}</b><span>{labels[0]} {precise(across[told], 3)}</span><span>{labels[1]} {precise(up[told], 3)}</span></p>
+    </div>
+  );
+}
+
+/** Texts in equal bins of a statistic, from its least to its largest value. */
+function spreadScene({ mean, quantiles, counts }: Distribution, title: string, theme: Theme): Scene {
+  const [width, height, left, right, top, bottom] = [380, 150, 34, 10, 28, 24];
+  const inks = INKS[theme];
+  const most = Math.max(1, ...counts);
+  const wide = (width - left - right) / counts.length;
+  const high = (count: number) => ((height - top - bottom) * count) / most;
+  const [least, , , , largest] = quantiles;
+  const value = scaleLinear([least, largest > least ? largest : least + 1], [left, width - right]);
+  const shapes: Shape[] = [{ kind: "text", x: 4, y: 16, text: title, size: 12, bold: true, fill: inks.ink }];
+  counts.forEach((count, i) => shapes.push({ kind: "rect", x: left + i * wide, y: height - bottom - high(count), w: wide - 1, h: high(count), fill: inks.accent, tip: `${count} texts` }));
+  shapes.push({ kind: "path", d: `M${left},${height - bottom}H${width - right}`, stroke: inks.faint });
+  shapes.push({ kind: "path", d: `M${value(mean)},${top}V${height - bottom}`, stroke: inks.second, width: 1.5, dash: [4, 3], tip: `mean ${precise(mean, 3)}` });
+  shapes.push({ kind: "text", x: left - 5, y: top + 8, text: String(most), anchor: "end", fill: inks.soft }, { kind: "text", x: left - 5, y: height - bottom, text: "0", anchor: "end", fill: inks.soft });
+  shapes.push({ kind: "text", x: left, y: height - 8, text: precise(least, 3), fill: inks.soft }, { kind: "text", x: width - right, y: height - 8, text: precise(largest, 3), anchor: "end", fill: inks.soft });
+  shapes.push({ kind: "text", x: (left + width - right) / 2, y: height - 8, text: "dashed: the mean", anchor: "middle", fill: inks.soft });
+  return { width, height, title, shapes };
+}

@@ -75,9 +75,9 @@ def test_a_map_follows_the_height_of_the_window(visit):
 
 
 @pytest.mark.parametrize("visit", [WIDE], indirect=True)
-def test_a_long_text_is_no_blank_square_and_its_large_head_is_large(visit):
-    """811 tokens of a causal head that looks at everything alike: weights of 1 / i, but for the first query's 1."""
-    tokens = 811
+@pytest.mark.parametrize("tokens", [811, 4000])
+def test_a_long_text_is_no_blank_square_and_its_large_head_is_large(visit, tokens):
+    """A causal head that looks at everything alike: weights of 1 / i, but for the first query's 1."""
     even = np.tril(np.ones((tokens, tokens), np.float32)) / np.arange(1, tokens + 1, dtype=np.float32)[:, None]
     recording = RecordingFile.model_validate(EXAMPLE | {
         "tokens": {"layers": [f"t{at}" for at in range(tokens)]},

@@ -26,6 +26,7 @@ def site(tmp_path_factory):
     import torch
     from transformers import (
         BartForConditionalGeneration,
+        BertModel,
         GPT2LMHeadModel,
         ViTConfig,
         ViTForImageClassification,
@@ -44,6 +45,8 @@ def site(tmp_path_factory):
     small_prompts.save(folder / "reader", "llava")
     BartForConditionalGeneration(tiny_models.CONFIGS["bart"]()).save_pretrained(folder / "pair")
     tiny_models.tokenizer().save_pretrained(folder / "pair")
+    BertModel(tiny_models.CONFIGS["bert"]()).save_pretrained(folder / "embedder")
+    tiny_models.tokenizer().save_pretrained(folder / "embedder")
     for part in (small_encoders.eager("clip_vision_model"), small_encoders.processor("clip_vision_model")):
         part.save_pretrained(folder / "headless")
     with live_server(folder) as url:
@@ -590,3 +593,15 @@ def test_a_model_without_a_head_is_offered_no_gradient_of_a_prediction(visit, tm
     page.get_by_text("most important head").wait_for()
     assert "probability" not in page.get_by_label("L is").inner_text()
     assert page.locator(".patches").count() == 0
+
+
+def test_the_gradient_of_a_model_of_embeddings_says_what_is_differentiated(visit):
+    visit.http.post("/v1/models", json={"checkpoint": "embedder"}, timeout=180).raise_for_status()
+    page = visit.open("#/gradient?source=model:embedder&text=the+cat+sat")
+    last = visit.http.post("/v1/models/embedder/weights", json={"text": "the cat sat"}).json()["labels"]["tokens"][-1]
+    why = "of this attention alone: embedder has no head that predicts a token or a class."
+    page.get_by_text(re.compile(f"^L is the sum of the output of .*{re.escape(last)}, {why}$")).wait_for()
+    page.get_by_text("most important head").wait_for()
+    assert "probability" not in page.get_by_label("L is").inner_text()
+    page.get_by_label("L is").select_option("sum")
+    page.get_by_text(f"L is the sum of the output, {why}", exact=True).wait_for()

@@ -470,3 +470,7 @@ OPERATIONS: Final[tuple[Operation[Any], ...]] = tuple(
     each for each in [*globals().values()] if isinstance(each, Operation)
 )
 """Every operation, in the order of this file, which is that of the OpenAPI document."""
+OPENAI_PATHS: Final = frozenset(
+    each.path for each in OPERATIONS if each.request is not None and issubclass(each.request, i.OpenAIRequest)
+)
+"""The paths that OpenAI's API has and this service's own has not."""

@@ -133,7 +133,8 @@ def from_safetensors(body: bytes | memoryview, entry: Entry, model: type[ModelT]
 
     Raises Unreadable for a broken file or metadata, InvalidTensor or InvalidRequest for a field at fault.
     """
-    return either_from_safetensors(body, _entry_of(model, entry), lambda _: model)
+    entry = _entry_of(model, entry)
+    return _model(*_read(memoryview(body), entry), entry, model)
 
 
 def either_from_safetensors(
@@ -148,7 +149,7 @@ def from_pieces(pieces: Sequence[bytes | memoryview], entry: Entry, model: type[
     first, *rest = pieces
     header, text = _read_header(memoryview(first), entry)
     arrays = [_array(tensor, piece) for tensor, piece in zip(header.tensors, rest, strict=True)]
-    return _model(header, text, arrays, _entry_of(model, entry), lambda _: model)
+    return _model(header, text, arrays, _entry_of(model, entry), model)
 
 
 def _model(
@@ -156,13 +157,14 @@ def _model(
     text: str,
     arrays: Sequence[NDArray[Any]],
     entry: Entry,
-    choose: Callable[[dict[str, Any]], type[ModelT]],
+    choose: type[ModelT] | Callable[[dict[str, Any]], type[ModelT]],
 ) -> ModelT:
+    """The model of a file, or the one that ``choose`` returns for its data without tensors."""
     encoded = text.encode()
     if len(encoded) > _SMALL_HEADER:
         check_text(measure_text(encoded))
     data = from_json(encoded, f"the metadata entry {entry!r}")
-    model = choose(data)
+    model = choose if isinstance(choose, type) else choose(data)
     for tensor, array in zip(header.tensors, arrays, strict=True):
         place_tensor(data, tensor.name, array, model)
     return validate(model, data, by_name=False)

@@ -12,7 +12,7 @@ from attention_contract.schemas.modules import CreateModule, ModuleConfig
 from attention_contract.wire import SAFETENSORS, from_body, to_body
 from attention_service.api.app import create_app
 from attention_service.api.bodies import request_body
-from attention_service.api.bodies.negotiation import BODY_VIEWS
+from attention_service.api.http_limits.connection_limits import BODY_VIEWS
 from attention_service.settings import Settings
 
 QUERY = np.random.default_rng(0).standard_normal((4, 512, 64), np.float32)

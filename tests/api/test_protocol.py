@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from attention_contract.operations import OPERATIONS, create_raw_pass, create_recording
+from attention_contract.operations import OPENAI_PATHS, OPERATIONS, create_raw_pass, create_recording
 from attention_contract.schemas.attention import ApproximationError
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.model_requests import LikelyToken
 from attention_contract.schemas.openai import CompletionLogprobs, Embedding
 from attention_contract.wire import SAFETENSORS, to_json
-from attention_service.api.doors.openai.openai_errors import OPENAI_PATHS, openai_status
+from attention_service.api.problems import status_elsewhere
 from tests.api.talk import post, problem
 from tests.conftest import live_server
 from tests.docs.snippets import json_difference
@@ -124,7 +124,7 @@ def test_the_documents_describe_every_operation(http):
         assert described["operationId"] == operation.name
         assert str(operation.status) in described["responses"]
         for error in operation.errors:
-            status = openai_status(error) if operation.path in OPENAI_PATHS else error.status
+            status = status_elsewhere(error) if operation.path in OPENAI_PATHS else error.status
             assert str(status) in described["responses"]
         if operation.tensors and operation.method != "GET":
             assert set(described["requestBody"]["content"]) == {"application/json", SAFETENSORS}

@@ -18,9 +18,9 @@ from attention_contract.wire import JSON, SAFETENSORS
 from tests.conftest import live_server
 
 WARM, COUNTED = 20, 21
-CALLS = {"forward": 200, "weights": 365, "step": 235}
+CALLS = {"forward": 190, "weights": 360, "step": 230}
 """Calls that one request passes at most."""
-FILES = {"forward": 45, "weights": 55, "step": 53}
+FILES = {"forward": 42, "weights": 55, "step": 53}
 """Files in which they lie."""
 JSON_ONLY = {"content-type": JSON, "accept": JSON}
 

@@ -3,19 +3,22 @@
 import inspect
 
 from attention_contract.operations import OPERATIONS
+from attention_service.api.doors.openai.openai_handlers import OPENAI_HANDLERS
 from attention_service.api.endpoint import Call
-from attention_service.api.routes import HANDLERS, make_routes
+from attention_service.api.handlers import HANDLERS
+from attention_service.api.routes import make_routes
 
 
 def test_every_operation_has_a_handler_and_every_handler_an_operation():
-    assert sorted(HANDLERS) == sorted(operation.name for operation in OPERATIONS)
-    assert sorted(route.name for route in make_routes()) == sorted(HANDLERS)
+    handlers = HANDLERS | OPENAI_HANDLERS
+    assert sorted(handlers) == sorted(operation.name for operation in OPERATIONS)
+    assert sorted(route.name for route in make_routes()) == sorted(handlers)
 
 
 def test_a_handler_takes_the_call_and_the_body():
-    for name, handler in HANDLERS.items():
+    for name, handler in (HANDLERS | OPENAI_HANDLERS).items():
         assert len(inspect.signature(handler).parameters) == 2, name
-    assert {"engine", "settings", "headers", "path", "pin", "deadline"} == set(Call.__slots__)
+    assert {"engine", "settings", "headers", "path", "came", "pin", "deadline"} == set(Call.__slots__)
 
 
 def test_every_part_of_a_path_that_names_something_is_documented():

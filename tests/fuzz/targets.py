@@ -26,6 +26,7 @@ from attention_contract.operations import OPERATIONS
 from attention_contract.spec import AttentionSpec
 from attention_contract.tensors import TensorFault, decode, encode
 from attention_contract.validation import validate
+from attention_service.api import request_head
 from attention_service.api.bodies import negotiation
 from attention_service.api.bodies.request_body import read_body
 from attention_service.runtime.scheduling.budget import Budget
@@ -191,12 +192,12 @@ def negotiated_headers(data: bytes) -> bool:
     """Read the headers that choose the forms and the deadline of a reply."""
     values = data.split(b"\n")
     names = (b"accept", b"content-type", b"prefer", b"if-match")
-    headers = negotiation.headers_of({"headers": list(zip(names, values, strict=False))})
+    headers = request_head.headers_of({"headers": list(zip(names, values, strict=False))})
     try:
         media_type = negotiation.accepted(headers, MODULE_OPERATIONS[len(data) % len(MODULE_OPERATIONS)])
     except AttentionError as error:
         return refused(error)
-    wait = negotiation.wait(headers)
+    wait = request_head.wait_seconds(headers)
     if media_type not in {*wire.MEDIA_TYPES, *wire.PICTURES} or not (wait is None or 0 <= wait < 10**9):
         raise PropertyError(f"{media_type!r} within {wait} s")
     return True

@@ -4,6 +4,8 @@ Notation for shapes: B batch, H query heads, Hkv key/value heads, Lq queries, Lk
 D head width, Dv value width. Wherever B stands it may be missing, and is then missing in the reply.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -31,9 +33,8 @@ MAX_TAPS: Final = 64
 """The most items of one list of taps, repeated ones included."""
 
 
-def output_only() -> list[Tap]:
-    """The taps that a request returns by default."""
-    return ["output"]
+output_only: Final[Callable[[], list[Tap]]] = partial(list[Tap], ("output",))
+"""Makes the taps that a request returns by default."""
 
 
 class Select(WireModel):

@@ -27,7 +27,11 @@ from attention_service.api.access.api_keys import KeyRing, limits_of, shares_of
 from attention_service.api.access.layer import Access, name_of
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import require_scopes
+from attention_service.api.doors.agents import own_requests
+from attention_service.api.doors.oip.inference_reply import HEADER_LENGTH
+from attention_service.api.doors.oip.v2_errors import v2_form
 from attention_service.api.doors.oip.v2_routes import add_v2_routes
+from attention_service.api.doors.openai.openai_errors import openai_form
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.observation.access_log import AccessLog
 from attention_service.api.observation.metrics import Metrics
@@ -138,7 +142,9 @@ def create_app(
     app.mount("/web", GZipMiddleware(StaticFiles(directory=_WEB)), name="web")
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     require_scopes(app.routes)
-    app.add_middleware(Access, settings=settings, keys=keys, quotas=quotas)
+    app.add_middleware(
+        Access, settings=settings, keys=keys, quotas=quotas, asking=own_requests.PATH, exposed=HEADER_LENGTH
+    )
     # Outside, so that what Access refuses is logged too.
     app.add_middleware(Observe, requests=requests, settings=settings, sends_request_id=sends_request_id)
     problems.install(app)
@@ -147,6 +153,7 @@ def create_app(
 
 def _add_optional_doors(app: FastAPI, settings: Settings) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Add the routes of other protocols that the settings ask for, and return the context in which they answer."""
+    app.state.error_forms = [openai_form, v2_form] if settings.oip else [openai_form]
     if settings.oip:
         add_v2_routes(app.router.routes, siblings=settings.replicas > 1)
     if not settings.mcp:

@@ -33,7 +33,7 @@ async def unless_gone(receive: Receive, work: Awaitable[ResultT], deadline: floa
 
     timer = loop.call_later(_WATCHED_AFTER_S, lambda: watches.append(loop.create_task(watch())))
     try:
-        return await in_time(work, deadline)
+        return await (work if deadline is None else in_time(work, deadline))
     except asyncio.CancelledError:
         if gone and task is not None:
             task.uncancel()

@@ -23,13 +23,13 @@ from attention_contract.errors import (
     Unauthorized,
     error_classes,
 )
-from attention_contract.operations import ANY_KEY, OPERATIONS, Operation
+from attention_contract.operations import ANY_KEY, OPENAI_PATHS, OPERATIONS, Operation
 from attention_contract.schemas.modules import ModuleInfo, Parameter, ParameterList
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import SessionInfo
 from attention_contract.tensors import TENSOR_SCHEMAS
 from attention_contract.wire import EVENTS, JSON, PICTURES, SAFETENSORS, to_json
-from attention_service.api.doors.openai.openai_errors import OPENAI_PATHS, openai_status
+from attention_service.api.problems import status_elsewhere
 
 VERSIONED = (ModuleInfo, ParameterList, Parameter)
 """Replies with a module or a part of a module. Their version is their ETag."""
@@ -217,7 +217,7 @@ def _failure(description: str, errors: Iterable[type[AttentionError]]) -> dict[s
 def _openai_failures(errors: Iterable[type[AttentionError]]) -> dict[int | str, dict[str, Any]]:
     """The same errors on the paths of OpenAI's API."""
     content = {JSON: {"schema": {"$ref": f"{_SCHEMAS}OpenAIError"}}}
-    statuses = {openai_status(error): _failure("", [error]) for error in errors}
+    statuses = {status_elsewhere(error): _failure("", [error]) for error in errors}
     described = {status: told | {"description": HTTPStatus(status).phrase} for status, told in statuses.items()}
     found: dict[int | str, dict[str, Any]] = {status: told | {"content": content} for status, told in described.items()}
     return found | {"default": _failure("Any other error", []) | {"content": content}}

@@ -7,6 +7,7 @@ safetensors nor limits.
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -27,11 +28,12 @@ from attention_contract.wire import JSON, PICTURES
 from attention_service.api import problems
 from attention_service.api.access.scopes import HELD, lacking
 from attention_service.api.bodies import negotiation, pictures
-from attention_service.api.bodies.negotiation import Headers, header, tensor_bytes
+from attention_service.api.bodies.negotiation import tensor_bytes
 from attention_service.api.bodies.request_body import query_of, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented, signature_of
 from attention_service.api.http_limits.connection_limits import CAME
+from attention_service.api.request_head import Headers, header, headers_of, wait_seconds
 from attention_service.engine import Engine
 from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 from attention_service.settings import Settings
@@ -46,6 +48,8 @@ class Call:
     headers: Headers
     path: Mapping[str, str]
     """The parts of the path that name something."""
+    came: float
+    """The time, of ``time.monotonic``, at which the request came."""
     pin: str | None
     """The version that If-Match names."""
     deadline: float | None
@@ -73,13 +77,13 @@ Handler = Callable[[Call, Any], Awaitable[Any]]
 
 def call_of(scope: Scope) -> Call:
     """Read the headers of a request. Raises InvalidRequest for one that is too long or cannot be read."""
-    headers, state = negotiation.headers_of(scope), scope["app"].state
-    pin = deadline = None
+    headers, state = headers_of(scope), scope["app"].state
+    came, pin = scope.get("state", {}).get(CAME) or time.monotonic(), None
     if b"if-match" in headers:
         pin = _etag(header(headers, b"if-match"), "If-Match")
-    if (wait := negotiation.wait(headers, state.settings.default_wait_s)) is not None:
-        deadline = scope.get("state", {}).get(CAME, time.monotonic()) + wait
-    return Call(state.engine, state.settings, headers, scope["path_params"], pin, deadline)
+    seconds = wait_seconds(headers, state.settings.default_wait_s)
+    deadline = None if seconds is None else came + seconds
+    return Call(state.engine, state.settings, headers, scope["path_params"], came, pin, deadline)
 
 
 async def serve(
@@ -109,7 +113,7 @@ class OperationRoute(APIRoute):
         super().__init__(path, signature_of(operation), **documented(operation))
         self.operation = operation
         self.handler = handler
-        self.app = self._serve
+        self.app = partial(serve, self._answer)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match a request by path and method."""
@@ -126,9 +130,6 @@ class OperationRoute(APIRoute):
         if ("GET" if method == "HEAD" else method) == self.operation.method:
             return self.app(scope, receive, send)
         return super().handle(scope, receive, send)
-
-    def _serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return serve(self._answer, scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, memory: Body) -> ASGIApp:
         """The response, whose memory is held until it is sent."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
@@ -23,18 +25,11 @@ from attention_contract.errors import (
     NotFound,
     from_problem,
 )
+from attention_contract.operations import OPENAI_PATHS, list_models
 from attention_contract.wire import JSON, to_json
-from attention_service.api.doors.oip.v2_errors import is_v2, v2_error, v2_status
-from attention_service.api.doors.openai.openai_errors import (
-    OPENAI_OFFER,
-    OPENAI_PATHS,
-    is_beside_openai,
-    openai_error,
-    openai_headers,
-    openai_status,
-)
 from attention_service.runtime.request_timing import timing
 
+_OPENAI_OFFER: Final = f"the paths of OpenAI's API are {', '.join(sorted(OPENAI_PATHS | {list_models.path}))}"
 log = structlog.get_logger(__name__)
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that is being answered."""
@@ -60,6 +55,21 @@ def render(error: AttentionError) -> Response:
     return ProblemResponse(error, headers)
 
 
+@dataclass(frozen=True)
+class ErrorForm:
+    """The form of an error for the clients of another protocol."""
+
+    body: Mapping[str, Any]
+    status: int
+    media_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def status_elsewhere(error: AttentionError | type[AttentionError]) -> int:
+    """The status of an error in other protocols: 400 for what is not valid."""
+    return 400 if error.status == InvalidRequest.status else error.status
+
+
 class ProblemResponse(Response):
     """An error as a problem document; on the paths of other protocols, as their clients read it."""
 
@@ -68,17 +78,13 @@ class ProblemResponse(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the form that the path has."""
-        if scope.get("path") in OPENAI_PATHS:
-            self.status_code, self.body = openai_status(self._error), to_json(openai_error(self._error))
-            told = {"content-type": JSON, "content-length": str(len(self.body)), **openai_headers(self._error)}
-            self.headers.update(told)
-        elif is_beside_openai(scope.get("path", "")):
-            self.body = to_json(self._error.to_problem() | openai_error(self._error))
-            self.headers["content-length"] = str(len(self.body))
-        elif is_v2(scope):
-            self.status_code, self.body = v2_status(self._error), to_json(v2_error(self._error))
-            self.headers.update({"content-type": JSON, "content-length": str(len(self.body))})
+        """Send the form that the first door which has one for the path gives it."""
+        for form_of in scope["app"].state.error_forms:
+            if (form := form_of(scope, self._error)) is not None:
+                self.status_code, self.body = form.status, to_json(form.body)
+                self.headers["content-type"], self.headers["content-length"] = form.media_type, str(len(self.body))
+                self.headers.update(form.headers)
+                break
         await super().__call__(scope, receive, send)
 
 
@@ -123,7 +129,7 @@ def forget(fault: BaseException | None) -> None:
 def _from_http(request: Request, error: HTTPException) -> AttentionError:
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        offered = f". Here {OPENAI_OFFER}" if path.startswith("/v1/") else ""
+        offered = f". Here {_OPENAI_OFFER}" if path.startswith("/v1/") else ""
         return NotFound(f"there is nothing at {path[:200]}; GET /docs lists every path{offered}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _methods(request)

@@ -1,175 +1,12 @@
-"""The table of routes: the handler that answers each operation of the contract.
+"""The routes of the operations of the contract."""
 
-A handler takes the call and the body, and returns the reply. Most are a call of the engine, and stand in the table.
-"""
+from typing import Any
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar
-
-from starlette.responses import FileResponse, Response
-
-from attention_contract import operations
-from attention_contract.errors import Forbidden, InvalidRequest
-from attention_contract.operations import OPERATIONS
-from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
-from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
-from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
-from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
-from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
-from attention_contract.schemas.server import Health
-from attention_contract.wire import SAFETENSORS
-from attention_service.api.bodies.negotiation import accepted
-from attention_service.api.doors.openai.openai_handlers import embed, generate
-from attention_service.api.endpoint import Call, Handler, OperationRoute
+from attention_contract.operations import OPERATIONS, Operation
+from attention_service.api.doors.openai.openai_handlers import OPENAI_HANDLERS
+from attention_service.api.endpoint import OperationRoute
+from attention_service.api.handlers import HANDLERS
 from attention_service.api.replicas import following
-from attention_service.api.server_facts import list_variants, server_info
-from attention_service.cost.datasheet import HARDWARE
-from attention_service.modules.checkpoints import hub
-from attention_service.runtime.operations.questions import QUESTIONS
-
-ReplyT = TypeVar("ReplyT")
-
-
-async def complexity(call: Call, body: ComplexityRequest) -> ComplexityReply:
-    """The cost of a shape or of a sweep that is not too long."""
-    if body.sweep is not None and len(body.sweep.values) > call.settings.max_sweep:
-        raise InvalidRequest.at(
-            "sweep.values",
-            f"it has {len(body.sweep.values)} sizes; max_sweep allows {call.settings.max_sweep}",
-            limit=call.settings.max_sweep,
-            actual=len(body.sweep.values),
-        )
-    return await call.engine.complexity(call.path.get("name"), body, call.deadline)
-
-
-async def fetch_checkpoint(call: Call, body: FetchCheckpoint) -> CheckpointReply:
-    """A checkpoint of the hub, if the operator allows it."""
-    if not call.settings.hub:
-        raise Forbidden(
-            f"{hub.unreachable(allowed=False)}, or puts the checkpoint into the model repository by: "
-            f"attention fetch {body.repository}",
-            param="repository",
-            setting="ATTENTION_HUB",
-        )
-    return await call.engine.modules.fetch_checkpoint(body)
-
-
-async def cancel_fetch(call: Call, _: None) -> None:
-    """Stop a fetch."""
-    call.engine.modules.fetches.cancel(call.path["path"])
-
-
-async def get_recording(call: Call, body: RecordingQuery) -> RecordingInfo | Response:
-    """A recording's description, one of its tensors, or its whole file."""
-    if body.tensor_name() is None and accepted(call.headers, operations.get_recording) == SAFETENSORS:
-        path = await call.engine.recordings.path(call.id)
-        headers = {"Vary": "Accept"}
-        return FileResponse(path, media_type=SAFETENSORS, headers=headers, filename=f"{call.id}.safetensors")
-    return await call.engine.recordings.get(call.id, body)
-
-
-async def health_live(call: Call, _: None) -> Health:
-    """The health of a server that makes progress."""
-    call.engine.runner.check_live()
-    return call.engine.health("live")
-
-
-async def health_ready(call: Call, _: None) -> Health:
-    """The health of a server that takes work."""
-    call.engine.check_ready()
-    return call.engine.health("ready")
-
-
-async def _known(reply: ReplyT) -> ReplyT:
-    """A reply that is known at once."""
-    return reply
-
-
-def _asked(question: str) -> Handler:
-    """The handler of a question about a module, or about raw attention if the path names none."""
-    return lambda call, body: call.engine.ask(question, call.path.get("name"), body, call.deadline)
-
-
-def _asked_over_past(question: str) -> Handler:
-    """The handler of a question about new tokens over the past of a session."""
-    return lambda call, body: call.engine.sessions.ask(question, call.id, body, call.deadline)
-
-
-# A router tries its routes in this order, so the most frequent operations come first.
-HANDLERS: Final[Mapping[str, Handler]] = {
-    "forward": lambda call, body: call.engine.forward(call.name, body, call.deadline),
-    "step_session": lambda call, body: call.engine.sessions.step(call.id, body, call.deadline),
-    "raw_forward": lambda call, body: call.engine.forward(None, body, call.deadline),
-    "step_sessions": lambda call, body: call.engine.sessions.steps(body, call.deadline),
-    "create_pass": lambda call, body: call.engine.create_pass(call.name, body, call.deadline),
-    "create_raw_pass": lambda call, body: call.engine.create_pass(None, body, call.deadline),
-    "backward": lambda call, body: call.engine.backward(call.id, body, call.deadline),
-    # the other questions about a module, and about raw attention
-    **{f"{prefix}{question}": _asked(question) for question in QUESTIONS for prefix in ("", "raw_")},
-    "complexity": complexity,
-    "raw_complexity": complexity,
-    "circuits": lambda call, body: call.engine.analyses.circuits(call.name, body, call.deadline),
-    "rollout": lambda call, body: call.engine.analyses.rollout(body, call.deadline),
-    "similarity": lambda call, body: call.engine.analyses.similarity(body, call.deadline),
-    "hopfield_retrieve": lambda call, body: call.engine.analyses.retrieve(body, call.deadline),
-    # sessions
-    "list_sessions": lambda call, body: _known(call.engine.sessions.listing(body)),
-    "open_session": lambda call, body: call.engine.sessions.open(call.name, body),
-    "get_session": lambda call, _: _known(call.engine.sessions.info(call.id)),
-    "delete_session": lambda call, _: call.engine.sessions.delete(call.id),
-    "fork_session": lambda call, body: call.engine.sessions.fork(call.id, body),
-    "truncate_session": lambda call, body: call.engine.sessions.truncate(call.id, body),
-    "reorder_session": lambda call, body: call.engine.sessions.reorder(call.id, body),
-    **{
-        f"session_{question}": _asked_over_past(question)
-        for question in QUESTIONS
-        if hasattr(operations, f"session_{question}")
-    },
-    "get_session_cache": lambda call, _: call.engine.sessions.cache(call.id),
-    "put_session_cache": lambda call, body: call.engine.sessions.replace_cache(call.id, body),
-    # modules
-    "list_modules": lambda call, _: _known(call.engine.modules.list()),
-    "create_module": lambda call, body: call.engine.modules.create(body),
-    "import_module": lambda call, body: call.engine.modules.import_checkpoint(body),
-    "list_checkpoints": lambda call, _: call.engine.modules.checkpoints(),
-    "fetch_checkpoint": fetch_checkpoint,
-    "cancel_fetch": cancel_fetch,
-    "get_checkpoint": lambda call, _: call.engine.modules.checkpoint(call.path["path"]),
-    "get_module": lambda call, _: _known(call.engine.modules.get(call.name, call.pin).info()),
-    "delete_module": lambda call, _: call.engine.modules.delete(call.name, call.pin),
-    "list_parameters": lambda call, _: call.engine.modules.parameters(call.name, call.pin),
-    "replace_parameters": lambda call, body: call.engine.modules.replace(call.name, body),
-    "get_parameter": lambda call, body: call.engine.modules.parameter(call.name, call.path["parameter"], body),
-    # whole models
-    "list_models": lambda call, _: call.engine.models.list(),
-    "load_model": lambda call, body: call.engine.models.load(body),
-    "get_model": lambda call, _: call.engine.models.get(call.model),
-    "unload_model": lambda call, _: call.engine.models.unload(call.model),
-    "model_forward": lambda call, body: call.engine.models.ask(call.model, "forward", body, ModelForwardReply),
-    "model_weights": lambda call, body: call.engine.models.ask(call.model, "weights", body, ModelWeightsReply),
-    "model_gradients": lambda call, body: call.engine.models.ask(call.model, "gradients", body, ModelGradientsReply),
-    "model_complexity": lambda call, body: call.engine.models.ask(call.model, "complexity", body, ModelComplexityReply),
-    # the same by OpenAI's API
-    "create_chat_completion": generate,
-    "create_completion": generate,
-    "create_embedding": embed,
-    # recordings
-    "list_recordings": lambda call, _: call.engine.recordings.list(),
-    "create_recording": lambda call, body: call.engine.recordings.add(body),
-    "get_recording": get_recording,
-    "recording_statistics": lambda call, body: call.engine.recordings.statistics(call.id, body),
-    "recording_similarity": lambda call, body: call.engine.recordings.similarity(call.id, body, call.deadline),
-    "recording_rollout": lambda call, body: call.engine.recordings.rollout(call.id, body, call.deadline),
-    "delete_recording": lambda call, _: call.engine.recordings.delete(call.id),
-    # the server
-    "server_info": server_info,
-    "list_variants": list_variants,
-    "accuracy": lambda call, _: _known(call.engine.accuracy_report()),
-    "list_hardware": lambda _, __: _known(HARDWARE),
-    "health_live": health_live,
-    "health_ready": health_ready,
-}
-"""The handler of each operation by its name."""
 
 
 def make_routes(*, siblings: bool = False) -> list[OperationRoute]:
@@ -177,6 +14,6 @@ def make_routes(*, siblings: bool = False) -> list[OperationRoute]:
 
     ``siblings``: other processes change the modules too.
     """
-    known: dict[str, operations.Operation[Any]] = {operation.name: operation for operation in OPERATIONS}
+    known: dict[str, Operation[Any]] = {operation.name: operation for operation in OPERATIONS}
     prepared = following if siblings else (lambda handler: handler)
-    return [OperationRoute(known[name], prepared(handler)) for name, handler in HANDLERS.items()]
+    return [OperationRoute(known[name], prepared(handler)) for name, handler in {**HANDLERS, **OPENAI_HANDLERS}.items()]

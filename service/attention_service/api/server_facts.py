@@ -10,9 +10,9 @@ from attention_contract.schemas.sessions import MAX_SEQUENCES, MAX_STEPS
 from attention_contract.tensors import DTYPES, MAX_RANK
 from attention_contract.wire import MEDIA_TYPES
 from attention_service import __version__
-from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES
 from attention_service.api.endpoint import Call
 from attention_service.api.http_limits.descriptors import most_connections
+from attention_service.api.request_head import MAX_HEADER_BYTES
 from attention_service.core.registry import variants
 from attention_service.modules.checkpoints import hub
 from attention_service.runtime.callers import caller

@@ -28,9 +28,10 @@ from attention_service.api.bodies import negotiation
 from attention_service.api.bodies.request_body import parsed
 from attention_service.api.disconnection import in_time
 from attention_service.api.endpoint import Call, call_of
+from attention_service.api.handlers import HANDLERS
 from attention_service.api.observation.access_log import Answered
 from attention_service.api.observation.telemetry import RequestLog
-from attention_service.api.routes import HANDLERS
+from attention_service.api.request_head import wait_seconds
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import RequestTiming, note, note_bytes, timing
 from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
@@ -62,7 +63,7 @@ class SessionStreams:
         except AttentionError as error:
             await problems.render(error)(scope, receive, send)
             return
-        wait = negotiation.wait(call.headers, call.settings.default_wait_s)
+        wait = wait_seconds(call.headers, call.settings.default_wait_s)
         connection = Connection(call, wait, receive, send, self._requests, self._quotas)
         self._open.add(connection)
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attention_contract.spec import AttentionSpec
+from attention_contract.spec import AttentionSpec, Exact
 from attention_service.core.blocks import blocks, put_together
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS, MATERIALIZED
@@ -52,15 +52,14 @@ def attend(
     for a normalizer other than the softmax it raises ValueError. A method that approximates has no kernel, and the taps
     of ``taps_of``.
     """
-    method = METHODS.of(problem.spec.method)
-    if isinstance(method, Approximation):
-        return _approximate(problem, taps, selection, edits)
+    if not isinstance(problem.spec.method, Exact) and (method := approximation_of(problem.spec)) is not None:
+        return _approximate(method, problem, taps, selection, edits)
     if isinstance(kernel, str):
         kernel = KERNELS[MATERIALIZED if edits else kernel].make()
     by_stages = kernel.by_stages
     nonfinite = None if by_stages or problem.finite else find_nonfinite_keys(problem)
     given = problem if nonfinite is None else without(nonfinite, problem)
-    whole = method.attend(given, kernel, taps, edits)
+    whole = kernel.attend(given, taps, edits)
     if nonfinite is not None:
         whole = {"context": with_nan_rows(whole["context"], affected_queries(nonfinite, problem))}
     if problem.global_qkv is not None and not by_stages and (apart := global_rows(problem, EVERYTHING)) is not None:
@@ -74,11 +73,13 @@ def attend(
     return Attended(whole["context"], again | asked)
 
 
-def _approximate(problem: Problem, taps: Collection[str], selection: Selection, edits: Sequence[BoundEdit]) -> Attended:
+def _approximate(
+    method: Approximation, problem: Problem, taps: Collection[str], selection: Selection, edits: Sequence[BoundEdit]
+) -> Attended:
     # Without masks every query meets every key; with them, those before a NaN are kept from it.
     nonfinite = find_nonfinite_keys(problem) if problem.spec.masks and not edits else None
     given = problem if nonfinite is None else without(nonfinite, problem)
-    found = METHODS.of(problem.spec.method).attend(given, KERNELS[MATERIALIZED].make(), taps, edits)
+    found = method.attend(given, edits)
     if nonfinite is not None:
         found |= {"k": problem.k, "v": problem.v}
         found["context"] = found["context"].masked_fill(affected_queries(nonfinite, problem), torch.nan)
@@ -114,8 +115,8 @@ def trace(problem: Problem, edits: Sequence[BoundEdit] = ()) -> dict[str, Tensor
     or not the problem's tensors ask for one. Forbidden scores and queries that may look nowhere have gradient zero.
     """
     tracked = replace(problem, q=_tracked(problem.q), k=_tracked(problem.k), v=_tracked(problem.v))
-    if approximation_of(problem.spec) is not None:
-        found = METHODS.of(problem.spec.method).attend(tracked, KERNELS[MATERIALIZED].make(), (), edits)
+    if (method := approximation_of(problem.spec)) is not None:
+        found = method.attend(tracked, edits)
         return {tap: found[tap] for tap in taps_of(problem.spec)}
     return dict(stages(tracked, set(TAPS) - {"lse"}, edits))
 

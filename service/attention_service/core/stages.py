@@ -89,7 +89,7 @@ def _stages(
     spec = problem.spec
     edits = interventions.narrowed(edits, selection, problem.q.shape[1], problem.k.shape[1])
     normalizer = NORMALIZERS.of(spec.normalizer)
-    apart = global_rows(problem, selection)
+    apart = None if problem.global_qkv is None else global_rows(problem, selection)
     q = parts.q
     if apart is not None:
         q = apart.put(q, pick(narrow(apart.problem.q, "q", problem, selection), 2, apart.rows))

@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from attention_client import Client, RecordingNotFound, SessionNotFound, Unauthorized
-from attention_contract.operations import ANY_KEY, OPERATIONS
+from attention_contract.operations import ANY_KEY, OPENAI_PATHS, OPERATIONS
 from attention_contract.schemas.recordings import EXAMPLE
 from attention_service.__main__ import serve
 from attention_service.api.access import api_keys
@@ -19,7 +19,6 @@ from attention_service.api.access.api_keys import KeyRing, create_key, revoke_ke
 from attention_service.api.access.audit import AUDITED
 from attention_service.api.access.layer import needs_keys, unsafe_start
 from attention_service.api.access.scopes import OPEN_PATHS, SCOPES, require_scopes
-from attention_service.api.doors.openai.openai_errors import OPENAI_PATHS
 from attention_service.settings import Settings
 from tests.api.test_robustness import exchange
 from tests.conftest import live_server

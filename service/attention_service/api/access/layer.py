@@ -23,9 +23,7 @@ from attention_service.api.access.api_keys import HeldKey, KeyRing, limits_of, r
 from attention_service.api.access.quotas import Quotas
 from attention_service.api.access.scopes import HELD, OPEN_PATHS, OPEN_V2_PATHS
 from attention_service.api.access.sites import Hosts, check_single, check_site, is_loopback
-from attention_service.api.bodies.negotiation import HEADERS, Headers
-from attention_service.api.doors.agents.own_requests import PATH as AGENTS_PATH
-from attention_service.api.doors.oip.inference_reply import HEADER_LENGTH
+from attention_service.api.request_head import HEADERS, Headers
 from attention_service.runtime.callers import UNLIMITED, Caller, caller
 from attention_service.settings import Settings, listed
 
@@ -47,7 +45,7 @@ _NO_KEY: Final = """<!doctype html>
 """
 """The page that the browser shows if its user cancels."""
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
-_EXPOSED: Final = ("ETag", "Location", "Retry-After", "X-Request-ID", VERSION_HEADER, HEADER_LENGTH)
+_EXPOSED: Final = ("ETag", "Location", "Retry-After", "X-Request-ID", VERSION_HEADER)
 
 
 def needs_keys(settings: Settings) -> bool:
@@ -60,7 +58,10 @@ def needs_keys(settings: Settings) -> bool:
 class Access:
     """Middleware that lets a request in, or answers it with 401, 403 or 421."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: KeyRing, quotas: Quotas) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, keys: KeyRing, quotas: Quotas, *, asking: str, exposed: str
+    ) -> None:
+        """``asking``: the path whose messages make requests of their own; ``exposed``: a further header for pages."""
         self.app = app
         self._needed = needs_keys(settings)
         self._hosts = Hosts(settings.host, listed(settings.allowed_hosts), keys=self._needed)
@@ -69,11 +70,12 @@ class Access:
         self._open = OPEN_PATHS | OPEN_V2_PATHS if settings.oip else OPEN_PATHS
         self._keys = keys
         self._quotas = quotas
+        self._asking = asking
         limits = limits_of(settings)
         self._at = lru_cache(maxsize=4096)(lambda address: Caller(address, limits=limits))
         """The caller at an address, where no key is needed."""
         self._for_pages = CORSMiddleware(
-            self._admit, self._origins, _METHODS, ["*"], expose_headers=_EXPOSED, max_age=600
+            self._admit, self._origins, _METHODS, ["*"], expose_headers=[*_EXPOSED, exposed], max_age=600
         )
 
     # Most requests pass. A coroutine for each step of the way would take longer than the checks.
@@ -121,7 +123,7 @@ class Access:
         """Let a request in if its caller has not used too much."""
         try:
             with self._quotas.used(asks):
-                if scope["path"] != AGENTS_PATH:
+                if scope["path"] != self._asking:
                     await self.app(scope, receive, send)
                     return
         except CallerLimit as error:

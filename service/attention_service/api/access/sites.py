@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from attention_contract.errors import Forbidden, Misdirected, Unreadable
-from attention_service.api.bodies.negotiation import Headers, header
+from attention_service.api.request_head import Headers, header
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERY_INTERFACE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104

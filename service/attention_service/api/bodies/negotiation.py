@@ -1,11 +1,10 @@
-"""The media types that the two sides agree on, the headers that say so, and replies as responses."""
+"""The media types that the two sides agree on, and replies as responses."""
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import mimeparse
 import numpy as np
@@ -14,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from attention_contract.errors import Cancelled, HeadTooLarge, InvalidRequest, NotAcceptable
+from attention_contract.errors import Cancelled, NotAcceptable
 from attention_contract.json_writing import json_pieces, to_json
 from attention_contract.operations import Operation
 from attention_contract.tensor_files import to_safetensors
@@ -22,16 +21,10 @@ from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, PICTURES, SAFETENSORS
 from attention_service.api.bodies.pictures import check_drawable
 from attention_service.api.disconnection import unless_gone
+from attention_service.api.http_limits.connection_limits import BODY_VIEWS
+from attention_service.api.request_head import Headers
 from attention_service.runtime.request_timing import note
-from attention_service.settings import Settings
 
-Headers = Mapping[bytes, bytes]
-"""Headers by their name in lower case. Of a repeated header that is no list, the first counts."""
-HEADERS: Final = "attention.headers"
-"""The entry of the ASGI scope with all headers by name; of a repeated one, the last."""
-_LISTS = frozenset({b"accept", b"content-encoding", b"if-match", b"if-none-match", b"prefer"})
-"""Headers that are lists: repeated lines are joined with commas (RFC 9110, section 5.3)."""
-_WAIT = re.compile(rb"(?:^|[,;\s])wait\s*=\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:$|[,;])", re.IGNORECASE)
 INLINE_TENSOR_BYTES = 2**18
 """Largest tensors in bytes that are written as JSON on the event loop; a thread writes larger ones."""
 STREAMED_TENSOR_BYTES = 2**20
@@ -42,64 +35,6 @@ _JOINED_BYTES = 2**16
 """Up to this size a copy costs less than another message. Uvicorn holds as many bytes of a response that has ended."""
 _PART_BYTES = 2**18
 """Bytes of a message of a large reply."""
-BODY_VIEWS = "attention.body_views"
-"""The ASGI extension of a server that takes memoryviews for bodies; others ask for bytes, which are a copy."""
-MAX_HEADER_BYTES = 2**14
-"""Bytes of one header, and of a query string."""
-
-
-def check_head(headers: Sequence[tuple[bytes, bytes]], target_bytes: int, settings: Settings) -> None:
-    """Raise HeadTooLarge for more headers, or more bytes with the target of the request, than the settings allow."""
-    if len(headers) > settings.max_headers:
-        raise HeadTooLarge(
-            f"the head has {len(headers)} headers; max_headers allows {settings.max_headers}",
-            limit=settings.max_headers,
-            actual=len(headers),
-        )
-    size = target_bytes + sum([len(name) + len(value) + 4 for name, value in headers])
-    if size > settings.max_head_bytes:
-        raise too_large(size, settings)
-
-
-def too_large(size: int, settings: Settings) -> HeadTooLarge:
-    """The error of a head that has at least ``size`` bytes."""
-    return HeadTooLarge(
-        f"the head has at least {size} bytes; max_head_bytes allows {settings.max_head_bytes}",
-        limit_bytes=settings.max_head_bytes,
-        needed_bytes=size,
-    )
-
-
-def headers_of(scope: Scope) -> Headers:
-    """The headers of a request. Raises InvalidRequest for one that is too long."""
-    lines = scope["headers"]
-    found: dict[bytes, bytes] = scope.get(HEADERS) or dict(lines)
-    if len(found) < len(lines):
-        found = dict(reversed(lines))
-        for name in _LISTS & found.keys():
-            found[name] = b", ".join(value for other, value in lines if other == name)
-    if (size := max(map(len, found.values()), default=0)) > MAX_HEADER_BYTES:
-        longest = str(max(found, key=lambda each: len(found[each]))[:80], "latin-1")
-        raise InvalidRequest.at(
-            longest, f"the header has {size} bytes; expected at most {MAX_HEADER_BYTES}", limit=MAX_HEADER_BYTES
-        )
-    return found
-
-
-def header(headers: Headers, name: bytes) -> str | None:
-    """The value of one header."""
-    value = headers.get(name)
-    return None if value is None else str(value, "latin-1")
-
-
-def wait(headers: Headers, default: float | None = None) -> float | None:
-    """Seconds that the caller is prepared to wait, by the preference of RFC 7240, section 4.3, with decimals.
-
-    The default without such a preference, or with one that cannot be read.
-    """
-    preferences = headers.get(b"prefer")
-    found = None if preferences is None else _WAIT.search(preferences)
-    return default if found is None else float(found[1])
 
 
 def accepted(headers: Headers, operation: Operation[Any]) -> str:

@@ -21,9 +21,10 @@ from attention_contract.json_reading import TextSize, check_text, measure_text
 from attention_contract.operations import Operation
 from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, SAFETENSORS, from_body
-from attention_service.api.bodies.negotiation import MAX_HEADER_BYTES, Headers, content_type
+from attention_service.api.bodies.negotiation import content_type
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import LATE
+from attention_service.api.request_head import MAX_HEADER_BYTES, Headers
 from attention_service.runtime.request_timing import note, note_bytes
 from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 from attention_service.settings import Settings

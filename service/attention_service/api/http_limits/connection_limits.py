@@ -24,6 +24,8 @@ CAME: Final = "came"
 """The key of the time, of ``time.monotonic``, at which a request came that waited at the entrance."""
 CROWDED: Final = "crowded"
 """The key of the refusal of a request that waited at the entrance for too long."""
+BODY_VIEWS: Final = "attention.body_views"
+"""The ASGI extension of a server that takes memoryviews for bodies; others ask for bytes, which are a copy."""
 LEAVING_S: Final = 2.0
 """Seconds for which a refused caller may read its refusal."""
 _SWEEP_S: Final = 1.0

@@ -12,9 +12,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, Draining, HeadTooLarge, TooSlow, Unreadable
 from attention_contract.wire import to_json
-from attention_service.api.bodies.negotiation import BODY_VIEWS, check_head, too_large, wait
-from attention_service.api.http_limits.connection_limits import CAME, CROWDED, LATE, LEAVING_S
+from attention_service.api.http_limits.connection_limits import BODY_VIEWS, CAME, CROWDED, LATE, LEAVING_S
 from attention_service.api.http_limits.guarded_connection import HEAD, LEAST_BYTES, GuardedConnection
+from attention_service.api.request_head import check_head, too_large, wait_seconds
 
 _BODIES: Final = frozenset({"POST", "PUT"})
 """Methods of requests that have a body."""
@@ -150,7 +150,7 @@ class GuardedHttp(GuardedConnection, HttpToolsProtocol):
                 state[CROWDED] = refusal
             begin(cycle, app)
 
-        entrance.wait(self.limits.name_of(scope), enter, wait(headers, self.limits.settings.default_wait_s))
+        entrance.wait(self.limits.name_of(scope), enter, wait_seconds(headers, self.limits.settings.default_wait_s))
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body."""

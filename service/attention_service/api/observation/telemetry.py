@@ -12,11 +12,11 @@ from attention_contract.wire import VERSION_HEADER
 from attention_service import __version__
 from attention_service.api import problems
 from attention_service.api.access.security_headers import SECURITY_HEADERS, page_headers
-from attention_service.api.bodies.negotiation import HEADERS, Headers, check_head
 from attention_service.api.http_limits.connection_limits import CAME, CROWDED
 from attention_service.api.observation.access_log import AccessLog, Answered
 from attention_service.api.observation.metrics import Metrics
 from attention_service.api.observation.tracing import add_spans
+from attention_service.api.request_head import HEADERS, Headers, check_head
 from attention_service.runtime.callers import caller
 from attention_service.runtime.request_timing import Later, RequestTiming, timing
 from attention_service.settings import Settings, listed

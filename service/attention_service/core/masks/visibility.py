@@ -116,11 +116,6 @@ def real_at(index: Tensor, real: Tensor | None, key_lengths: Tensor | None) -> T
     return within if real is None else real & within
 
 
-def is_padded(problem: Problem) -> bool:
-    """True if the request says which keys are real."""
-    return problem.key_mask is not None or problem.key_lengths is not None
-
-
 def without_padding(problem: Problem) -> Problem:
     """Put zeros in place of padded keys and values. They may hold anything, and 0 · NaN would be NaN."""
     real = real_keys(problem)

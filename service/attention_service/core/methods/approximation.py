@@ -1,7 +1,7 @@
 """Common base of the approximations: edits, taps and limits around their own arithmetic."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 from attention_contract.spec import AttentionSpec, Exact, Softmax
 from attention_service.core import edits as interventions
 from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import Kernel
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.masks.rules import causal_offset
 from attention_service.core.masks.visibility import without_padding
@@ -57,9 +56,7 @@ class Approximation(ABC):
         """
         return None
 
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
+    def attend(self, problem: Problem, edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Return every tap as a node of the graph to the context, and any additional results."""
         roles = (("q", problem.q), ("k", problem.k), ("v", problem.v))
         q, k, v = (interventions.apply(edits, tap, x) for tap, x in roles)

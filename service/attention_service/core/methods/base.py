@@ -1,16 +1,12 @@
-"""Protocol of methods: exact or approximate computation of the context from queries, keys and values."""
+"""Protocol of methods: what exact attention, which kernels compute, and each approximation have in common."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from attention_contract.errors import InvalidRequest
 from attention_contract.spec import AttentionSpec
-from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import Kernel
-from attention_service.core.problem import Learned, Problem, Widths
+from attention_service.core.problem import Learned, Widths
 from attention_service.core.registry import Registry
 
 Refusal = tuple[str, str]
@@ -49,11 +45,6 @@ class Method(Protocol):
 
     def refuses(self, spec: AttentionSpec) -> Iterator[Refusal]:
         """Yield the parts of the spec that the method cannot honour."""
-
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
-        """Compute ``context`` ``[B, H, Q, V]``, and those of the taps, whole, that are in memory anyway."""
 
 
 METHODS = Registry[Method]("method")

@@ -1,15 +1,11 @@
 """Exact attention, by whichever kernel."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from attention_contract import spec
-from attention_service.core.edits import BoundEdit
-from attention_service.core.kernels.base import Kernel
 from attention_service.core.methods.base import METHODS, Refusal
-from attention_service.core.problem import Learned, Problem, Widths
+from attention_service.core.problem import Learned, Widths
 from attention_service.core.stages import taps_of
 
 
@@ -37,9 +33,3 @@ class Exact:
     def refuses(self, spec: spec.AttentionSpec) -> Iterator[Refusal]:
         """Yield no refusals."""
         yield from ()
-
-    def attend(
-        self, problem: Problem, kernel: Kernel, taps: Collection[str], edits: Sequence[BoundEdit]
-    ) -> dict[str, Tensor]:
-        """Compute the context with the kernel."""
-        return kernel.attend(problem, taps, edits)

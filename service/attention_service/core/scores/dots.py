@@ -46,10 +46,7 @@ class ScaledDot(Product):
 
     def factors(self, q: Tensor, k: Tensor, learned: Tensors) -> tuple[Tensor, Tensor, float]:
         """Return q, k and the scale of the spec, by default 1/√D."""
-        return q, k, self._scale(q.shape[-1])
-
-    def _scale(self, width: int) -> float:
-        return float(width**-0.5) if self.options.scale is None else self.options.scale
+        return q, k, float(q.shape[-1] ** -0.5) if self.options.scale is None else self.options.scale
 
     def cost(self, widths: Widths) -> ScoreCost:
         """The product, and the scale once for each pair."""

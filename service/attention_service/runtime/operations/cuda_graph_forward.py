@@ -17,7 +17,6 @@ from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.spec import Causal, Mask, SlidingWindow
 from attention_service.core.attention import attend
 from attention_service.core.kernels import KERNELS
-from attention_service.core.methods import METHODS
 from attention_service.core.nonfinite_keys import sum_of
 from attention_service.core.positions import POSITIONS
 from attention_service.core.positions.frequencies import outgrown_length
@@ -124,7 +123,7 @@ class ForwardRecipe(Recipe):
     def _computed(self, module: Module, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         bound = self._bound.replaced(module=module)
         problem = compute.problem(bound, tensors, module.parameters, views=True)
-        context = METHODS.of(bound.spec.method).attend(problem, KERNELS[self._kernel].make(), (), ())["context"]
+        context = KERNELS[self._kernel].make().attend(problem, (), ())["context"]
         return compute.output(bound, module.parameters, context), sum_of(problem.k, problem.v)
 
     def need(self, module: Module) -> int:

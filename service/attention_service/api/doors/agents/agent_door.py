@@ -43,7 +43,6 @@ from attention_contract.operations import model_forward
 from attention_contract.validation import validate
 from attention_contract.wire import SAFETENSORS
 from attention_service import __version__
-from attention_service.api import problems
 from attention_service.api.doors.agents import error_advice
 from attention_service.api.doors.agents.agent_tool import AgentTool, ToolCall
 from attention_service.api.doors.agents.array_addresses import TEMPLATE, address_of
@@ -59,6 +58,7 @@ from attention_service.api.doors.agents.tools import (
     open_input,
     rank_heads,
 )
+from attention_service.api.handlers import unexpected
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Body
 
@@ -183,7 +183,7 @@ class AgentDoor:
         except AttentionError as error:
             refused = error
         except Exception as fault:
-            refused = problems.unexpected(f"{PATH} {tool.name}", fault)
+            refused = unexpected(f"{PATH} {tool.name}", fault)
         told = error_advice.told(refused, tool.arguments_of)
         return CallToolResult(content=[TextContent(text=told)], is_error=True)
 

@@ -16,7 +16,7 @@ from attention_contract.errors import from_problem
 from attention_contract.operations import Operation
 from attention_contract.validation import validate
 from attention_contract.wire import JSON, SAFETENSORS, from_body, from_json, to_json
-from attention_service.api import problems
+from attention_service.api.handlers import request_id
 
 ReplyT = TypeVar("ReplyT", bound=WireModel)
 PATH: Final = "/mcp"
@@ -34,7 +34,7 @@ class OwnRequests:
         self._client = message.get("client")
         self._headers = [(name, value) for name, value in message["headers"] if name in _PASSED_ON]
         self._headers.append((b"host", b"127.0.0.1"))
-        if (identity := problems.request_id.get()) is not None:
+        if (identity := request_id.get()) is not None:
             self._headers.append((b"x-request-id", identity.encode()))
 
     async def ask(

@@ -13,12 +13,10 @@ from attention_contract.json_reading import TextSize, check_objects, from_json
 from attention_contract.tensors import DTYPES, Array
 from attention_contract.validation import validate
 from attention_contract.wire import JSON
-from attention_service.api.bodies.negotiation import Headers
-from attention_service.api.bodies.request_body import parsed, read_body
 from attention_service.api.doors.oip.inference_envelope import InferenceRequest, tensors_of
 from attention_service.api.doors.oip.inference_reply import HEADER_LENGTH
 from attention_service.api.doors.oip.model_questions import RAW, Model, pin_of, request_of
-from attention_service.api.endpoint import Call, pinned
+from attention_service.api.handlers import Call, Headers, parsed, pinned, read_body
 from attention_service.modules.resident import Module
 from attention_service.runtime.request_timing import note
 from attention_service.runtime.scheduling.budget import Body

@@ -14,10 +14,9 @@ from attention_contract.tensor_files import NamedTensor, taken_apart
 from attention_contract.tensors import DTYPES
 from attention_contract.validation import clip
 from attention_contract.wire import JSON
-from attention_service.api.bodies import negotiation
-from attention_service.api.bodies.negotiation import Reply, tensor_bytes
 from attention_service.api.doors.oip.inference_envelope import DATATYPES, SIZE
 from attention_service.api.doors.oip.model_questions import VERSION, Model
+from attention_service.api.handlers import Reply, pieces_of, render, tensor_bytes
 from attention_service.runtime.request_timing import note
 from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 
@@ -93,12 +92,12 @@ async def write(
         told["id"] = request_id
     told |= {"parameters": parameters_of(rest, reply.ran), "outputs": outputs}
     if not behind:
-        answer = await negotiation.render(told, JSON, headers={})
+        answer = await render(told, JSON, headers={})
     else:
         size = 0 if len(behind) == len(outputs) else tensor_bytes(outputs)
         if size > UNCOUNTED:
             memory.become_reply(_TEXT_BYTES * size)
-        head = await negotiation.pieces_of(told, JSON, "list", size) if size else [orjson.dumps(told)]
+        head = await pieces_of(told, JSON, "list", size) if size else [orjson.dumps(told)]
         note("encode", began)
         answer = Reply([*head, *behind], BINARY_TYPE, 200, {HEADER_LENGTH: str(sum(map(len, head)))})
     if (held := getattr(answer, "held_bytes", 0)) > UNCOUNTED:

@@ -10,7 +10,7 @@ from attention_contract.json_reading import from_json
 from attention_contract.schemas.modules import CreateModule, ImportModule
 from attention_contract.validation import clip, validate
 from attention_service.api.doors.oip.model_questions import RAW, VERSION, Model, models_of
-from attention_service.api.endpoint import Call
+from attention_service.api.handlers import Call
 from attention_service.modules.resident import Module
 
 

@@ -12,7 +12,6 @@ from attention_contract.errors import AttentionError, InvalidRequest, ModuleNotF
 from attention_contract.schemas.modules import ImportModule
 from attention_contract.wire import JSON, to_json
 from attention_service import __version__
-from attention_service.api.disconnection import unless_gone
 from attention_service.api.doors.oip.inference_body import read_inference, read_small
 from attention_service.api.doors.oip.inference_reply import write
 from attention_service.api.doors.oip.model_description import configuration, metadata
@@ -28,10 +27,7 @@ from attention_service.api.doors.oip.module_repository import (
     module_request,
 )
 from attention_service.api.doors.oip.v2_errors import NotSupported
-from attention_service.api.endpoint import Call, Handler, call_of
-from attention_service.api.http_limits.connection_limits import CAME
-from attention_service.api.replicas import following
-from attention_service.api.routes import HANDLERS
+from attention_service.api.handlers import HANDLERS, Call, Handler, call_of, following, unless_gone
 from attention_service.modules.resident import Module
 from attention_service.runtime.scheduling.budget import Body
 
@@ -112,7 +108,7 @@ class V2Handlers:
             envelope, request = await read_inference(scope, receive, memory, call, model, module)
             read_s = time.monotonic() - began
             if (timeout := envelope.timeout_s) is not None:
-                until = scope.get("state", {}).get(CAME, began) + timeout
+                until = call.came + timeout
                 call.deadline = until if call.deadline is None else min(until, call.deadline)
             told = envelope.id, envelope.wanted, envelope.binary_by_default
             del envelope

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope
 
 from attention_service.api.doors.oip.v2_handlers import V2Handlers
-from attention_service.api.endpoint import serve
+from attention_service.api.handlers import serve
 from attention_service.runtime.scheduling.budget import Body
 
 _MODEL: Final = "/v2/models/{model}"

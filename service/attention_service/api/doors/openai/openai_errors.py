@@ -3,22 +3,16 @@
 from typing import Any, Final
 
 from starlette.routing import compile_path
+from starlette.types import Scope
 
 from attention_contract import operations
-from attention_contract.errors import AttentionError, Forbidden, InvalidRequest, Overloaded, Unauthorized
-from attention_contract.operations import OPERATIONS
-from attention_contract.schemas.openai import OpenAIRequest
+from attention_contract.errors import PROBLEM_MEDIA_TYPE, AttentionError, Forbidden, Overloaded, Unauthorized
+from attention_contract.operations import OPENAI_PATHS, OPERATIONS
+from attention_service.api.handlers import ErrorForm, status_elsewhere
 
-OPENAI_PATHS: Final = frozenset(
-    operation.path
-    for operation in OPERATIONS
-    if operation.request is not None and issubclass(operation.request, OpenAIRequest)
-)
-"""The paths on which errors have this form."""
 _SHARED: Final = {operations.list_models.path, operations.get_model.path}
 _OWN: Final = [compile_path(path)[0] for path in sorted({each.path for each in OPERATIONS} - OPENAI_PATHS - _SHARED)]
 """Patterns of the paths that OpenAI's API does not have."""
-OPENAI_OFFER: Final = f"the paths of OpenAI's API are {', '.join(sorted(OPENAI_PATHS | {operations.list_models.path}))}"
 _TYPES: Final[tuple[tuple[type[AttentionError], str], ...]] = (
     (Unauthorized, "authentication_error"),
     (Forbidden, "permission_error"),
@@ -26,17 +20,18 @@ _TYPES: Final[tuple[tuple[type[AttentionError], str], ...]] = (
 )
 
 
-def is_beside_openai(path: str) -> bool:
-    """True if clients of OpenAI's API read the errors of a path that has this service's own form.
+def openai_form(scope: Scope, error: AttentionError) -> ErrorForm | None:
+    """The form of an error on the paths of OpenAI's API; elsewhere None.
 
-    These are the paths of models, which both APIs have, and those under ``/v1`` that only OpenAI has.
+    On the paths of models, which both APIs have, and those under ``/v1`` that only OpenAI has, it is a problem document
+    with OpenAI's object in it.
     """
-    return path.startswith("/v1/") and path not in OPENAI_PATHS and not any(own.match(path) for own in _OWN)
-
-
-def openai_status(error: AttentionError | type[AttentionError]) -> int:
-    """The status of an error there: 400 for what is not valid."""
-    return 400 if error.status == InvalidRequest.status else error.status
+    path = scope.get("path", "")
+    if path in OPENAI_PATHS:
+        return ErrorForm(openai_error(error), status_elsewhere(error), headers=openai_headers(error))
+    if path.startswith("/v1/") and not any(own.match(path) for own in _OWN):
+        return ErrorForm(error.to_problem() | openai_error(error), error.status, PROBLEM_MEDIA_TYPE)
+    return None
 
 
 def openai_error(error: AttentionError) -> dict[str, Any]:

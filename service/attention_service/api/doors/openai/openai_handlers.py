@@ -1,6 +1,6 @@
 """The handlers of OpenAI's operations. The process of the model writes their objects; here they are passed on."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -10,11 +10,8 @@ from starlette.types import Receive, Scope, Send
 from attention_contract.errors import AttentionError, Cancelled
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Embeddings
 from attention_contract.wire import EVENTS, JSON, to_json
-from attention_service.api import problems
-from attention_service.api.bodies.negotiation import Reply
-from attention_service.api.disconnection import unless_gone
 from attention_service.api.doors.openai.openai_errors import openai_error
-from attention_service.api.endpoint import Call
+from attention_service.api.handlers import Call, Handler, Reply, request_id, unless_gone
 
 
 async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest) -> Response:
@@ -33,6 +30,12 @@ async def embed(call: Call, body: EmbeddingRequest) -> Embeddings:
     return await call.engine.models.ask(body.model, "embed", body, Embeddings)
 
 
+OPENAI_HANDLERS: Final[Mapping[str, Handler]] = {
+    "create_chat_completion": generate,
+    "create_completion": generate,
+    "create_embedding": embed,
+}
+"""The handler of each operation of OpenAI's API by its name."""
 _HEADERS: Final = (
     (b"content-type", EVENTS.encode()),
     (b"cache-control", b"no-cache"),
@@ -60,7 +63,7 @@ class EventStream(Response):
             except Cancelled:
                 raise
             except AttentionError as error:
-                error.request_id = problems.request_id.get()
+                error.request_id = request_id.get()
                 await _send_lines(send, to_json(openai_error(error)))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 

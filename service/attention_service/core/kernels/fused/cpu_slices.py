@@ -15,30 +15,13 @@ from torch.autograd.function import once_differentiable
 
 from attention_service.core.blocks import some_of
 from attention_service.core.kernels.fused.cpu_flash import attend, differentiate
-from attention_service.core.slices import cuts, exceeds_a_slice, slice_flops
+from attention_service.core.slices import cuts, slice_flops
 from attention_service.core.tensors import by_kv_head
 
 LEAST_ROWS = 128
 """Queries of a slice at least: the kernel is slow on fewer."""
 Slice = tuple[slice, slice, slice]
 """Query heads, key/value heads and queries."""
-
-
-def takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """True for what takes longer than a slice and for gradients of half types, if the mask needs no gradient.
-
-    All is on a CPU. PyTorch's own gradient of half types sums ∂o·o over the rounded context.
-    """
-    if mask is not None and mask.requires_grad:
-        return False
-    batch, heads, queries, width = q.shape
-    work = 4.0 * batch * heads * queries * k.shape[2] * width
-    half = q.dtype.itemsize == 2 and work > 0
-    return (half and _is_differentiated(q, k, v)) or (exceeds_a_slice(work) and cuts(q))
-
-
-def _is_differentiated(*inputs: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
 def attend_in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool) -> Tensor:

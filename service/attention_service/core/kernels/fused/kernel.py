@@ -13,14 +13,15 @@ from attention_service.core.kernels.base import KERNELS, Executed, Kernel, Needs
 from attention_service.core.kernels.extent import Extent
 from attention_service.core.kernels.fused import cpu_flash, cuda_attention
 from attention_service.core.kernels.fused.cpu_flash import called_on_cpu, same_width
-from attention_service.core.kernels.fused.cpu_slices import attend_in_slices, takes
+from attention_service.core.kernels.fused.cpu_slices import attend_in_slices
 from attention_service.core.masks.bands import Band
 from attention_service.core.masks.rules import band_of, causal_offset
-from attention_service.core.masks.visibility import is_padded, real_keys, visibility, without_padding
+from attention_service.core.masks.visibility import real_keys, visibility, without_padding
 from attention_service.core.normalizers import NORMALIZERS, Softmax
 from attention_service.core.positions import POSITIONS
 from attention_service.core.problem import Problem
 from attention_service.core.scores import SCORES, Product
+from attention_service.core.slices import cuts, exceeds_a_slice
 
 
 @KERNELS.register(
@@ -46,7 +47,7 @@ class Fused(Kernel):
 
     def attend(self, problem: Problem, taps: Collection[str], edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
         """Compute the context by one call, its arguments made so that each device takes its fast path."""
-        clean = without_padding(problem) if is_padded(problem) else problem
+        clean = problem if problem.key_mask is problem.key_lengths is None else without_padding(problem)
         normalizer = NORMALIZERS.of(problem.spec.normalizer)
         score = SCORES.of(problem.spec.score)
         if not isinstance(score, Product) or not isinstance(normalizer, Softmax) or problem.spec.softcap is not None:
@@ -72,7 +73,7 @@ class Fused(Kernel):
         grouped, width = q.shape[1] != k.shape[1], v.shape[-1]
         # laid out otherwise, PyTorch would compute it stage by stage, with all scores in memory
         q, k, v, mask = cpu_flash.laid_out(*same_width(q, k, v), mask)
-        if takes(q, k, v, mask):
+        if _takes_slices(q, k, v, mask):
             context = attend_in_slices(q, k, v, mask, scale, causal=causal)
         else:
             context = self.call(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
@@ -125,6 +126,23 @@ class Fused(Kernel):
         return Fused("cpu", called_on_cpu) if sizes.threads else Fused("cuda")
 
 
+def _takes_slices(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """True for what takes longer than a slice and for gradients of half types, if the mask needs no gradient.
+
+    All is on a CPU. PyTorch's own gradient of half types sums ∂o·o over the rounded context.
+    """
+    if mask is not None and mask.requires_grad:
+        return False
+    batch, heads, queries, width = q.shape
+    work = 4.0 * batch * heads * queries * k.shape[2] * width
+    half = q.dtype.itemsize == 2 and work > 0
+    return (half and _is_differentiated(q, k, v)) or (exceeds_a_slice(work) and cuts(q))
+
+
+def _is_differentiated(*inputs: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+
+
 def band_on_gpu(problem: Problem) -> Band | None:
     """Return the band that the masks of a problem leave, if a GPU's kernel computes it without a mask in memory."""
     told = problem.mask, problem.key_mask, problem.key_lengths, problem.sequence_masks
@@ -153,7 +171,7 @@ def _mask(problem: Problem, temperature: float, *, on_gpu: bool) -> tuple[Tensor
     Blind queries are let look everywhere, and their output is zeroed: what a kernel makes of a row of −∞, and of its
     gradient, differs from device to device.
     """
-    if not (problem.spec.masks or problem.mask is not None or is_padded(problem)):
+    if not problem.spec.masks and problem.mask is problem.key_mask is problem.key_lengths is None:
         return None, None, False
     reach = None if on_gpu and problem.offsets is not None else _reach(problem)  # reading them waits for the device
     if reach == 0 and not problem.added_keys and problem.mask is None and real_keys(problem) is None:

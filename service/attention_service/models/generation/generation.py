@@ -1,27 +1,29 @@
-"""Generation: transformers' own ``generate``, whose tokens are given out one by one as they come.
+"""Generation: the tokens of transformers' own ``generate``, one by one, for texts that run beside others.
 
-Greedy and drawn tokens are those of ``generate`` with the same settings after the same ``torch.manual_seed``.
+Greedy and drawn tokens are those of ``generate`` with the same settings; choice i of a request is drawn as after
+``torch.manual_seed(seed + i)``, whoever draws between.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.core.cancellation import checkpoint, deadline
 from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.completion_objects import CompletionObjects, Json, Token
+from attention_service.models.generation.decode_attention import RowEdits
+from attention_service.models.generation.decoder import Decoder, Step
 from attention_service.models.generation.generated_text import GeneratedText
-from attention_service.models.generation.generation_attention import GenerationAttention, PromptPadding, TokenAttention
 from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest
+from attention_service.models.generation.running_text import RunningText, begin_text
+from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.inputs.model_inputs import Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -44,48 +46,187 @@ class Generated(NamedTuple):
     """The number of generated tokens."""
 
 
-def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> Generated:
-    """Generate. ``emit`` gets the objects of a stream as they come, but for those that end it.
+class Generation:
+    """One request that generates: its texts, and the objects that tell of them."""
 
-    With ``keep``, ``LoadedModel.recording`` then holds the run. Raises Abandoned between two tokens if nobody waits any
-    more.
-    """
-    model, sampling, tokenizer = loaded.model, plan.sampling, loaded.reader.tokenizer
-    prompts = [row for row in plan.rows for _ in range(sampling.choices)]  # as ``num_return_sequences`` has them
-    ids, mask, pads = _batch(prompts, plan.padding, model.device, left=not loaded.reader.pairs)
-    objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
-    look = None
-    if plan.look is not None:
-        look = TokenAttention(plan.look, plan.places, pads, [*map(len, prompts)])
-    padding = PromptPadding(pads, [*map(len, prompts)], model.device)
-    attention = GenerationAttention(loaded, look, plan.edits, padding)
-    if began := objects.begin():
-        emit(began)
-    with attention.installed(), _logits(model, sampling.logprobs) as logits:
-        before = [[] if loaded.reader.pairs else prompt for prompt in prompts]
-        texts = [GeneratedText(tokenizer, prompt, sampling.stops) for prompt in before]
-        events = TokenEvents(texts, pads, loaded, plan, lambda each: _given(objects.add(each), emit), logits, attention)
-        if sampling.seed is None:
-            torch.seed()
-        else:
-            torch.manual_seed(sampling.seed)
-        run: Any = model.generate
+    def __init__(self, decoder: Decoder, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> None:
+        """``emit`` gets the objects of a stream as they come, but for those that end it."""
+        self._decoder, self._loaded, self._plan, self._request = decoder, decoder.loaded, plan, request
+        self._emit = emit
+        self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
+        self._deadline = deadline()
+        self._came = 0.0
+        """Time of the last step, in ``time.monotonic``."""
+        self._unread = list(enumerate(plan.rows))
+        self._reading: RunningText | None = None
+        self.texts: list[RunningText] = []
+        """Those that wait for their next token."""
+        self._kept: list[int] = []
+        """The tokens of the first choice, once it has ended."""
+        self.joined = 1
+        """The most texts that shared a pass."""
+        self._edits = RowEdits(self._loaded, plan.edits)
+        if began := self._objects.begin():
+            emit(began)
+
+    # ── its turns ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def unread(self) -> int:
+        """The tokens of prompts that are still to be read."""
+        reading = 0 if self._reading is None else len(self._reading.ids) - self._reading.seen
+        return reading + sum(len(row) for _, row in self._unread)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once every choice has its text."""
+        return not (self._unread or self._reading or self.texts)
+
+    def read(self) -> None:
+        """Read the next part of a prompt; after its last part each of its choices has a token."""
+        checkpoint()
+        if self._reading is None:
+            number, row = self._unread.pop(0)
+            self._reading = self._begun(number, row)
+        text = self._reading
+        step = self._decoder.read(text)
+        if step is None:
+            return
+        self._reading = None
+        steps = [step]
+        for index in range(1, self._plan.sampling.choices):
+            other = text.fork(text.choice + index, self._text(text), self._look(text))
+            self._seed(other)
+            layers = None if step.layers is None else step.layers
+            token = 0 if step.logits is None else other.choose(step.logits.clone())
+            steps.append(Step(other, step.logits, token, layers, fault=step.fault))
+        self.texts += [each.text for each in steps]
+        self.take(steps)
+
+    def take(self, steps: Sequence[Step]) -> None:
+        """Take one step of some of its texts, and give their tokens out. Raises the fault of a text."""
+        checkpoint()
+        late, given = self._is_late(), []
+        for step in steps:
+            if step.fault is not None:
+                raise step.fault
+            self.joined = max(self.joined, step.joined)
+            given.append(self._token(step, late=late))
+        if objects := self._objects.add(given):
+            self._emit(objects)
+
+    def _token(self, step: Step, *, late: bool) -> Token:
+        text, token, reader = step.text, step.token, self._loaded.reader
+        place = len(text.ids)
+        text.ids.append(token)
+        text.steps += 1
+        at, piece = text.text.given, text.text.add(token)
+        ends = token in self._plan.ends
+        finish = "stop" if ends or text.text.stopped else None
+        if finish is None and (late or text.steps >= self._plan.sampling.new_tokens):
+            finish = "length"
+        if finish is not None:
+            piece += text.text.rest()
+            self._end(text)
+        elif token >= (known := reader.predictable if reader.pairs else reader.vocabulary):
+            raise InvalidCheckpoint.at("model", f"it chose token {token}, and has embeddings for {known} tokens")
+        attention = None
+        if step.layers is not None:
+            (name,) = reader.readable([token])
+            attention = {"position": place, "token": name, "id": token, "layers": step.layers}
+        return Token(text.choice, piece, at, finish, self._logprob(step), attention)
+
+    def _end(self, text: RunningText) -> None:
+        self.texts.remove(text)
+        self._decoder.drop(text)
+        if self._plan.keeps:
+            self._kept = text.ids
+
+    def leave(self) -> None:
+        """Forget all texts."""
+        for text in self.texts:
+            self._decoder.drop(text)
+        self.texts, self._reading = [], None
+        self._unread.clear()
+
+    def end(self) -> Generated:
+        """Return the end. With ``keep``, ``LoadedModel.recording`` then holds the run."""
+        if self._plan.keeps:
+            _keep(self._loaded, self._request, self._plan, self._kept)
+        return Generated(self._objects.end(keeps=self._plan.keeps), self._objects.generated)
+
+    # ── its texts ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begun(self, number: int, row: list[int]) -> RunningText:
+        """Prepare a prompt as ``generate`` does. Raises InvalidCheckpoint for settings that it refuses."""
+        plan, loaded, model = self._plan, self._loaded, self._loaded.model
+        settings = plan.sampling.options() | {
+            "pad_token_id": plan.padding, "eos_token_id": sorted(plan.ends) or None,
+            "logits_processor": LogitsProcessorList(plan.sampling.processors()),
+        }  # fmt: skip
+        arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in plan.arguments.items()}
         try:
-            with torch.inference_mode():
-                found = run(
-                    ids, attention_mask=mask, pad_token_id=plan.padding, eos_token_id=sorted(plan.ends) or None,
-                    logits_processor=LogitsProcessorList(sampling.processors()),
-                    stopping_criteria=StoppingCriteriaList([events]), **sampling.options(),
-                    **_repeated(plan.arguments, sampling.choices, model.dtype),
-                )  # fmt: skip
+            with torch.inference_mode(), self._decoder.attention.preparing(self._edits):
+                begun = begin_text(model, row, settings, arguments)
         except _OF_SETTINGS as fault:
-            if events.steps if loaded.reader.pairs else attention.begun:  # an encoder runs before they are read
-                raise
             reason = str(fault).strip().partition("\n")[0]
             raise InvalidCheckpoint.at("model", f"its generation_config.json cannot be used: {reason}") from fault
-    if plan.keeps:
-        _keep(loaded, request, plan, found[0].tolist())
-    return Generated(objects.end(keeps=plan.keeps), objects.generated)
+        before = [] if loaded.reader.pairs else row
+        text = RunningText(
+            number * plan.sampling.choices, model, begun.ids, begun.state, begun.processors, begun.draws,
+            GeneratedText(loaded.reader.tokenizer, before, plan.sampling.stops), self._edits, None, plan.alone,
+        )  # fmt: skip
+        text.prompt = len(row)
+        text.look = self._look(text)
+        self._seed(text)
+        return text
+
+    def _look(self, text: RunningText) -> TokenAttention | None:
+        plan = self._plan
+        return None if plan.look is None else TokenAttention(plan.look, plan.places, text.prompt)
+
+    def _text(self, text: RunningText) -> GeneratedText:
+        before = [] if self._loaded.reader.pairs else text.ids
+        return GeneratedText(self._loaded.reader.tokenizer, before, self._plan.sampling.stops)
+
+    def _seed(self, text: RunningText) -> None:
+        text.generator = torch.Generator(self._loaded.model.device)
+        if (seed := self._plan.sampling.seed) is None:
+            text.generator.seed()
+        else:
+            text.generator.manual_seed((seed + text.choice) % 2**64)
+
+    def _is_late(self) -> bool:
+        """True if another step as long as the last would end after the caller's deadline."""
+        now = time.monotonic()
+        step = now - self._came if self._came else 0.0  # the first also read the prompt
+        self._came = now
+        return now + step + _SENDING_S > self._deadline
+
+    def _logprob(self, step: Step) -> Json | None:
+        """The log-probability of a token, and the likeliest tokens in its place, before anything changed the logits."""
+        count = self._plan.sampling.logprobs
+        if count is None or step.logits is None:
+            return None
+        tokenizer, found = self._loaded.reader.tokenizer, torch.log_softmax(step.logits[0], -1)
+        top = found.topk(count, -1)
+        others = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        chosen = _named(tokenizer, step.token, float(found[step.token]))
+        return chosen | {"top_logprobs": [_named(tokenizer, *each) for each in others]}
+
+
+def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> Generated:
+    """Generate, with nothing beside. Raises Abandoned between two tokens if nobody waits any more."""
+    decoder = Decoder(loaded)
+    try:
+        generation = Generation(decoder, request, plan, emit)
+        while generation.unread:
+            generation.read()
+        while not generation.has_ended:
+            generation.take(decoder.step(generation.texts))
+    finally:
+        decoder.close()
+    return generation.end()
 
 
 def _keep(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, tokens: list[int]) -> None:
@@ -100,137 +241,8 @@ def _keep(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan,
     forward_reply(loaded, kept, asked)
 
 
-def _repeated(arguments: Mapping[str, Tensor], choices: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The arguments of one prompt for each choice."""
-    return {
-        name: (x.to(dtype) if x.is_floating_point() else x).repeat(choices, *[1] * (x.ndim - 1))
-        for name, x in arguments.items()
-    }
-
-
-def _given(objects: list[Json], emit: Emit) -> None:
-    if objects:
-        emit(objects)
-
-
-def _batch(
-    prompts: Sequence[list[int]], padding: int, device: torch.device, *, left: bool
-) -> tuple[Tensor, Tensor, list[int]]:
-    """The prompts as one batch with its mask, and the padding before each."""
-    longest = max(map(len, prompts))
-    missing = [longest - len(row) for row in prompts]
-    ends = [(pad, 0) if left else (0, pad) for pad in missing]
-    rows = [(first, row, last) for (first, last), row in zip(ends, prompts, strict=True)]
-    ids = [[padding] * first + row + [padding] * last for first, row, last in rows]
-    mask = [[0] * first + [1] * len(row) + [0] * last for first, row, last in rows]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), [first for first, _ in ends]
-
-
-@dataclass(eq=False)
-class TokenEvents(StoppingCriteria):
-    """Sees each step of ``generate``: gives its tokens out, and ends a choice at a stop text."""
-
-    texts: Sequence[GeneratedText]
-    pads: Sequence[int]
-    """The padding before the prompt of each choice."""
-    loaded: LoadedModel
-    plan: GenerationPlan
-    give: Callable[[list[Token]], None]
-    logits: "Logits | None"
-    attention: GenerationAttention
-
-    def __post_init__(self) -> None:
-        self._finished = [False] * len(self.texts)
-        self.steps = 0
-        self._deadline = deadline()
-        self._came = 0.0
-        """Time of the last step, in ``time.monotonic``."""
-
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        """Return which choices have ended, bool ``[B]``. ``input_ids [B, T]``: all tokens, the new ones last."""
-        checkpoint()
-        self.steps += 1
-        length = self.attention.seen = input_ids.shape[1] - 1
-        tokens = input_ids[:, -1].tolist()
-        logprobs = None if self.logits is None else self.logits.of(tokens, self.loaded.reader.tokenizer)
-        look = self.attention.look
-        layers = None if look is None else look.of(input_ids[:, :-1])
-        names = [] if look is None else self.loaded.reader.readable(tokens)
-        last = self.steps >= self.plan.sampling.new_tokens or self._is_late()
-        given = []
-        for choice, (token, text) in enumerate(zip(tokens, self.texts, strict=True)):
-            if self._finished[choice]:
-                continue
-            at, piece = text.given, text.add(token)
-            ends = token in self.plan.ends
-            if ends or last or text.stopped:
-                self._finished[choice], piece = True, piece + text.rest()
-            finish = None if not self._finished[choice] else "stop" if ends or text.stopped else "length"
-            attention = None
-            if layers is not None:
-                place = length - self.pads[choice]
-                attention = {"position": place, "token": names[choice], "id": token, "layers": layers[choice]}
-            given.append(Token(choice, piece, at, finish, None if logprobs is None else logprobs[choice], attention))
-        self.give(given)
-        self._check_readable(tokens)
-        return torch.tensor(self._finished, device=input_ids.device)
-
-    def _is_late(self) -> bool:
-        """True if another step as long as the last would end after the caller's deadline."""
-        now = time.monotonic()
-        step = now - self._came if self.steps > 1 else 0.0  # the first also read the prompt
-        self._came = now
-        return now + step + _SENDING_S > self._deadline
-
-    def _check_readable(self, tokens: Sequence[int]) -> None:
-        """Raise InvalidCheckpoint if the next step has a token to read that its head names and its table lacks."""
-        known = self.loaded.reader.predictable if self.loaded.reader.pairs else self.loaded.reader.vocabulary
-        for token, finished in zip(tokens, self._finished, strict=True):
-            if token >= known and not finished:
-                raise InvalidCheckpoint.at("model", f"it chose token {token}, and has embeddings for {known} tokens")
-
-
-class Logits:
-    """Log-probabilities by the logits of the last pass, before anything changes them."""
-
-    def __init__(self, count: int) -> None:
-        """``count``: the likeliest tokens to name in each place."""
-        self._count = count
-        self._logits = torch.empty(0)
-
-    def keep(self, _module: Any, _inputs: Any, output: Any) -> None:
-        """Keep the logits of the last token; a hook of the model."""
-        self._logits = output.logits[:, -1]
-
-    def of(self, tokens: list[int], tokenizer: Any) -> list[Json]:
-        """The log-probability of each choice's token, and the likeliest tokens in its place."""
-        found = torch.log_softmax(self._logits.float(), -1)
-        chosen = found.gather(1, torch.tensor(tokens, device=found.device)[:, None])[:, 0].tolist()
-        top = found.topk(self._count, -1)
-        rows = zip(tokens, chosen, top.indices.tolist(), top.values.tolist(), strict=True)
-        return [
-            _told(tokenizer, token, logprob)
-            | {"top_logprobs": [_told(tokenizer, *each) for each in zip(ids, values, strict=True)]}
-            for token, logprob, ids, values in rows
-        ]
-
-
-@contextmanager
-def _logits(model: Any, count: int | None) -> Iterator[Logits | None]:
-    """See the logits of each pass until the block ends; None if nobody asked."""
-    if count is None:
-        yield None
-        return
-    logits = Logits(count)
-    hook = model.register_forward_hook(logits.keep)
-    try:
-        yield logits
-    finally:
-        hook.remove()
-
-
-def _told(tokenizer: Any, token: int, logprob: float) -> Json:
+def _named(tokenizer: Any, token: int, logprob: float) -> Json:
     text = tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token) or token)
     whole = "\N{REPLACEMENT CHARACTER}" not in text
-    told = "NaN" if math.isnan(logprob) else max(logprob, _UNLIKELY)
-    return {"token": text, "bytes": list(text.encode()) if whole else None, "logprob": told}
+    shown = "NaN" if math.isnan(logprob) else max(logprob, _UNLIKELY)
+    return {"token": text, "bytes": list(text.encode()) if whole else None, "logprob": shown}

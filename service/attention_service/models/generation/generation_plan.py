@@ -62,6 +62,8 @@ class GenerationPlan:
     """The layers to tell of."""
     edits: Mapping[LayerKey, Sequence[Edit]]
 
+    alone: bool = False
+    """True if its texts share no pass."""
     keeps: bool = False
     """True if the run is kept as a recording."""
     images: Sequence[ImageBytes] = ()

@@ -276,6 +276,8 @@ class LayerAttention:
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
         self._pass: AttentionPass | None = None
+        self._replaced_in: PreTrainedModel | None = None
+        """The model, while it attends by another function."""
         self.name = self._packed_name = ""
         """The names of the implementation, once it is installed: of most modules, and of those of packed sequences."""
         self._packed: list[nn.Module] = []
@@ -295,8 +297,15 @@ class LayerAttention:
             )
         self._eager = not model._supports_sdpa
 
+    def give_way(self, model: PreTrainedModel, name: str) -> None:
+        """Let the model attend by another function, until the next pass of this one."""
+        if self._replaced_in is None:
+            self._replaced_in = model
+            model.set_attn_implementation(name)
+
     def use(self, model: PreTrainedModel) -> None:
         """Let the model attend by this function, after it attended by another."""
+        self._replaced_in = None
         model.set_attn_implementation(self.name)
         for module in self._packed:  # of images, all of which are one sequence
             config: Any = module.config
@@ -310,8 +319,10 @@ class LayerAttention:
     @contextmanager
     def running(self, asked: AttentionPass) -> Iterator[AttentionPass]:
         """Let the calls until the block ends belong to a pass."""
+        if self._replaced_in is not None:
+            self.use(self._replaced_in)
         self._pass = asked
-        self._calls.clear()
+        self.restart()
         try:
             yield asked
         finally:
@@ -340,6 +351,10 @@ class LayerAttention:
             asked.saw(layer, raw, options.get("sliding_window"))
         context = self._context(layer, raw, question, asked)
         return context.transpose(1, 2).contiguous(), None
+
+    def restart(self) -> None:
+        """Count the calls of shared modules anew, for another pass over the model."""
+        self._calls.clear()
 
     def layer_of(self, module: nn.Module) -> LayerKey:
         """The layer of a call, which counts as one if several layers share the module."""

@@ -1,0 +1,263 @@
+"""The attention function of the passes that generate: PyTorch's own, unless more is asked of it.
+
+A token is chosen by the last query of the pass before it. In a pass of one text its weights are computed again by the
+stages, beside whatever computed the output; in a pass of several they are a step of the output. Notation as in
+``core.problem``; R texts whose keys lie in one tensor.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from attention_contract.schemas.attention import Edit
+from attention_service.core.attention import attend
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.edits import BoundEdit, apply, narrowed
+from attention_service.core.inspection.weights import weights_of
+from attention_service.core.problem import Problem, Selection
+from attention_service.core.slices import on_gpu
+from attention_service.models.generation.joined_past import JoinedPast, Part
+from attention_service.models.generation.token_attention import PassWeights, TokenAttention, is_cross
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_places import AttentionPlace
+from attention_service.models.passes.layer_attention import problem_of
+from attention_service.models.passes.module_hooks import after
+from attention_service.runtime.operations.compute import bind_edits
+from attention_transformers.function_calls import attention_call
+from attention_transformers.model_layers import LayerKey
+from attention_transformers.registration import forget_function, register_function
+
+_BY_QUERY: Final = ("position_bias", "indices")
+"""Arguments of an attention function that have a dimension of queries, the last but one."""
+_UNKNOWN: Final = ("softcap", "s_aux", "indices", "block_indices", "sinks")
+"""Arguments of an attention function that PyTorch's own does not know."""
+
+
+class TextRow(Protocol):
+    """A text as the attention of its passes sees it."""
+
+    seen: int
+    """Its tokens of the passes before."""
+    edits: "RowEdits"
+    look: TokenAttention | None
+
+
+@dataclass
+class _Encoded:
+    """A text whose encoder runs."""
+
+    edits: "RowEdits"
+    look: None = None
+    seen: int = 0
+
+
+class RowEdits:
+    """The edits of one text, which hold for all of its passes."""
+
+    def __init__(self, loaded: LoadedModel, edits: Mapping[LayerKey, Sequence[Edit]]) -> None:
+        device, dtype = loaded.model.device, loaded.model.dtype
+        self._bound = {layer: bind_edits(stated, device, dtype, real_keys=True) for layer, stated in edits.items()}
+        self.outputs = [layer for layer, own in self._bound.items() if any(edit.tap == "output" for edit in own)]
+        """The layers whose outputs are edited."""
+
+    def __bool__(self) -> bool:
+        return bool(self._bound)
+
+    def inside(self, layer: LayerKey, queries: range, heads: tuple[int, int], keys: range) -> list[BoundEdit]:
+        """The edits of a layer as they apply to these queries and keys; ``heads``: of queries, and of keys."""
+        edits = [edit for edit in self._bound.get(layer, ()) if edit.tap != "output"]
+        return narrowed(edits, Selection(queries=queries), *heads, keys=keys) if edits else []
+
+    def output(self, layer: LayerKey, queries: range, state: Tensor) -> Tensor:
+        """The tap ``output`` ``[1, L, d_model]`` after its edits."""
+        edits = [edit for edit in self._bound[layer] if edit.tap == "output"]
+        return apply(narrowed(edits, Selection(queries=queries), 1, 1), "output", state)
+
+
+class DecodeAttention:
+    """The attention function of one model for the passes that generate."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model, self._core, self._places = loaded.model, loaded.attention, loaded.places
+        self._own_mask = sdpa_mask if loaded.model._supports_sdpa else eager_mask
+        self._name = register_function(self, self._mask)
+        self._rows: Sequence[TextRow] = ()
+        self._joined: JoinedPast | None = None
+        self._found: PassWeights | None = None
+
+    def close(self) -> None:
+        """Forget the function; the model attends by its own again."""
+        self._core.use(self._model)
+        forget_function(self._name)
+
+    def install(self) -> None:
+        """Make this the attention of the model."""
+        self._core.give_way(self._model, self._name)
+
+    @contextmanager
+    def preparing(self, edits: RowEdits) -> Iterator[None]:
+        """Let an encoder run before the first pass of a text."""
+        with self.running([_Encoded(edits)]):
+            yield
+
+    @contextmanager
+    def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:
+        """Let a pass be over these texts; ``joined``: their pasts, if they are several."""
+        self.install()
+        self._core.restart()
+        self._rows, self._joined, self._found = rows, joined, PassWeights()
+        edited = {layer for row in rows for layer in row.edits.outputs}
+        try:
+            with ExitStack() as undo:
+                for layer in edited:
+                    place = self._places[str(layer)]
+                    undo.callback(after(place.module, self._edited(place)))
+                yield self._found
+        finally:
+            self._rows, self._joined, self._found = (), None, None
+
+    def _mask(self, *args: Any, **kwargs: Any) -> Any:
+        """The mask of a pass as PyTorch's function takes it; that of several texts is of each one's keys."""
+        return self._own_mask(*args, **kwargs) if self._joined is None else None
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
+        if self._joined is not None:
+            wanted = any(row.edits or row.look is not None for row in self._rows)
+            layer = self._core.layer_of(module) if wanted else None
+            parts = self._joined.parts(key, value)
+            found = [self._part(module, layer, query[each.rows], each, options) for each in parts]
+            return torch.cat(found).transpose(1, 2).contiguous() if len(found) > 1 else found[0].transpose(1, 2), None
+        checkpoint()
+        (row,) = self._rows or (None,)
+        edits = list[BoundEdit]()
+        if row is not None and (row.look is not None or row.edits):
+            layer = self._core.layer_of(module)
+            edits = self._inside(row, layer, query, key)
+            if row.look is not None and row.look.wants(layer) and self._found is not None:
+                last = last_query(module, query, key, value, attention_mask, options)
+                shared = last if any(options.get(name) is not None for name in _BY_QUERY) else attention_mask
+                own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1)
+                self._found.see(row.look, layer, last, own, shared)
+        if edits or any(options.get(name) is not None for name in _UNKNOWN):
+            raw = attention_call(module, query, key, value, attention_mask, **options).raw()
+            kernel = self._core.kernel(raw, edits=bool(edits))[1]
+            return attend(problem_of(raw), (), edits=edits, kernel=kernel).context.transpose(1, 2).contiguous(), None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    def _inside(self, row: TextRow, layer: LayerKey, query: Tensor, key: Tensor) -> list[BoundEdit]:
+        """The edits of a text as they apply to one call; a sliding cache has only the last keys."""
+        queries, keys = range(row.seen, row.seen + query.shape[2]), key.shape[2]
+        first = 0 if is_cross(layer) else max(queries.stop - keys, 0)
+        return row.edits.inside(layer, queries, (query.shape[1], key.shape[1]), range(first, first + keys))
+
+    def _part(
+        self, module: nn.Module, layer: LayerKey | None, query: Tensor, part: Part, options: Mapping[str, Any]
+    ) -> Tensor:
+        """The context ``[R, H, 1, Dv]`` of texts whose keys lie in one tensor. ``layer``: None if nothing is asked."""
+        rows = self._rows[part.rows]
+        looks, edited = [row.look for row in rows], [at for at, row in enumerate(rows) if row.edits]
+        looking = layer is not None and any(look is not None and look.wants(layer) for look in looks)
+        special = any(options.get(name) is not None for name in (*_UNKNOWN, "position_bias"))
+        if special or (on_gpu(query) and not looking):
+            mask = None if part.key_mask is None else part.key_mask[:, None, None]
+            own = {name: _cut(given, part) for name in _BY_QUERY if (given := options.get(name)) is not None}
+            call = attention_call(module, query, part.key, part.value, mask, **{**options, **own})
+            raw = call.raw(whole=True)
+            problem = problem_of(raw)
+            weights = weights_of(problem, Selection()) if looking else None
+            context = attend(problem, (), kernel=self._core.kernel(raw, edits=False)[1]).context
+        else:
+            weights, context = _weighed(query, part, options.get("scaling"))
+        if layer is None:
+            return context
+        for at in edited:
+            seen = _seen(part, at, rows[at].seen + 1)
+            one = self._edited_row(module, layer, query, part, at, seen, options)
+            if one is not None:
+                context = torch.cat([context[:at], one[0], context[at + 1 :]])
+                if weights is not None and one[1] is not None:
+                    row = nn.functional.pad(one[1], (seen.start, weights.shape[-1] - seen.stop))
+                    weights = torch.cat([weights[:at], row, weights[at + 1 :]])
+        if weights is not None and self._found is not None:
+            self._found.add(layer, looks, weights)
+        return context
+
+    def _edited_row(
+        self, module: nn.Module, layer: LayerKey, query: Tensor, part: Part, at: int, keys: range,
+        options: Mapping[str, Any],
+    ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
+        """The context and the weights of one text of a part after its edits, by the stages; None if none applies.
+
+        ``keys``: those that its query sees.
+        """
+        row, number = self._rows[part.rows][at], part.rows.start + at
+        edits = row.edits.inside(layer, range(row.seen, row.seen + 1), (query.shape[1], part.key.shape[1]), keys)
+        if not edits:
+            return None
+        key, value = (x[at : at + 1, :, keys.start : keys.stop] for x in (part.key, part.value))
+        own = {name: given if len(given) == 1 else given[number : number + 1] for name in _BY_QUERY
+               if (given := options.get(name)) is not None}  # fmt: skip
+        if (bias := own.get("position_bias")) is not None:
+            own["position_bias"] = bias[..., keys.start : keys.stop]
+        raw = attention_call(module, query[at : at + 1], key, value, None, **{**options, **own}).raw(whole=True)
+        problem = problem_of(raw)
+        found = attend(problem, (), edits=edits, kernel=self._core.kernel(raw, edits=True)[1]).context
+        return found, weights_of(problem, Selection(), edits) if row.look is not None else None
+
+    def _edited(self, place: AttentionPlace) -> Callable[[Tensor], Tensor]:
+        """The tap ``output`` of each text after its edits, ``[B, L, d_model]``."""
+
+        def change(state: Tensor) -> Tensor:
+            found = []
+            for at, row in enumerate(self._rows):
+                own = state[at : at + 1]
+                queries = range(row.seen, row.seen + state.shape[1])
+                found.append(row.edits.output(place.key, queries, own) if place.key in row.edits.outputs else own)
+            return torch.cat(found)
+
+        return change
+
+
+def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Tensor]:
+    """The weights ``[R, H, 1, K]`` and the context of one query a text, without copies of keys for grouped heads."""
+    rows, heads, _, width = query.shape
+    groups = part.key.shape[1]
+    q = query.view(rows, groups, heads // groups, width)
+    scores = torch.matmul(q, part.key.transpose(-1, -2)) * (width**-0.5 if scale is None else scale)
+    if part.key_mask is not None:
+        scores = scores.masked_fill(~part.key_mask[:, None, None], -torch.inf)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    context = torch.matmul(weights, part.value)
+    return weights.view(rows, heads, 1, -1), context.view(rows, heads, 1, -1)
+
+
+def _seen(part: Part, row: int, count: int) -> range:
+    """The keys that the query of one text sees, which has so many: those in its window are the last."""
+    first = 0 if part.key_mask is None else int(part.key_mask[row].int().argmax())
+    return range(first, count)
+
+
+def _cut(given: Tensor, part: Part) -> Tensor:
+    """The rows of a part in an argument with a dimension of queries, and the keys of its bias."""
+    own = given if len(given) == 1 else given[part.rows]
+    return own[..., : part.key.shape[2]] if own.ndim == 4 else own
+
+
+def last_query(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Mapping[str, Any]
+) -> Problem:
+    """The problem of the last query alone."""
+    if mask is not None and mask.shape[-2] > 1:
+        mask = mask[..., -1:, :]
+    cut = {name: given[..., -1:, :] for name in _BY_QUERY if (given := options.get(name)) is not None}
+    return problem_of(attention_call(module, query[:, :, -1:], key, value, mask, **{**options, **cut}).raw())

@@ -1,0 +1,162 @@
+"""The passes that give running texts their next tokens: shared by those that can, alone for each other one."""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_service.models.generation.decode_attention import DecodeAttention
+from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
+from attention_service.models.generation.running_text import RunningText, largest
+from attention_service.models.loaded.loaded_model import LoadedModel
+
+PART: Final = 512
+"""Tokens of a prompt that are read in one pass, if its past can be read in parts."""
+
+
+class Step(NamedTuple):
+    """What one pass gave a text, or why it gave nothing."""
+
+    text: RunningText
+    logits: Tensor | None = None
+    """Float32 ``[1, V]``, before anything changes them."""
+    token: int = 0
+    layers: list[dict[str, Any]] | None = None
+    """What is told of the attention that chose the token."""
+    joined: int = 1
+    """The number of texts that shared the pass."""
+    fault: Exception | None = None
+
+
+class Decoder:
+    """Runs the passes of a model's running texts."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded, self.model = loaded, loaded.model
+        self.attention = DecodeAttention(loaded)
+        self._joining: Joining | None = None
+        self._groups: dict[int, JoinedGroup] = {}
+        """The texts that share passes: all under 0, or those of one length by it, less the turns."""
+        self._turns = 0
+
+    def close(self) -> None:
+        """Forget the attention function; the model attends by its own again."""
+        self.attention.close()
+
+    @property
+    def joining(self) -> Joining:
+        """Which texts share passes, by a trial before the first that could."""
+        if self._joining is None:
+            with torch.inference_mode():
+                self._joining = try_joining(self.loaded, self.attention)
+        return self._joining
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, text: RunningText) -> Step | None:
+        """Read the next part of a prompt. Returns the first step after the last part. Raises what the pass does."""
+        part = range(text.seen, len(text.ids))
+        if len(part) > PART and self._reads_in_parts(text):
+            part = part[:PART]
+        whole = len(part) == len(text.ids)
+        with torch.inference_mode(), self.attention.running([text]) as weights:
+            output = self.model(**text.prompt_inputs(part, whole=whole), return_dict=True)
+            if part.stop < len(text.ids):
+                text.seen = part.stop
+                return None
+            text.advance(output)
+            layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
+            text.seen = part.stop
+            return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
+
+    def _reads_in_parts(self, text: RunningText) -> bool:
+        return text.unreadable_in_parts() is None and self.joining.in_parts
+
+    # ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, texts: Sequence[RunningText]) -> list[Step]:
+        """Give each text its next token. A text that cannot have one has its fault in its place."""
+        shared, alone = self._divided(texts)
+        found: list[Step] = []
+        with torch.inference_mode():
+            for group in shared:
+                found += self._joined_step(group)
+            for text in alone:
+                found.append(self._single(text))
+        self._turns += 1
+        return found
+
+    def drop(self, text: RunningText) -> None:
+        """Forget a text that has ended."""
+        for key, group in list(self._groups.items()):
+            group.remove(text, give_back=False)
+            if not group.texts:
+                del self._groups[key]
+
+    def _divided(self, texts: Sequence[RunningText]) -> tuple[list[JoinedGroup], list[RunningText]]:
+        """The texts that share a pass, and those that have one of their own."""
+        together: dict[int, list[RunningText]] = {}
+        alone = []
+        able = [text for text in texts if not text.alone]
+        joining = self.joining if len(able) > 1 else ALONE
+        for text in texts:
+            if text.alone or not (joining.unlike or joining.alike) or text.unjoinable() is not None:
+                alone.append(text)
+            else:
+                together.setdefault(0 if joining.unlike else text.seen - self._turns, []).append(text)
+        shared = []
+        for key in {*self._groups, *together}:
+            wanted = together.get(key, [])
+            group = self._groups.get(key)
+            if len(wanted) < 2:
+                alone += wanted
+                if group is not None:
+                    group.dissolve()
+                    del self._groups[key]
+                continue
+            if group is None:
+                group = self._groups[key] = JoinedGroup(self.model, direct=joining.direct)
+            group.hold(wanted)
+            shared.append(group)
+        return shared, alone
+
+    def _single(self, text: RunningText) -> Step:
+        try:
+            with self.attention.running([text]) as weights:
+                output = self.model(**text.step_inputs(), return_dict=True)
+                text.advance(output)
+                layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
+            text.seen += 1
+            return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
+        except Exception as fault:
+            return Step(text, fault=fault)
+
+    def _joined_step(self, group: JoinedGroup) -> list[Step]:
+        """One pass for all; if it fails, one for each, so that no text has the fault of another."""
+        texts = group.texts
+        try:
+            with self.attention.running(texts, group.past) as weights:
+                logits = group.run()
+                looking = {text.look: text.ids for text in texts if text.look is not None}
+                layers = weights.told(looking) if looking else {}
+        except Exception:
+            group.dissolve()
+            self._groups = {key: each for key, each in self._groups.items() if each is not group}
+            return [self._single(text) for text in texts]
+        group.end()
+        greedy = largest(logits) if any(text.is_greedy for text in texts) else []
+        found = []
+        for row, text in enumerate(texts):
+            own = None if text.look is None else layers[text.look]
+            if text.is_greedy:
+                found.append(Step(text, logits[row : row + 1], greedy[row], own, len(texts)))
+            else:
+                found.append(self._chosen(text, logits[row : row + 1], own, len(texts)))
+        return found
+
+    def _chosen(self, text: RunningText, logits: Tensor, layers: Any, joined: int = 1) -> Step:
+        try:
+            return Step(text, logits, text.choose(logits), layers, joined)
+        except Exception as fault:  # of its processors
+            return Step(text, fault=fault)

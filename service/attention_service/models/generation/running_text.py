@@ -1,0 +1,196 @@
+"""One text that grows token by token: its tokens, its past, and all by which its next token is chosen."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.utils import ModelOutput
+
+from attention_service.models.generation.decode_attention import RowEdits
+from attention_service.models.generation.generated_text import GeneratedText
+from attention_service.models.generation.joined_past import unjoinable
+from attention_service.models.generation.token_attention import TokenAttention
+
+_OF_A_STEP: Final = frozenset({"position_ids", "attention_mask"})
+"""Arguments of a pass that differ from token to token."""
+
+
+class BegunText(NamedTuple):
+    """A text as transformers prepares it for its first pass."""
+
+    ids: list[int]
+    """Those of the decoder, of an encoder-decoder, whose encoder has run."""
+    state: dict[str, Any]
+    processors: LogitsProcessorList
+    draws: bool
+
+
+def begin_text(
+    model: Any, ids: Sequence[int], settings: Mapping[str, Any], arguments: Mapping[str, Tensor]
+) -> BegunText:
+    """Have ``generate`` prepare a text, and stop before its first pass.
+
+    ``settings``: arguments of ``generate``; ``arguments``: those of the model besides the tokens. Raises what
+    ``generate`` does for settings that it refuses.
+    """
+    found: list[BegunText] = []
+
+    def stop(
+        _: Any, input_ids: Tensor, *, logits_processor: LogitsProcessorList, stopping_criteria: Any,
+        generation_config: Any, synced_gpus: bool = False, streamer: Any = None, **state: Any,
+    ) -> Tensor:  # fmt: skip
+        drawn = bool(generation_config.do_sample)
+        found.append(BegunText(input_ids[0].tolist(), state, logits_processor, drawn))
+        return input_ids
+
+    tokens = torch.tensor([list(ids)], device=model.device)
+    model.generate(tokens, attention_mask=torch.ones_like(tokens), custom_generate=stop, **settings, **arguments)
+    return found[0]
+
+
+@dataclass(eq=False)
+class RunningText:
+    """One choice of a generation."""
+
+    choice: int
+    model: Any
+    ids: list[int]
+    """All its tokens; of an encoder-decoder, those of the decoder."""
+    state: dict[str, Any]
+    """The arguments of its next pass besides the tokens, as transformers keeps them; its past among them."""
+    processors: LogitsProcessorList
+    draws: bool
+    text: GeneratedText
+    edits: RowEdits
+    look: TokenAttention | None
+    alone: bool
+    """True if it shares no pass."""
+    generator: torch.Generator | None = None
+    prompt: int = 0
+    """The tokens of its prompt; of an encoder-decoder, those of the encoder."""
+    seen: int = 0
+    """Its tokens of the passes before."""
+    steps: int = 0
+    """Its generated tokens."""
+    finished: bool = False
+    _joined: int = 0
+    """Tokens that its state does not count yet, since joined passes read them."""
+    _step: dict[str, Any] | None = None
+    """The arguments of a pass over one token, as they were for the first that was joined."""
+    _first: int = 0
+    """Its tokens of the passes before that one."""
+
+    # ── alone ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def tensor(self) -> Tensor:
+        """Its tokens ``[1, T]``."""
+        return torch.tensor([self.ids], device=self.model.device)
+
+    def prompt_inputs(self, part: range, *, whole: bool) -> dict[str, Any]:
+        """The arguments of a pass over a part of the prompt; ``whole``: it is all of it."""
+        state, ids = self.state, self.tensor
+        if not whole:
+            ids = ids[:, part.start : part.stop]
+            positions = state.get("position_ids")
+            if positions is not None:
+                state = state | {"position_ids": positions[..., part.start : part.stop]}
+        found: dict[str, Any] = self.model.prepare_inputs_for_generation(ids, is_first_iteration=True, **state)
+        return found
+
+    def step_inputs(self) -> dict[str, Any]:
+        """The arguments of a pass over its last token."""
+        if self._joined:
+            self.state = self._advanced(ModelOutput(), self._joined)
+            self._joined = 0
+        after = 1 if self.state.get("use_cache") else None
+        found: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            self.tensor, next_sequence_length=after, **self.state
+        )
+        return found
+
+    def advance(self, output: Any) -> None:
+        """Take over the past of a pass, and count its token."""
+        self.state = self._advanced(output, 1)
+
+    def _advanced(self, output: Any, tokens: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.model._update_model_kwargs_for_generation(
+            output, self.state, is_encoder_decoder=self.model.config.is_encoder_decoder, num_new_tokens=tokens
+        )
+        return found
+
+    def fork(self, choice: int, text: GeneratedText, look: TokenAttention | None) -> "RunningText":
+        """Return another choice of the same prompt, which has been read."""
+        past = copy.deepcopy(self.state.get("past_key_values"))
+        state = self.state if past is None else self.state | {"past_key_values": past}
+        return RunningText(
+            choice, self.model, list(self.ids), dict(state), copy.deepcopy(self.processors), self.draws, text,
+            self.edits, look, self.alone, prompt=self.prompt, seen=self.seen,
+        )  # fmt: skip
+
+    # ── joined with others ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def unjoinable(self) -> str | None:
+        """Return why its passes cannot be joined with those of others; None if they can."""
+        if (reason := unjoinable(self.state.get("past_key_values"))) is not None:
+            return reason
+        others = {name: each for name, each in self._prepared().items() if name not in _OF_A_STEP}
+        named = sorted(name for name, each in others.items() if not isinstance(each, bool | int | float | str | None))
+        if self._prepared().get("attention_mask") is not None:
+            named.append("attention_mask")
+        return f"its passes take {', '.join(named)}" if named else None
+
+    def unreadable_in_parts(self) -> str | None:
+        """Return why its prompt is to be read in one pass; None if it may be read in parts."""
+        others = {name for name, each in self.state.items() if isinstance(each, Tensor)} - {"position_ids"}
+        others |= {name for name in self.state if name.endswith("encoder_outputs")}
+        return unjoinable(self.state.get("past_key_values")) or (
+            f"it takes {', '.join(sorted(others))}" if others else None
+        )
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """The arguments of its passes that are the same for each."""
+        return {name: each for name, each in self._prepared().items() if name not in _OF_A_STEP}
+
+    @property
+    def offset(self) -> Tensor | None:
+        """The position of a token less the tokens before it, ``[…, 1, 1]``; None if passes take no positions."""
+        positions = self._prepared().get("position_ids")
+        return None if positions is None else positions - self._first
+
+    def _prepared(self) -> dict[str, Any]:
+        if self._step is None:
+            made = self.step_inputs()
+            self._step = {name: each for name, each in made.items() if name not in {"input_ids", "past_key_values"}}
+            self._first = self.seen
+        return self._step
+
+    def was_joined(self) -> None:
+        """Count a token that a joined pass has read."""
+        self._joined += 1
+
+    # ── its next token ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if its next token is that of the largest logit."""
+        return not (self.draws or self.processors)
+
+    def choose(self, logits: Tensor) -> int:
+        """Choose the next token by float32 logits ``[1, V]``, as transformers does. Raises what a processor raises."""
+        scores = self.processors(self.tensor, logits) if self.processors else logits
+        if self.draws:
+            probabilities = torch.softmax(scores, -1)
+            return int(torch.multinomial(probabilities, 1, generator=self.generator))
+        return int(scores.argmax(-1))
+
+
+def largest(logits: Tensor) -> Sequence[int]:
+    """The tokens of the largest logits ``[B, V]``."""
+    found: list[int] = logits.argmax(-1).tolist()
+    return found

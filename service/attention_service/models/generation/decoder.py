@@ -90,7 +90,8 @@ class Decoder:
     def drop(self, text: RunningText) -> None:
         """Forget a text that has ended."""
         for key, group in list(self._groups.items()):
-            group.remove(text, give_back=False)
+            with torch.inference_mode():
+                group.remove(text, give_back=False)
             if not group.texts:
                 del self._groups[key]
 

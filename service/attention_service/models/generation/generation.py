@@ -82,16 +82,20 @@ class Generation:
         """True once every choice has its text."""
         return not (self._unread or self._reading or self.texts)
 
-    def read(self) -> None:
-        """Read the next part of a prompt; after its last part each of its choices has a token."""
+    def read(self) -> int:
+        """Read the next part of a prompt; after its last part each of its choices has a token.
+
+        Returns the number of tokens that were read.
+        """
         checkpoint()
         if self._reading is None:
             number, row = self._unread.pop(0)
             self._reading = self._begun(number, row)
-        text = self._reading
+        text, before = self._reading, self._reading.seen
         step = self._decoder.read(text)
+        read = text.seen - before
         if step is None:
-            return
+            return read
         self._reading = None
         steps = [step]
         for index in range(1, self._plan.sampling.choices):
@@ -102,6 +106,7 @@ class Generation:
             steps.append(Step(other, step.logits, token, layers, fault=step.fault))
         self.texts += [each.text for each in steps]
         self.take(steps)
+        return read
 
     def take(self, steps: Sequence[Step]) -> None:
         """Take one step of some of its texts, and give their tokens out. Raises the fault of a text."""
@@ -215,6 +220,22 @@ class Generation:
         return chosen | {"top_logprobs": [_named(tokenizer, *each) for each in others]}
 
 
+def decode(decoder: Decoder, generations: Sequence[Generation]) -> dict[int, Exception]:
+    """Give each text of these generations its next token. Returns the faults by the place of a generation."""
+    places = {id(text): at for at, each in enumerate(generations) for text in each.texts}
+    steps: dict[int, list[Step]] = {}
+    if places:
+        for step in decoder.step([text for each in generations for text in each.texts]):
+            steps.setdefault(places[id(step.text)], []).append(step)
+    faults: dict[int, Exception] = {}
+    for at, own in steps.items():
+        try:
+            generations[at].take(own)
+        except Exception as fault:
+            faults[at] = fault
+    return faults
+
+
 def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> Generated:
     """Generate, with nothing beside. Raises Abandoned between two tokens if nobody waits any more."""
     decoder = Decoder(loaded)
@@ -223,7 +244,8 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
         while generation.unread:
             generation.read()
         while not generation.has_ended:
-            generation.take(decoder.step(generation.texts))
+            for fault in decode(decoder, [generation]).values():
+                raise fault
     finally:
         decoder.close()
     return generation.end()

@@ -20,11 +20,12 @@ from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
 from attention_service.models.costs.model_costs import ModelCosts
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.decoder import Decoder
+from attention_service.models.generation.generation import Generation, decode
 from attention_service.models.generation.generation_plan import GenerationRequest, plan_generation
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
-from attention_service.models.process.process_pipes import Answer, Emit, Work, serve
+from attention_service.models.process.turns import Answer, Emit, Work, serve
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
 
@@ -37,6 +38,7 @@ class ServedModel:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.costs = ModelCosts(loaded)
+        self.decoder = Decoder(loaded)
 
     @classmethod
     def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
@@ -67,6 +69,15 @@ class ServedModel:
         """Check a request and estimate its memory. Raises what the operation raises."""
         self.loaded.check_files()
         return _OPERATIONS[operation](self, body, room, emit)
+
+    def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
+        """Give each text of these generations its next token. Returns the faults by the place of a generation."""
+        return decode(self.decoder, running)
+
+    def finish(self, running: Generation) -> Answer:
+        """Return the end of a generation."""
+        done = running.end()
+        return Answer(recording=self.loaded.take_recording(), last=lines_of(done.last), tokens=done.tokens)
 
     def recover(self, fault: Exception) -> None:
         """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
@@ -112,9 +123,8 @@ class ServedModel:
         def work() -> Work:
             plan = plan_generation(self.loaded, request)
 
-            def run() -> Answer:
-                done = generate(self.loaded, request, plan, lambda objects: emit(lines_of(objects)))
-                return Answer(recording=self.loaded.take_recording(), last=lines_of(done.last), tokens=done.tokens)
+            def run() -> Generation:
+                return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)))
 
             return Work(plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision), run)
 

@@ -1,0 +1,296 @@
+"""The loop of a model's process. In each turn it takes messages, answers one question, and gives running texts a token.
+
+A request is checked and priced as soon as it comes (``need``), and begins when the server has admitted it (``go``).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from attention_contract.base import WireModel
+from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.wire import SAFETENSORS, to_body
+from attention_service.core.cancellation import Abandoned, Cancellation, cancellable, checkpoint
+from attention_service.core.tensors import results_in
+from attention_service.models.process.process_pipes import ProcessPipes, problem_of
+from attention_service.models.reply_memory import ReplyRoom
+from attention_service.models.worker_messages import Message
+from attention_service.runtime.device.freed_memory import (
+    MUCH,
+    give_back_freed_memory,
+    keep_freed_memory,
+    private_bytes,
+)
+
+_PROMPTS: Final = 512
+"""Tokens of prompts that are read in one turn, so that texts that run wait no longer."""
+_LONG_S: Final = 1.0
+"""Seconds that a pass may take without the server being told before."""
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    reply: WireModel | None = None
+    """None of a generation, whose events are its answer."""
+    recording: RecordingFile | None = None
+    """To be stored, if the request keeps its run."""
+    last: bytes | None = None
+    """The last event of a generation, in which the server puts the id of the recording."""
+    tokens: int = 0
+    """The number of generated tokens."""
+
+
+class Running(Protocol):
+    """A generation, which gets its answer turn by turn, beside others."""
+
+    @property
+    def unread(self) -> int:
+        """The tokens of its prompts that are to be read."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True once it has all its tokens."""
+
+    def read(self) -> int:
+        """Read a part of its prompts. Returns the number of tokens that were read."""
+
+    def leave(self) -> None:
+        """End before its end."""
+
+
+class Work(NamedTuple):
+    """A request that was checked, and has allocated nothing."""
+
+    needed_bytes: int
+    """Estimate of the memory that it takes besides the model."""
+    run: Callable[[], "Answer | Work | Running"]
+    """Returns work if the request can be checked only now, as one with images that had to be decoded."""
+    seconds: float = 0.0
+    """Estimate of the time for which the process will be silent."""
+
+
+Emit = Callable[[bytes], None]
+"""Sends an event."""
+
+
+class Served(Protocol):
+    """A loaded model, as its process uses it."""
+
+    def info(self) -> dict[str, Any]:
+        """Return fields of ModelInfo."""
+
+    def held_bytes(self) -> int | None:
+        """Return the memory of a GPU that the process holds; None on a CPU, where the server sees it."""
+
+    def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
+        """Check a request. ``room``: bytes that could be admitted. Raises AttentionError."""
+
+    def step(self, running: Sequence[Any]) -> dict[int, Exception]:
+        """Give each text of these generations its next token. Returns the faults by the place of a generation."""
+
+    def finish(self, running: Any) -> Answer:
+        """Return the end of a generation."""
+
+    def recover(self, fault: Exception) -> None:
+        """Free what a failed request holds. Raises Stuck, which ends the process, if its device is lost."""
+
+
+Load = Callable[[dict[str, Any], Callable[[float], None]], Served]
+"""Loads a model by the facts of ``load``, and tells which share of it is loaded."""
+
+
+@dataclass(eq=False)
+class Question:
+    """A request that has not ended."""
+
+    number: int
+    cancellation: Cancellation
+    memory: ReplyRoom
+    work: Work | None = None
+    """What it does once it is admitted; None before it is priced, and once it runs."""
+    need: int = 0
+    """The most bytes that it was priced at."""
+    running: Any = None
+    """Its generation, once that has begun."""
+
+
+@dataclass(eq=False)
+class Turns:
+    """The requests of a process."""
+
+    pipes: ProcessPipes
+    model: Served
+    memories: Sequence[ReplyRoom]
+    """The memories in which replies are made."""
+    questions: dict[int, Question] = field(default_factory=dict)
+    ready: deque[Question] = field(default_factory=deque)
+    """Those that were admitted, in the order of their admission."""
+    running: list[Question] = field(default_factory=list)
+    """Generations."""
+    least: int = 0
+    """The bytes of the process when it last gave memory back."""
+
+    def run(self) -> None:
+        """Answer requests until the end of the input, which ends the process."""
+        self.least = held_after_giving_back()
+        while True:
+            for message in self.pipes.arrived(wait=not (self.ready or self.running)):
+                self.take(message)
+            message = None  # its memory is given back too
+            if self.ready:
+                self.answer(self.ready.popleft())
+            if self.running:
+                self.read_prompts()
+                self.step()
+
+    def take(self, message: Message) -> None:
+        """Take in one message about a request."""
+        number = message.facts["request"]
+        if message.kind == "ask":
+            self.ask(number, message)
+            return
+        question = self.questions.get(number)
+        if question is None:  # a cancellation that came too late
+            return
+        if message.kind == "go":
+            self.ready.append(question)
+        elif question not in self.ready and question not in self.running:
+            self.fail(question, Abandoned())
+
+    def ask(self, number: int, message: Message) -> None:
+        """Check and price a request."""
+        facts = message.facts
+        memory = facts["memory"]
+        room = ReplyRoom(None) if memory is None else self.memories[memory]
+        question = self.questions[number] = Question(number, self.pipes.cancellation(number), room)
+        with self.guarded(question):
+            question.work = self.model.prepare(
+                facts["operation"], message.body, facts["room"], lambda event: self.emit(number, event)
+            )
+            self.price(question)
+
+    def price(self, question: Question) -> None:
+        """Tell the server what a request needs."""
+        if question.work is not None:
+            question.need = max(question.need, question.work.needed_bytes)
+            self.pipes.send("need", {"bytes": question.need}, request=question.number)
+
+    def answer(self, question: Question) -> None:
+        """Run a request that was admitted: a question to its end, a generation to its beginning."""
+        work, question.work = question.work, None
+        if work is None:
+            return
+        if work.seconds > _LONG_S:
+            self.pipes.send("pass", {"seconds": work.seconds})
+        with self.guarded(question):
+            checkpoint()
+            question.memory.open(question.need)
+            with results_in(question.memory.empty):
+                found = work.run()
+            if isinstance(found, Work):
+                question.work = found
+                self.price(question)
+            elif isinstance(found, Answer):
+                self.end(question, found)
+            else:
+                question.running = found
+                self.running.append(question)
+
+    def read_prompts(self) -> None:
+        """Read prompts, or parts of them, up to so many tokens."""
+        left = _PROMPTS
+        for question in list(self.running):
+            while left > 0 and question.running is not None and question.running.unread:
+                with self.guarded(question):
+                    left -= question.running.read()
+            self.end_if_ended(question)
+
+    def step(self) -> None:
+        """Give each running text its next token."""
+        running = [each for each in self.running if not each.cancellation.cancelled]
+        for each in [each for each in self.running if each not in running]:
+            self.fail(each, Abandoned())
+        faults = self.model.step([each.running for each in running])
+        for at, question in enumerate(running):
+            if at in faults:
+                self.fail(question, faults[at])
+            else:
+                self.end_if_ended(question)
+
+    def end_if_ended(self, question: Question) -> None:
+        """Send the end of a generation that has all its tokens."""
+        if question.running is not None and question.running.has_ended:
+            with self.guarded(question):
+                self.end(question, self.model.finish(question.running))
+
+    def emit(self, number: int, event: bytes) -> None:
+        """Send an event of a request."""
+        self.pipes.send("event", body=[event], request=number)
+
+    def end(self, question: Question, answer: Answer) -> None:
+        """Send an answer."""
+        number = question.number
+        if answer.recording is not None:
+            self.pipes.send("recording", body=to_body(answer.recording, SAFETENSORS, "recording"), request=number)
+        if answer.last is not None:
+            self.pipes.send("last", {"tokens": answer.tokens}, [answer.last], request=number)
+        if answer.reply is not None:
+            places, inline = question.memory.leave(to_body(answer.reply, SAFETENSORS, "reply"))
+            self.pipes.send("reply", {"places": places}, inline, request=number)
+        self.forget(question)
+
+    def fail(self, question: Question, fault: Exception) -> None:
+        """Send a fault as the answer of a request. Raises Stuck if the device is lost."""
+        self.pipes.send("problem", problem_of(fault), request=question.number)
+        if question.running is not None:
+            question.running.leave()
+        self.model.recover(fault)
+        self.forget(question)
+
+    def forget(self, question: Question) -> None:
+        """Let a request go that has its answer, and what it held."""
+        if question in self.running:
+            self.running.remove(question)
+        self.questions.pop(question.number, None)
+        question.running = None
+        if private_bytes() > self.least + MUCH and not self.running:
+            self.least = held_after_giving_back()
+        self.pipes.send("done", {"held_bytes": self.model.held_bytes()}, request=question.number)
+
+    @contextmanager
+    def guarded(self, question: Question) -> Iterator[None]:
+        """Let the request of a block be cancelled, and answer it if the block fails."""
+        try:
+            with cancellable(question.cancellation):
+                yield
+        except Exception as fault:
+            self.fail(question, fault)
+
+
+def held_after_giving_back() -> int:
+    """Give freed memory back to the system, and return the bytes that the process holds."""
+    give_back_freed_memory()
+    return private_bytes()
+
+
+def serve(load: Load, warm: Callable[[], None] = lambda: None) -> None:
+    """Load the model that the server names, and answer requests to it.
+
+    ``warm`` is called in a spare process, and imports what a load would.
+    """
+    keep_freed_memory()
+    pipes = ProcessPipes.take_over()
+    if (message := pipes.next()).kind == "warm":
+        warm()
+    pipes.send("started", {"own_bytes": private_bytes()})
+    facts = (pipes.next() if message.kind == "warm" else message).facts
+    try:
+        model: Served = load(facts, lambda share: pipes.send("progress", {"share": share}))
+        pipes.send("loaded", model.info() | {"held_bytes": model.held_bytes()})
+    except Exception as fault:  # whatever a checkpoint does to the code of its model
+        pipes.send("problem", problem_of(fault))
+        raise SystemExit(1) from None
+    Turns(pipes, model, [ReplyRoom(file) for file in facts["memories"]]).run()

@@ -53,7 +53,7 @@ class _Encoded:
     """A text whose encoder runs."""
 
     edits: "RowEdits"
-    look: None = None
+    look: TokenAttention | None = None
     seen: int = 0
 
 

@@ -69,7 +69,7 @@ class JoinedGroup:
 
     def remove(self, text: RunningText, *, give_back: bool) -> None:
         """Let a text go; ``give_back``: it goes on elsewhere."""
-        past = text.state.get("past_key_values")
+        past: Any = text.state.get("past_key_values")
         if self._by_past.pop(id(past), None) is not None:
             self.past.remove(past, give_back=give_back)
 

@@ -73,7 +73,7 @@ class Slab:
         """Take over the keys and values of a text."""
         row = len(self.texts)
         for number, layer in enumerate(text.layers):
-            if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
                 held = [layer.keys, layer.values]
                 own = self._tensors.setdefault(number, [])
                 for at, x in enumerate(held):
@@ -228,7 +228,7 @@ class JoinedPast(Cache):
         return self._masks[place]
 
 
-class _JoinedAttention(CacheLayerMixin):
+class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of ``__init_subclass__``
     """One layer's keys and values of all texts of a pass."""
 
     def __init__(self, past: JoinedPast, number: int, layers: Sequence[Any]) -> None:
@@ -315,7 +315,7 @@ class _JoinedStates(LinearAttentionLayer):
                         getattr(layer, name)[at] = state[row : row + 1].clone()
 
 
-class _JoinedBoth(_JoinedStates, _JoinedAttention):
+class _JoinedBoth(_JoinedStates, _JoinedAttention):  # type: ignore[no-untyped-call, override]
     """A layer with keys and values, and recurrent states."""
 
     is_compileable = False

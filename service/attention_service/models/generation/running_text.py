@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
-from transformers.utils import ModelOutput
 
 from attention_service.models.generation.decode_attention import RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
@@ -105,7 +104,7 @@ class RunningText:
     def step_inputs(self) -> dict[str, Any]:
         """The arguments of a pass over its last token."""
         if self._joined:
-            self.state = self._advanced(ModelOutput(), self._joined)
+            self.state = self._advanced({}, self._joined)
             self._joined = 0
         after = 1 if self.state.get("use_cache") else None
         found: dict[str, Any] = self.model.prepare_inputs_for_generation(
@@ -183,7 +182,8 @@ class RunningText:
 
     def choose(self, logits: Tensor) -> int:
         """Choose the next token by float32 logits ``[1, V]``, as transformers does. Raises what a processor raises."""
-        scores = self.processors(self.tensor, logits) if self.processors else logits
+        process: Any = self.processors
+        scores: Tensor = process(self.tensor, logits) if self.processors else logits
         if self.draws:
             probabilities = torch.softmax(scores, -1)
             return int(torch.multinomial(probabilities, 1, generator=self.generator))

@@ -71,7 +71,7 @@ class ProcessPipes:
     def _listen(self) -> None:
         """Take in messages, and end the process with its input, whatever it computes."""
         while (message := read_message(self._source)) is not None:
-            number = message.facts.get("request")
+            number = message.facts.get("request", 0)
             if message.kind == "ask":
                 self._cancellations[number] = Cancellation(message.facts.get("deadline"))
             elif message.kind == "cancel" and (flag := self._cancellations.get(number)) is not None:

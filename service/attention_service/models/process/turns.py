@@ -137,14 +137,17 @@ class Turns:
         """Answer requests until the end of the input, which ends the process."""
         self.least = held_after_giving_back()
         while True:
-            for message in self.pipes.arrived(wait=not (self.ready or self.running)):
-                self.take(message)
-            message = None  # its memory is given back too
+            self.take_messages()
             if self.ready:
                 self.answer(self.ready.popleft())
             if self.running:
                 self.read_prompts()
                 self.step()
+
+    def take_messages(self) -> None:
+        """Take in what came; if there is nothing to do, wait for a message."""
+        for message in self.pipes.arrived(wait=not (self.ready or self.running)):
+            self.take(message)
 
     def take(self, message: Message) -> None:
         """Take in one message about a request."""

@@ -298,6 +298,7 @@ class ResidentModel:
                 question.memory = None if taken is None else taken[1]
                 worker.limit = self._share.own + _READING * sum(map(len, question.body))
                 facts = {
+                    "request": id(question),
                     "operation": question.operation,
                     "room": self._environment.budget.capacity,
                     "memory": None if taken is None else taken[0],
@@ -356,13 +357,15 @@ class ResidentModel:
                 worker.limit -= question.peak_bytes
                 admitted = await self._admit(question, held, message.facts["bytes"])
                 worker.limit += question.peak_bytes
-                await worker.send("go" if admitted else "cancel")
+                await worker.send("go" if admitted else "cancel", {"request": id(question)})
             case "event":
                 await self._pass_on(message.body, question, worker)
             case "last":
                 question.last = message.body
                 self._environment.generated_tokens += message.facts["tokens"]
                 await self._pass_on(message.body, question, worker)
+            case "pass":
+                pass
             case "recording":
                 question.recording = message.body
             case "reply":
@@ -382,7 +385,7 @@ class ResidentModel:
             question.on_event(event)
         except AttentionError as fault:
             question.fault = fault
-            await worker.send("cancel")
+            await worker.send("cancel", {"request": id(question)})
 
     async def _admit(self, question: Question, held: Reservation, need: int) -> bool:
         """Take the memory of a request. False if it is refused, or if its caller leaves meanwhile."""
@@ -432,6 +435,6 @@ async def _stop_with(question: Question, worker: WorkerProcess) -> None:
     """Stop the work of a request when its caller leaves, and the process if it does not stop."""
     await asyncio.wait([question.done])
     if question.done.cancelled():
-        await worker.send("cancel")
+        await worker.send("cancel", {"request": id(question)})
         await asyncio.sleep(_STOP_S)
         worker.kill()

@@ -51,7 +51,7 @@ def test_drawn_answers_are_those_of_transformers_after_the_same_seed(client):
     reply = client.chat.completions.create(
         model="talker", messages=CHAT, max_tokens=12, n=3, seed=7, temperature=0.8, top_p=0.9
     )
-    expected = own(WRITTEN, 12, seed=7, temperature=0.8, top_p=0.9, num_return_sequences=3)
+    expected = [own(WRITTEN, 12, seed=7 + choice, temperature=0.8, top_p=0.9)[0] for choice in range(3)]
     assert [choice.message.content for choice in reply.choices] == expected
 
 

@@ -3,7 +3,7 @@ import { Tiles, whole } from "../src/numbers/cells";
 import { INKS, rgb } from "../src/drawing/colour";
 import { readChanges, wholeEdits } from "../src/subjects/edits";
 import type { Edit } from "../src/subjects/edits";
-import { bytes, cellText, clip, count, csvCell, describe as spec, duration, effect, isolated, placed, plainToken, precise, real, settled } from "../src/numbers/format";
+import { bytes, cellText, clip, count, csvCell, describe as spec, duration, effect, isolated, placed, plainToken, precise, real, settled, waits } from "../src/numbers/format";
 import { barScene, chartScene, endsOf, heatScene, lineScene, usualRange } from "../src/drawing/drawings";
 import { HEAD_COLOURS, headStroke } from "../src/drawing/head_colours";
 import { difference, divergence, largestShared, matrix, pooled, pyramid, statistics } from "../src/numbers/matrix";
@@ -227,6 +227,14 @@ describe("two heads side by side", () => {
     expect(pair.less.value(700, 3)).toBe(one.data[700 * side + 3] - other.data[700 * side + 3]);
     expect(pair.one.most).toBe(Math.fround(1008 / 1009));
   }, 30_000);
+});
+
+describe("waits of a request to a whole model", () => {
+  it("are told with their reasons once they are long", () => {
+    expect(waits({ queue_ms: 40 })).toBe("");
+    expect(waits({ queue_ms: 3100, load_ms: 0 })).toBe("3.10 s for other requests");
+    expect(waits({ queue_ms: 3100, load_ms: 8000 })).toBe("8 s until the model was loaded, 3.10 s for other requests");
+  });
 });
 
 describe("durations", () => {

@@ -1,6 +1,6 @@
 /** Numbers and specs as text for readers. */
 
-import type { Spec } from "../server/types";
+import type { ModelRan, Spec } from "../server/types";
 
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const DECIMAL = ["", "k", "M", "G", "T", "P", "E"];
@@ -113,3 +113,9 @@ export function describe(spec: Spec | undefined): string {
   if (spec.method && spec.method.name !== "exact") parts.push(spec.method.name);
   return parts.join(" · ");
 }
+
+const LONG_WAIT_MS = 1000;
+
+/** The waits of a request to a whole model that were long, with their reasons; empty if none was. */
+export const waits = ({ queue_ms: queue, load_ms: load = 0 }: Pick<ModelRan, "queue_ms" | "load_ms">): string =>
+  [load >= LONG_WAIT_MS && `${duration(load)} until the model was loaded`, queue >= LONG_WAIT_MS && `${duration(queue)} for other requests`].filter(Boolean).join(", ");

@@ -122,6 +122,8 @@ export interface ModelRan {
   device: string;
   dtype: string;
   compute_ms: number;
+  queue_ms: number;
+  load_ms?: number;
 }
 export interface Predictions {
   labels: { tokens: string[] };

@@ -2,7 +2,7 @@
 
 import { Problem, call, callTensors } from "../server/api";
 import type { Asked } from "../server/api";
-import { duration, isolated } from "../numbers/format";
+import { duration, isolated, waits } from "../numbers/format";
 import { ofSequence } from "./live";
 import { matrix } from "../numbers/matrix";
 import type { Counting } from "../numbers/matrix";
@@ -145,13 +145,14 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
       return Object.fromEntries(own.map(([name, { data }]) => [name.split(".").slice(3).join("."), Array.from(data.subarray(from, from + heads.length))]));
     });
   });
+  const waited = waits(reply.ran);
   const body = (layer: number, head: number): Body => ({ ...input, layers: [reply.layers[layer].layer], select: { heads: [head] } });
   return {
     title: `${id}: ${text}`,
     counting,
     unseen: unseenOf(model, reply.layers),
     whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input },
-    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`]],
+    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`], ...(waited ? [["waited", waited] as [string, string]] : [])],
     layers,
     sequences: reply.image_labels?.length ?? 1,
     ...(params.image && input.images ? { picture: params.image } : {}),

@@ -13,7 +13,8 @@ import { Answer, Remover, useWork } from "../../parts/work";
 
 const LOOK_AGAIN_MS = 500;
 
-const stateOf = ({ state, progress }: ModelInfo) => (state === "loading" ? `loading, ${Math.round(100 * (progress ?? 0))} %` : state);
+const stateOf = ({ state, progress }: ModelInfo) =>
+  state === "loading" ? `loading, ${Math.round(100 * (progress ?? 0))} %` : state === "stuck" ? "stuck: its process computes nothing although it is asked" : state;
 
 export function WholeModels() {
   const { go, models, refreshModels } = usePage();

@@ -115,6 +115,8 @@ class GenerationOptions(OpenAIRequest):
     stream_options: StreamOptions | None = None
     attention: AttentionOfTokens | None = None
     """Return the attention of each token, and edit attention."""
+    alone: bool | None = None
+    """Share no pass with other requests: the same numbers to the last bit, whoever asks at the same time."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GenerationOptions":
@@ -329,6 +331,13 @@ class CompletionChoice(_Choice):
     logprobs: CompletionLogprobs | None = None
 
 
+class GenerationRan(WireModel):
+    """The run of a generation."""
+
+    joined: int
+    """The largest number of requests that shared one of its passes; 1 if it ran alone."""
+
+
 class Usage(WireModel):
     """Numbers of tokens."""
 
@@ -345,6 +354,8 @@ class _Generated(WireModel):
     usage: Usage | None = None
     recording: IfRequested[RecordingId] = ABSENT
     """With ``keep``; in the last chunk of a stream."""
+    ran: IfRequested[GenerationRan] = ABSENT
+    """Beside ``usage``."""
 
 
 class ChatCompletion(_Generated):

@@ -148,6 +148,8 @@ class ModelInput(WireModel):
     edits: EditsByLayer = Field(default_factory=dict)
     """Edits by layer, each in the form of edits of a module: ``{"3": [{"tap": "context", "heads": [0], "set":
     0}]}``."""
+    alone: bool = False
+    """Share no pass with other requests: the same numbers to the last bit, whoever asks at the same time."""
     encoding: Encoding = "list"
     """The form of tensors in a JSON reply."""
 
@@ -214,6 +216,8 @@ class ModelRan(WireModel):
     """Milliseconds that the request waited for its model to be loaded."""
     peak_bytes: int
     """Memory that the request was admitted for, besides the model: an estimate."""
+    joined: int = 1
+    """The largest number of requests that shared one of its passes; 1 if it ran alone."""
 
 
 class ModelReply(WireModel):

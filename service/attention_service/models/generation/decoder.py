@@ -25,7 +25,7 @@ class Step(NamedTuple):
     layers: list[dict[str, Any]] | None = None
     """What is told of the attention that chose the token."""
     joined: int = 1
-    """The number of texts that shared the pass."""
+    """The number of requests that shared the pass."""
     fault: Exception | None = None
 
 
@@ -146,14 +146,15 @@ class Decoder:
             self._groups = {key: each for key, each in self._groups.items() if each is not group}
             return [self._single(text) for text in texts]
         group.end()
+        requests = len({text.request for text in texts})
         greedy = largest(logits) if any(text.is_greedy for text in texts) else []
         found = []
         for row, text in enumerate(texts):
             own = None if text.look is None else layers[text.look]
             if text.is_greedy:
-                found.append(Step(text, logits[row : row + 1], greedy[row], own, len(texts)))
+                found.append(Step(text, logits[row : row + 1], greedy[row], own, requests))
             else:
-                found.append(self._chosen(text, logits[row : row + 1], own, len(texts)))
+                found.append(self._chosen(text, logits[row : row + 1], own, requests))
         return found
 
     def _chosen(self, text: RunningText, logits: Tensor, layers: Any, joined: int = 1) -> Step:

@@ -158,7 +158,7 @@ class Generation:
         """Return the end. With ``keep``, ``LoadedModel.recording`` then holds the run."""
         if self._plan.keeps:
             _keep(self._loaded, self._request, self._plan, self._kept)
-        return Generated(self._objects.end(keeps=self._plan.keeps), self._objects.generated)
+        return Generated(self._objects.end(keeps=self._plan.keeps, joined=self.joined), self._objects.generated)
 
     # ── its texts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,7 +179,8 @@ class Generation:
         before = [] if loaded.reader.pairs else row
         text = RunningText(
             number * plan.sampling.choices, model, begun.ids, begun.state, begun.processors, begun.draws,
-            GeneratedText(loaded.reader.tokenizer, before, plan.sampling.stops), self._edits, None, plan.alone,
+            GeneratedText(loaded.reader.tokenizer, before, plan.sampling.stops), self._edits, None,
+            plan.alone, id(self),
         )  # fmt: skip
         text.prompt = len(row)
         text.look = self._look(text)

@@ -219,13 +219,15 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
     wanted = request.attention
     if wanted is None:
-        return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)
+        return GenerationPlan(rows, padding, ends, sampling, None, (), {}, alone=bool(request.alone), **more)
     places = _places(loaded, wanted)
     edits = _edits(loaded, wanted, rows, sampling)
     if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
         raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
     look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
-    return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep, **more)
+    return GenerationPlan(
+        rows, padding, ends, sampling, look, places, edits, alone=bool(request.alone), keeps=wanted.keep, **more
+    )
 
 
 def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]:

@@ -131,7 +131,7 @@ def _prompted(loaded: LoadedModel, attention: DecodeAttention, ids: Sequence[int
     text = RunningText(
         0, loaded.model, begun.ids, begun.state, LogitsProcessorList(), draws=False,
         text=GeneratedText(None, [], ()),
-        edits=RowEdits(loaded, {}), look=None, alone=False,
+        edits=RowEdits(loaded, {}), look=None, alone=False, request=0,
     )  # fmt: skip
     with attention.running([text]):
         text.advance(loaded.model(**text.prompt_inputs(range(len(ids)), whole=True), return_dict=True))

@@ -68,6 +68,8 @@ class RunningText:
     look: TokenAttention | None
     alone: bool
     """True if it shares no pass."""
+    request: int
+    """A number of the request that it belongs to."""
     generator: torch.Generator | None = None
     prompt: int = 0
     """The tokens of its prompt; of an encoder-decoder, those of the encoder."""
@@ -128,7 +130,7 @@ class RunningText:
         state = self.state if past is None else self.state | {"past_key_values": past}
         return RunningText(
             choice, self.model, list(self.ids), dict(state), copy.deepcopy(self.processors), self.draws, text,
-            self.edits, look, self.alone, prompt=self.prompt, seen=self.seen,
+            self.edits, look, self.alone, self.request, prompt=self.prompt, seen=self.seen,
         )  # fmt: skip
 
     # ── joined with others ───────────────────────────────────────────────────────────────────────────────────────────

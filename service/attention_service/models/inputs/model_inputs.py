@@ -157,7 +157,8 @@ class InputReader:
         self.predictable = self.vocabulary if head is None else int(head.weight.shape[0])
         """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
         self._device = model.device
-        self._pads_left = bool(model.can_generate()) and not self.pairs
+        self.pads_left = bool(model.can_generate()) and not self.pairs
+        """True if texts of one batch are filled up at their beginnings."""
         self._counts_positions = "position_ids" in self.names and behind is None
         """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
         pad: Any = getattr(config.get_text_config(), "pad_token_id", None)
@@ -210,10 +211,10 @@ class InputReader:
         spans: list[list[Span]] = []
         for row, text in enumerate(texts):
             missing = length - len(text.ids)
-            place = slice(missing, length) if self._pads_left else slice(0, length - missing)
+            place = slice(missing, length) if self.pads_left else slice(0, length - missing)
             ids[row, place], mask[row, place] = torch.tensor(text.ids), True
             nothing: list[Span] = [None] * missing
-            spans.append(nothing + text.spans if self._pads_left else text.spans + nothing)
+            spans.append(nothing + text.spans if self.pads_left else text.spans + nothing)
         padded = not bool(mask.all())
         return Stack(ids.to(self._device), mask.to(self._device) if padded else None, spans)
 
@@ -222,7 +223,7 @@ class InputReader:
         found = {"input_ids": stack.ids}
         if stack.mask is not None:
             found["attention_mask"] = stack.mask.long()
-            if self._pads_left and self._counts_positions:
+            if self.pads_left and self._counts_positions:
                 found["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
         return found
 

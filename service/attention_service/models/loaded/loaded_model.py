@@ -275,8 +275,8 @@ class LoadedModel:
         with self.attention.running(asking):
             return self.model(**arguments, **options)
 
-    def about(self, asked: Asked, asking: AttentionPass) -> dict[str, Any]:
-        """The fields of a reply that tell of the input and of the run."""
+    def about(self, asked: Asked, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
+        """The fields of a reply that tell of the input and of the run; ``joined``: the requests that shared it."""
         inputs = asked.inputs
         labels = {"labels": self.reader.labels(inputs.predicted)}
         if inputs.target is not None:
@@ -297,6 +297,7 @@ class LoadedModel:
             compute_ms=1e3 * (time.perf_counter() - asking.started),
             queue_ms=0.0,
             peak_bytes=0,
+            joined=joined,
         )
         return fields | {"ran": ran}
 

@@ -16,6 +16,7 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in
 from attention_contract.wire import JSON, from_body
+from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
@@ -69,6 +70,10 @@ class ServedModel:
         """Check a request and estimate its memory. Raises what the operation raises."""
         self.loaded.check_files()
         return _OPERATIONS[operation](self, body, room, emit)
+
+    def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
+        """Answer questions of one group by one pass."""
+        return [Answer(each) for each in joined_replies(self.loaded, questions)]
 
     def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
@@ -145,7 +150,10 @@ class ServedModel:
             def run() -> Answer:
                 return Answer(answer(self.loaded, request, asked), self.loaded.take_recording())
 
-            return Work(self.costs.needed_bytes(asked, request), run)
+            return Work(
+                self.costs.needed_bytes(asked, request), run, group=group_of(self.loaded, request, asked),
+                length=asked.inputs.text.length, question=(request, asked),
+            )  # fmt: skip
 
         return self._after_images(request.all_images, work)
 

@@ -4,7 +4,7 @@ A request is checked and priced as soon as it comes (``need``), and begins when 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -26,6 +26,8 @@ from attention_service.runtime.device.freed_memory import (
 
 _PROMPTS: Final = 512
 """Tokens of prompts that are read in one turn, so that texts that run wait no longer."""
+_SHARED: Final = 1.1
+"""Memory that a pass of several questions may take, as a multiple of what they were admitted for."""
 _LONG_S: Final = 1.0
 """Seconds that a pass may take without the server being told before."""
 
@@ -70,6 +72,12 @@ class Work(NamedTuple):
     """Returns work if the request can be checked only now, as one with images that had to be decoded."""
     seconds: float = 0.0
     """Estimate of the time for which the process will be silent."""
+    group: Hashable = None
+    """Equal for questions that may be answered by one pass; None for one that has its own."""
+    length: int = 0
+    """The tokens of its text."""
+    question: Any = None
+    """The question, as ``Served.answer_joined`` takes it."""
 
 
 Emit = Callable[[bytes], None]
@@ -87,6 +95,9 @@ class Served(Protocol):
 
     def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
         """Check a request. ``room``: bytes that could be admitted. Raises AttentionError."""
+
+    def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
+        """Answer questions of one group by one pass."""
 
     def step(self, running: Sequence[Any]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
@@ -139,7 +150,7 @@ class Turns:
         while True:
             self.take_messages()
             if self.ready:
-                self.answer(self.ready.popleft())
+                self.answer_next()
             if self.running:
                 self.read_prompts()
                 self.step()
@@ -180,6 +191,41 @@ class Turns:
         if question.work is not None:
             question.need = max(question.need, question.work.needed_bytes)
             self.pipes.send("need", {"bytes": question.need}, request=question.number)
+
+    def answer_next(self) -> None:
+        """Answer the question that has waited longest, and with it those that can share its pass."""
+        first = self.ready.popleft()
+        mates = [first, *self._alike(first)]
+        if len(mates) == 1:
+            self.answer(first)
+            return
+        for each in mates[1:]:
+            self.ready.remove(each)
+        try:
+            answers = self.model.answer_joined([each.work.question for each in mates if each.work is not None])
+        except Exception:  # whoever is at fault, nobody else has the fault
+            for each in mates:
+                self.answer(each)
+            return
+        for each, answer in zip(mates, answers, strict=True):
+            with self.guarded(each):
+                self.end(each, answer)
+
+    def _alike(self, first: Question) -> list[Question]:
+        """Those of the ready questions that share a pass with one, within the memory that all were admitted for."""
+        work, found = first.work, list[Question]()
+        if work is None or work.group is None:
+            return found
+        needs, lengths = [first.need], [work.length]
+        for each in self.ready:
+            other = each.work
+            if other is None or other.group != work.group or each.cancellation.cancelled:
+                continue
+            tried, sizes = [*needs, each.need], [*lengths, other.length]
+            if max(sizes) <= 2 * min(sizes) and len(tried) * max(tried) <= _SHARED * sum(tried) + MUCH:
+                needs, lengths = tried, sizes
+                found.append(each)
+        return found
 
     def answer(self, question: Question) -> None:
         """Run a request that was admitted: a question to its end, a generation to its beginning."""

@@ -7,12 +7,12 @@ import torch
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.schemas.sessions import FullPolicy
+from attention_service.core.kv_cache.block_table import BlockTable
+from attention_service.core.kv_cache.pages import PagePool, Pages
 from attention_service.core.kv_cache.past import Cached
 from attention_service.runtime.scheduling import batches
 from attention_service.runtime.sessions import step_operation
-from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
-from attention_service.runtime.sessions.pages import PagePool, Pages
 from attention_service.runtime.sessions.step import begin_with
 
 CAUSAL = {"masks": [{"name": "causal"}]}

@@ -11,10 +11,11 @@ from tests.runtime.sessions.session_tree import D_MODEL, Tree, close, create, ru
 from attention_contract.errors import Overloaded
 from attention_contract.schemas.sessions import ForkSession, OpenSession, StepRequest, StepsRequest
 from attention_contract.validation import validate
+from attention_service.core.kv_cache import pages
 from attention_service.core.kv_cache.slab import PageKind
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling import batches
-from attention_service.runtime.sessions import live_sessions, pages, step_operation
+from attention_service.runtime.sessions import live_sessions, step_operation
 from attention_service.runtime.sessions.decode_session import page_kind
 from attention_service.runtime.sessions.step import writable
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from tests.runtime.sessions.session_tree import EXACT, Tree, create, engine_of, running
 
-from attention_service.core.kv_cache import slab
+from attention_service.core.kv_cache import pages, slab
 from attention_service.core.registry import variants
-from attention_service.runtime.sessions import pages
 
 CAUSAL = {"masks": [{"name": "causal"}]}
 SCORES = [

@@ -11,14 +11,14 @@ import numpy as np
 
 from attention_contract.base import WireModel
 from attention_contract.schemas.sessions import Policy, SessionInfo, StepReply
+from attention_service.core.kv_cache.block_table import BlockTable
+from attention_service.core.kv_cache.pages import Pages
 from attention_service.core.kv_cache.policies import Keeper
 from attention_service.core.kv_cache.slab import PageKind
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.jobs import JobEnd
-from attention_service.runtime.sessions.block_table import BlockTable
-from attention_service.runtime.sessions.pages import Pages
 from attention_service.runtime.sessions.shared_prefixes import Prefix
 
 

@@ -40,7 +40,9 @@ from attention_contract.schemas.sessions import (
     StepsRequest,
     TruncateSession,
 )
+from attention_service.core.kv_cache.block_table import BlockTable
 from attention_service.core.kv_cache.paged_trial import paged_fault
+from attention_service.core.kv_cache.pages import PagePool
 from attention_service.core.kv_cache.policies import keeper_of
 from attention_service.core.kv_cache.slab import page_tokens
 from attention_service.modules.library import Library
@@ -50,10 +52,8 @@ from attention_service.runtime.callers import caller
 from attention_service.runtime.operations.questions import QUESTIONS
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions import step, step_operation
-from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.decode_session import DecodeSession, bytes_of, page_kind
 from attention_service.runtime.sessions.page_room import PageRoom
-from attention_service.runtime.sessions.pages import PagePool
 from attention_service.runtime.sessions.session_registry import SessionRegistry
 from attention_service.runtime.sessions.shared_prefixes import Prefix, is_shareable, share
 

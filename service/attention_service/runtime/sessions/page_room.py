@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from attention_contract.errors import OverBudget, Overloaded
+from attention_service.core.kv_cache.pages import PagePool
 from attention_service.core.kv_cache.slab import PageKind, Slab
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.sessions.decode_session import DecodeSession, page_kind
-from attention_service.runtime.sessions.pages import PagePool
 
 
 @dataclass

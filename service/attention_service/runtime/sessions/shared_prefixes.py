@@ -13,8 +13,8 @@ import numpy as np
 
 from attention_contract.schemas.attention import ForwardRequest
 from attention_contract.tensors import Array, dtype_name
-from attention_service.runtime.sessions.block_table import BlockTable
-from attention_service.runtime.sessions.pages import PagePool
+from attention_service.core.kv_cache.block_table import BlockTable
+from attention_service.core.kv_cache.pages import PagePool
 
 
 @dataclass

@@ -13,6 +13,7 @@ from attention_contract.errors import InvalidRequest, LengthMismatch
 from attention_contract.schemas.attention import ApproximationError, AttentionInputs, Ran, Select
 from attention_contract.schemas.sessions import StepReply, StepRequest
 from attention_contract.tensors import Array
+from attention_service.core.kv_cache.block_table import BlockTable
 from attention_service.core.kv_cache.past import Cached, gathered
 from attention_service.core.kv_cache.runs import cut
 from attention_service.core.positions import POSITIONS
@@ -24,7 +25,6 @@ from attention_service.runtime.scheduling.jobs import Job, JobEnd
 from attention_service.runtime.scheduling.operation import Fields
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions import step_operation
-from attention_service.runtime.sessions.block_table import BlockTable
 from attention_service.runtime.sessions.decode_session import DecodeSession
 
 CUT_PAIRS = 2**25

@@ -6,10 +6,10 @@ A block table names spans of slots rather than single pages, since adjacent page
 from collections.abc import Sequence
 from operator import attrgetter
 
+from attention_service.core.kv_cache.pages import PagePool, Pages
 from attention_service.core.kv_cache.past import Span
 from attention_service.core.kv_cache.runs import after, first_of, merged
 from attention_service.core.kv_cache.slab import PageKind
-from attention_service.runtime.sessions.pages import PagePool, Pages
 
 _TOKENS_OF = attrgetter("tokens")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention_service.core.kv_cache import pages as pages_module
+from attention_service.core.kv_cache.block_table import BlockTable
+from attention_service.core.kv_cache.pages import PagePool
 from attention_service.core.kv_cache.past import Cached
 from attention_service.core.kv_cache.slab import PAGE_TOKENS, PageKind
-from attention_service.runtime.sessions import pages as pages_module
-from attention_service.runtime.sessions.block_table import BlockTable
-from attention_service.runtime.sessions.pages import PagePool
 
 KIND = PageKind(1, 1, 1, torch.float64, torch.device("cpu"))
 

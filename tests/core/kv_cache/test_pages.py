@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from attention_service.core.kv_cache import pages as pages_module
+from attention_service.core.kv_cache.pages import PagePool, Pages
 from attention_service.core.kv_cache.slab import PAGE_TOKENS, PageKind
-from attention_service.runtime.sessions import pages as pages_module
-from attention_service.runtime.sessions.pages import PagePool, Pages
 
 KIND = PageKind(2, 4, 3, torch.float32, torch.device("cpu"))
 OTHER = PageKind(1, 4, 4, torch.float64, torch.device("cpu"))

@@ -1,6 +1,6 @@
 """Processes of models that begin as copies of a process that has imported transformers.
 
-A start takes 0.05 s of a processor in place of the 5 s of the imports. ``tests/models/loaded/test_whole_models.py``
+A start takes 0.05 s of a processor in place of the seconds of the imports. ``tests/models/loaded/test_whole_models.py``
 starts processes as the service does.
 """
 
@@ -77,7 +77,7 @@ def _begin(environment: Mapping[str, str]) -> None:
 
 @cache
 def _begin_once(environment: Sequence[tuple[str, str]]) -> None:
-    _FORKS.set_forkserver_preload(["attention_service.models.process.model_operations"])
+    _FORKS.set_forkserver_preload(["attention_service.models.process.__main__"])
     with patch.dict(os.environ, environment):
         first = _FORKS.Process(target=int)
         first.start()

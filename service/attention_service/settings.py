@@ -203,7 +203,7 @@ class Settings(BaseSettings):
 
     spare_model_process: bool = True
     """If the server is idle, start a process that has imported transformers, so that the next whole model is loaded in
-    the time of reading its weights. It takes 384 MiB of the memory budget, at most a quarter of what is free, and ends
+    the time of reading its weights. It takes 304 MiB of the memory budget, at most a quarter of what is free, and ends
     when a request needs them."""
 
     preload: str = ""

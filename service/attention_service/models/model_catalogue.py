@@ -21,10 +21,10 @@ from attention_service.modules.checkpoints.checkpoint_files import TINY, located
 from attention_service.modules.store_files import reason
 from attention_service.runtime.device.freed_memory import MUCH
 
-PROCESS_BYTES: Final = 320 * 2**20 + MUCH
+PROCESS_BYTES: Final = 240 * 2**20 + MUCH
 """Memory of its own of a process that has imported torch and transformers, and what it may keep of freed memory.
 
-Measured with the CPU build of torch 2.13: 305 MiB, beside 125 MiB of its libraries' files, whose pages all processes
+Measured with the CPU build of torch 2.13: 215 MiB, beside 110 MiB of its libraries' files, whose pages all processes
 share. A process that takes more without a model says so.
 """
 _WIDTHS: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}

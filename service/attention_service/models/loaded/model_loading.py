@@ -11,6 +11,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch.nn import init
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -57,6 +58,7 @@ _FAULTS: Final = (
 _LOGGING: Final[Any] = logging  # its functions have no annotations
 _PROCESSORS: Final[Any] = processing_auto
 _MODELING: Final[Any] = modeling_utils
+_INIT: Final[Any] = init
 _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -83,7 +85,7 @@ def load_checkpoint(
     host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
     """
     divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
-    with _quietly(progress), _read_into_memory():
+    with _quietly(progress), _read_into_memory(), _left_empty():
         try:
             config = AutoConfig.from_pretrained(folder, **_SAFE)
             kind = _class_of(config)
@@ -216,6 +218,17 @@ def _read_into_memory() -> Iterator[None]:
         yield
     finally:
         _MODELING.safe_open = own
+
+
+@contextmanager
+def _left_empty() -> Iterator[None]:
+    """Fill no parameter that is on the meta device with random numbers, which it cannot hold: that imports SymPy."""
+    own = _INIT._no_grad_normal_
+    _INIT._no_grad_normal_ = lambda x, *args, **options: x if x.is_meta else own(x, *args, **options)
+    try:
+        yield
+    finally:
+        _INIT._no_grad_normal_ = own
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""The process of one model, ``python -m attention_service.models.process.model_operations``, and its operations.
-
-Each request is checked and priced before it runs.
-"""
+"""The operations of the process of one model. Each request is checked and priced before it runs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +23,7 @@ from attention_service.models.generation.generation import Generation, decode
 from attention_service.models.generation.generation_plan import GenerationRequest, plan_generation
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
-from attention_service.models.process.turns import Answer, Emit, Work, serve
+from attention_service.models.process.turns import Answer, Emit, Work
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
 
@@ -183,7 +180,3 @@ def warm() -> None:
     """Import what transformers imports late, by loading the model that ships, of which nothing is kept."""
     if SHIPPED_MODEL.is_dir():
         LoadedModel.load(SHIPPED_MODEL, dtype="float32", device=torch.device("cpu"), progress=lambda _: None)
-
-
-if __name__ == "__main__":
-    serve(ServedModel.load, warm)

@@ -27,7 +27,7 @@ from attention_service.runtime.device.cpu_threads import sleep_while_waiting
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
 
 log = logging.getLogger(__name__)
-COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process.model_operations")
+COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process")
 """``-P``: no Python file of the folder in which the server was started is imported."""
 _MARGIN: Final = 1.2
 """Memory that a process may take, as a multiple of its estimate, before it is ended."""

@@ -1,5 +1,6 @@
 """The work of the commands ``attention serve`` and ``fetch``, once their settings are checked."""
 
+import gc
 import signal
 import sys
 from contextlib import suppress
@@ -36,6 +37,7 @@ def run_server(settings: Settings) -> int:
         port=settings.port,
         timeout_graceful_shutdown=settings.drain_seconds,
     )
+    gc.enable()
     sys.setswitchinterval(SWITCH_S)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
         signal.signal(signal.SIGHUP, server.handle_exit)

@@ -15,6 +15,9 @@ from attention_service.runtime.scheduling.budget import Budget
 
 _STATM: Final = Path("/proc/self/statm")
 _LOOK_S: Final = 0.25
+"""Seconds between two looks, while requests hold memory or freed memory waits to go back."""
+_RARE: Final = 4
+"""The same otherwise, as a multiple."""
 _REST_S: Final = 5.0
 """Seconds for which freed memory is kept for later requests, and until the attempt after one that freed little."""
 _LITTLE: Final = 2**24
@@ -51,6 +54,11 @@ class Unused:
             self._since = now
         return self._since is not None and now - self._since >= _REST_S
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while freed memory waits to go back."""
+        return self._since is not None
+
     def went_back(self, resident: int) -> None:
         """Note what is in memory now that it has."""
         self._least, self._since = resident, None
@@ -69,7 +77,8 @@ async def keep_within_budget(engine: Engine) -> None:
     tolerated = max(int(_TOLERATED * budget.total), _TOLERATED_BYTES)
     unused = Unused(resident_bytes())
     while True:
-        await asyncio.sleep(_LOOK_S)
+        used = budget.in_flight + budget.bodies + budget.replies
+        await asyncio.sleep(_LOOK_S * (1 if used or unused.is_waiting or budget.exceeded else _RARE))
         if not shared:
             await asyncio.to_thread(engine.device.look_at_pinned, _PINNED_KEPT)
             budget.wake()  # there may be room now

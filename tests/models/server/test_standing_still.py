@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -13,6 +14,8 @@ from tests.conftest import eventually, live_server
 
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelForwardRequest
 from attention_service.engine import Engine
+from attention_service.models.server import worker_process
+from attention_service.runtime.device.freed_memory import private_bytes
 from attention_service.runtime.device.torch_device import Device
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
@@ -95,3 +98,14 @@ async def test_a_request_that_waits_for_memory_does_not_stand_still(stand_ins, r
         assert (await waiting).ran.architecture == process
     finally:
         await engine.stop()
+
+
+def test_a_process_is_looked_at_often_only_while_somebody_waits_for_it(http, monkeypatch):
+    looks = []
+    ask(http, "a")
+    time.sleep(0.5)
+    monkeypatch.setattr(worker_process, "private_bytes", lambda seen: looks.append(seen) or private_bytes(seen))
+    time.sleep(1.0)
+    assert len(looks) <= 1
+    ask(http, "compute 1")
+    assert len(looks) > 3

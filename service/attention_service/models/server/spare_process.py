@@ -17,7 +17,9 @@ from attention_service.models.server.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.5
-"""Seconds between two looks."""
+"""Seconds between two looks, while the server is idle and has no spare process."""
+_RARE: Final = 10
+"""The same otherwise, as a multiple."""
 _IDLE_LOOKS: Final = 3
 """Looks in a row that find the server idle, before a process is started."""
 _PAUSE_S: Final = 60.0
@@ -80,13 +82,14 @@ class SpareProcess:
 
     async def _keep(self) -> None:
         """Look after it: start one in idle times, and notice the end of one."""
-        looks = 0
+        looks, wait = 0, 1
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(wait * _LOOK_S)
             if self._worker is not None and not self._worker.is_alive:
                 log.warning("the spare process for models ended by itself")
                 self._end_soon(self._worker)
             looks = looks + 1 if self._may_start() else 0
+            wait = 1 if looks else _RARE
             if looks >= _IDLE_LOOKS:
                 looks = 0
                 try:

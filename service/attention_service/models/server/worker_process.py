@@ -32,7 +32,9 @@ COMMAND: Final = (sys.executable, "-P", "-m", "attention_service.models.process"
 _MARGIN: Final = 1.2
 """Memory that a process may take, as a multiple of its estimate, before it is ended."""
 _LOOK_S: Final = 0.1
-"""Seconds between two looks at a process."""
+"""Seconds between two looks at a process of which somebody waits for a message."""
+_REST_S: Final = 10.0
+"""The same of one that nobody waits for, and that computes nothing."""
 _TOLD_AFTER: Final = 0.25
 """Share of the patience after which it is told that a process stands still."""
 _GRACE_S: Final = 2.0
@@ -74,6 +76,8 @@ class WorkerProcess:
         self._outgrown = 0
         self._asked = False
         """True while somebody waits for what it says next."""
+        self._awaited = asyncio.Event()
+        """Set when somebody begins to wait."""
         self._idle_s = 0.0
         """Seconds for which it has used no processor although somebody waits."""
         self._patience_s = patience_s
@@ -135,6 +139,7 @@ class WorkerProcess:
     async def receive(self) -> Message:
         """Wait for a message. Raises OverBudget if the process was ended for its memory, and ModelEnded otherwise."""
         self._asked = True
+        self._awaited.set()
         try:
             message = await self._incoming.get()
         finally:
@@ -223,6 +228,11 @@ class WorkerProcess:
                 before, used, now = used, sum(seen.cpu_times()[:2]), time.monotonic()
                 moved = now if used > before or not self._asked else moved
                 self._idle_s = now - moved
+                if not self._asked and used == before:
+                    self._awaited.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._awaited.wait(), _REST_S)
+                    moved = time.monotonic()
                 await asyncio.sleep(_LOOK_S)
             self.kill()
 

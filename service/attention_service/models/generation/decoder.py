@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attention_service.models.generation.decode_attention import DecodeAttention
 from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
+from attention_service.models.generation.joined_prompts import read_together, reads_together
 from attention_service.models.generation.running_text import RunningText, largest
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -69,6 +70,34 @@ class Decoder:
             layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
             text.seen = part.stop
             return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
+
+    def read_some(self, texts: Sequence[RunningText], most: int) -> tuple[list[Step], int]:
+        """Read prompts of the first text, and of those that can be read with it, up to so many tokens.
+
+        Returns their first steps, none of a prompt of which a part is left, and the number of tokens that were read.
+        """
+        first, shared = texts[0], [texts[0]]
+        if len(texts) > 1 and reads_together(first) and self.joining.in_parts:
+            for text in texts[1:]:
+                lengths = [len(each.ids) for each in (*shared, text)]
+                if max(lengths) <= 2 * min(lengths) and max(lengths) * len(lengths) <= most and reads_together(text):
+                    shared.append(text)
+        if len(shared) > 1:
+            try:
+                with torch.inference_mode():
+                    logits = read_together(self.model, self.attention, shared)
+            except Exception:
+                shared = [first]
+            else:
+                requests = len({text.request for text in shared})
+                steps = [self._chosen(*each, None, requests) for each in zip(shared, logits, strict=True)]
+                return steps, sum(len(text.ids) for text in shared)
+        before = first.seen
+        try:
+            step = self.read(first)
+        except Exception as fault:
+            return [Step(first, fault=fault)], len(first.ids)
+        return [] if step is None else [step], max(first.seen - before, 1)
 
     def _reads_in_parts(self, text: RunningText) -> bool:
         return text.unreadable_in_parts() is None and self.joining.in_parts

@@ -7,6 +7,7 @@ Greedy and drawn tokens are those of ``generate`` with the same settings; choice
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -55,6 +56,8 @@ class Generation:
         self._emit = emit
         self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
         self._deadline = deadline()
+        self.within = copy_context()
+        """Where it began: its passes are cancelled as its request is."""
         self._came = 0.0
         """Time of the last step, in ``time.monotonic``."""
         self._unread = list(enumerate(plan.rows))
@@ -82,22 +85,18 @@ class Generation:
         """True once every choice has its text."""
         return not (self._unread or self._reading or self.texts)
 
-    def read(self) -> int:
-        """Read the next part of a prompt; after its last part each of its choices has a token.
-
-        Returns the number of tokens that were read.
-        """
+    def begin_reading(self) -> RunningText:
+        """Return the text whose prompt is to be read next. Raises InvalidCheckpoint."""
         checkpoint()
         if self._reading is None:
             number, row = self._unread.pop(0)
             self._reading = self._begun(number, row)
-        text, before = self._reading, self._reading.seen
-        step = self._decoder.read(text)
-        read = text.seen - before
-        if step is None:
-            return read
+        return self._reading
+
+    def was_read(self, step: Step) -> None:
+        """Take the step that follows a prompt: each of its choices has a token. Raises the fault of a text."""
+        text, steps = step.text, [step]
         self._reading = None
-        steps = [step]
         for index in range(1, self._plan.sampling.choices):
             other = text.fork(text.choice + index, self._text(text), self._look(text))
             self._seed(other)
@@ -106,7 +105,6 @@ class Generation:
             steps.append(Step(other, step.logits, token, layers, fault=step.fault))
         self.texts += [each.text for each in steps]
         self.take(steps)
-        return read
 
     def take(self, steps: Sequence[Step]) -> None:
         """Take one step of some of its texts, and give their tokens out. Raises the fault of a text."""
@@ -221,6 +219,32 @@ class Generation:
         return chosen | {"top_logprobs": [_named(tokenizer, *each) for each in others]}
 
 
+def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int) -> dict[int, Exception]:
+    """Read prompts, or parts of them, up to so many tokens. Returns the faults by the place of a generation."""
+    faults: dict[int, Exception] = {}
+    while most > 0:
+        texts: dict[int, RunningText] = {}
+        for at, each in enumerate(generations):
+            if each.unread and at not in faults:
+                try:
+                    texts[at] = each.within.run(each.begin_reading)
+                except Exception as fault:
+                    faults[at] = fault
+        if not texts:
+            break
+        first = generations[next(iter(texts))]
+        steps, count = first.within.run(decoder.read_some, list(texts.values()), most)
+        most -= count
+        for at, text in texts.items():
+            for step in steps:
+                if step.text is text:
+                    try:
+                        generations[at].was_read(step)
+                    except Exception as fault:
+                        faults[at] = fault
+    return faults
+
+
 def decode(decoder: Decoder, generations: Sequence[Generation]) -> dict[int, Exception]:
     """Give each text of these generations its next token. Returns the faults by the place of a generation."""
     places = {id(text): at for at, each in enumerate(generations) for text in each.texts}
@@ -242,10 +266,9 @@ def generate(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPl
     decoder = Decoder(loaded)
     try:
         generation = Generation(decoder, request, plan, emit)
-        while generation.unread:
-            generation.read()
         while not generation.has_ended:
-            for fault in decode(decoder, [generation]).values():
+            faults = read_prompts(decoder, [generation], len(plan.rows) * plan.longest) or decode(decoder, [generation])
+            for fault in faults.values():
                 raise fault
     finally:
         decoder.close()

@@ -19,7 +19,7 @@ from attention_service.models.answers.model_inspection import forward_reply, wei
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
-from attention_service.models.generation.generation import Generation, decode
+from attention_service.models.generation.generation import Generation, decode, read_prompts
 from attention_service.models.generation.generation_plan import GenerationRequest, plan_generation
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
@@ -71,6 +71,10 @@ class ServedModel:
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
         return [Answer(each) for each in joined_replies(self.loaded, questions)]
+
+    def read(self, running: Sequence[Generation], most: int) -> dict[int, Exception]:
+        """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
+        return read_prompts(self.decoder, running, most)
 
     def step(self, running: Sequence[Generation]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""

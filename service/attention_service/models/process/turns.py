@@ -56,9 +56,6 @@ class Running(Protocol):
     def has_ended(self) -> bool:
         """True once it has all its tokens."""
 
-    def read(self) -> int:
-        """Read a part of its prompts. Returns the number of tokens that were read."""
-
     def leave(self) -> None:
         """End before its end."""
 
@@ -98,6 +95,9 @@ class Served(Protocol):
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
+
+    def read(self, running: Sequence[Any], most: int) -> dict[int, Exception]:
+        """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
 
     def step(self, running: Sequence[Any]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
@@ -152,8 +152,7 @@ class Turns:
             if self.ready:
                 self.answer_next()
             if self.running:
-                self.read_prompts()
-                self.step()
+                self.decode()
 
     def take_messages(self) -> None:
         """Take in what came; if there is nothing to do, wait for a message."""
@@ -248,26 +247,24 @@ class Turns:
                 question.running = found
                 self.running.append(question)
 
-    def read_prompts(self) -> None:
-        """Read prompts, or parts of them, up to so many tokens."""
-        left = _PROMPTS
-        for question in list(self.running):
-            while left > 0 and question.running is not None and question.running.unread:
-                with self.guarded(question):
-                    left -= question.running.read()
-            self.end_if_ended(question)
-
-    def step(self) -> None:
-        """Give each running text its next token."""
-        running = [each for each in self.running if not each.cancellation.cancelled]
-        for each in [each for each in self.running if each not in running]:
+    def decode(self) -> None:
+        """Read prompts, and give each running text its next token."""
+        for each in [each for each in self.running if each.cancellation.cancelled]:
             self.fail(each, Abandoned())
-        faults = self.model.step([each.running for each in running])
-        for at, question in enumerate(running):
-            if at in faults:
-                self.fail(question, faults[at])
-            else:
-                self.end_if_ended(question)
+        for advance in (self._read, self.model.step):
+            running = list(self.running)
+            try:
+                faults = advance([each.running for each in running])
+            except Exception as fault:  # of none in particular
+                faults = dict.fromkeys(range(len(running)), fault)
+            for at, question in enumerate(running):
+                if at in faults:
+                    self.fail(question, faults[at])
+                else:
+                    self.end_if_ended(question)
+
+    def _read(self, running: Sequence[Any]) -> dict[int, Exception]:
+        return self.model.read(running, _PROMPTS) if any(each.unread for each in running) else {}
 
     def end_if_ended(self, question: Question) -> None:
         """Send the end of a generation that has all its tokens."""

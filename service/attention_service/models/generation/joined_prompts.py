@@ -1,0 +1,64 @@
+"""Prompts that are read together: a batch filled up at the ends, whose rows no token behind them changes."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from attention_service.models.generation.decode_attention import DecodeAttention
+from attention_service.models.generation.running_text import RunningText
+
+
+def reads_together(text: RunningText) -> bool:
+    """True if a text's past may be cut out of that of a batch, and nothing is asked of the passes over its prompt."""
+    past = text.state.get("past_key_values")
+    if text.alone or text.seen or text.edits or text.look is not None or text.unreadable_in_parts() is not None:
+        return False
+    return isinstance(past, DynamicCache) and bool(past.layers) and all(_cuttable(each, text) for each in past.layers)
+
+
+def _cuttable(layer: Any, text: RunningText) -> bool:
+    if type(layer) is DynamicSlidingWindowLayer:
+        return len(text.ids) * 2 < layer.sliding_window  # the longest of a batch is at most twice as long
+    return type(layer) is DynamicLayer
+
+
+def read_together(model: Any, attention: DecodeAttention, texts: Sequence[RunningText]) -> list[Tensor]:
+    """Read the prompts of several texts in one pass. Returns the float32 logits ``[1, V]`` of each one's next token."""
+    longest = max(texts, key=lambda text: len(text.ids))
+    width, device = len(longest.ids), model.device
+    ids = [[*text.ids, *text.ids[-1:] * (width - len(text.ids))] for text in texts]
+    past = copy.deepcopy(longest.state["past_key_values"])
+    arguments = longest.prompt_inputs(range(width), whole=True) | {"past_key_values": past}
+    arguments["input_ids"] = torch.tensor(ids, device=device)
+    if (positions := arguments.get("position_ids")) is not None:
+        arguments["position_ids"] = positions.expand(*positions.shape[:-2], len(texts), -1)
+    places = sorted({len(text.ids) - 1 for text in texts})
+    if "logits_to_keep" in arguments:
+        arguments["logits_to_keep"] = torch.tensor(places, device=device)
+    else:
+        places = list(range(width))
+    with attention.running([]):
+        logits = model(**arguments, return_dict=True).logits
+    found = []
+    for row, text in enumerate(texts):
+        for own, whole in zip(text.state["past_key_values"].layers, past.layers, strict=True):
+            if whole.is_initialized:
+                _cut(own, whole, row, len(text.ids))
+        text.advance({})
+        text.seen = len(text.ids)
+        at = places.index(len(text.ids) - 1)
+        found.append(logits[row : row + 1, at].to(torch.float32, copy=True))
+    return found
+
+
+def _cut(own: Any, whole: Any, row: int, length: int) -> None:
+    """Give a text its part of the keys and values of a batch."""
+    key, value = (x[row : row + 1, :, :length].clone() for x in (whole.keys, whole.values))
+    own.lazy_initialization(key, value)
+    own.keys, own.values = key, value
+    if own.is_sliding:
+        own.cumulative_length = length

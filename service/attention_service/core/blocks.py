@@ -12,10 +12,13 @@ from torch import Tensor
 
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.problem import Problem, Selection
+from attention_service.core.slices import on_gpu
 
 PartT = TypeVar("PartT")
 SCORES_AT_ONCE = 2**20
-"""Scores of a block, about."""
+"""Scores of a block, about, on a CPU, whose caches hold a part of them."""
+_ON_GPU = 8
+"""The same on a GPU, as a multiple: there each operation on a block is a launch."""
 _FEW = 3
 _LEAST_ROWS = 16
 """Queries of a block below which reading the keys of all heads takes longer than the products."""
@@ -40,15 +43,20 @@ def some_of(x: Tensor, parts: Sequence[PartT]) -> Iterator[PartT]:
             yield parts[at]
 
 
-def rows_at_once(batch: int, heads: int, keys: int) -> int:
+def scores_at_once(*, gpu: bool) -> int:
+    """Return the scores of a block, about."""
+    return SCORES_AT_ONCE * (_ON_GPU if gpu else 1)
+
+
+def rows_at_once(batch: int, heads: int, keys: int, *, gpu: bool = False) -> int:
     """Return the queries of a block: about a million scores ``[batch, heads, rows, keys]``, at least one row."""
-    return max(1, SCORES_AT_ONCE // max(1, batch * heads * keys))
+    return max(1, scores_at_once(gpu=gpu) // max(1, batch * heads * keys))
 
 
 def blocks(problem: Problem, selection: Selection) -> list[Selection]:
     """Divide the selection along its queries into blocks of that size, at least one."""
     batch, heads, queries, _ = problem.q.shape
-    rows = rows_at_once(batch, len(selection.heads or range(heads)), problem.k.shape[2])
+    rows = rows_at_once(batch, len(selection.heads or range(heads)), problem.k.shape[2], gpu=on_gpu(problem.q))
     wanted = range(queries) if selection.queries is None else selection.queries
     if len(wanted) <= rows:
         return [selection]
@@ -60,7 +68,8 @@ def tiles(problem: Problem, selection: Selection) -> list[Selection]:
     batch, heads, queries, _ = problem.q.shape
     chosen = tuple(range(heads)) if selection.heads is None else selection.heads
     least = min(_LEAST_ROWS, queries if selection.queries is None else len(selection.queries))
-    if len(chosen) == 1 or rows_at_once(batch, len(chosen), problem.k.shape[2]) >= least:
+    rows = rows_at_once(batch, len(chosen), problem.k.shape[2], gpu=on_gpu(problem.q))
+    if len(chosen) == 1 or rows >= least:
         return blocks(problem, selection)
     return [tile for head in chosen for tile in blocks(problem, replace(selection, heads=(head,)))]
 

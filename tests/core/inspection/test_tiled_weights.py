@@ -12,6 +12,7 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.inspection.statistics import HEAD_STATISTICS, StatisticInputs
 from attention_service.core.inspection.weights import ComputedTile, TiledWeights, real_queries, totals, weights_of
 from attention_service.core.problem import Problem, Selection
+from attention_service.core.slices import rehearsed_on
 
 MASKS = {
     "none": [],
@@ -89,3 +90,13 @@ def test_small_entropies_keep_their_digits():
     expected = totals(exact, real, [Selection()], lambda _: whole, ["entropy"]).means()["entropy"]
     assert 0 < float(expected) < 0.01
     torch.testing.assert_close(found, expected, atol=0, rtol=2e-4)
+
+
+def test_a_tile_on_a_gpu_has_eight_times_as_many_scores():
+    """Each operation on a tile is a launch there."""
+    q = torch.empty(1, 32, 1024, 64, device="meta")
+    problem, counts = Problem(q, q, q, AttentionSpec(masks=[Causal()])), []
+    for threads in (1, 0):
+        with rehearsed_on(threads):
+            counts.append(len(blocks.tiles(problem, Selection())))
+    assert counts == [32, 4]

@@ -658,3 +658,14 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
             ModelGradients(model, asked.model_copy(update={"check": True}))
         with pytest.raises(InvalidCheckpoint, match="too few for one layer"):
             LoadedModel.load(tmp_path, room=100, **options)
+
+
+def test_the_tiles_of_a_gpu_are_estimated_there(monkeypatch):
+    model, request = loaded("llama"), ModelWeightsRequest(tokens=IDS)
+
+    def need():
+        return ModelCosts(model).needed_bytes(model.asked(request), request)
+
+    on_cpu = need()
+    monkeypatch.setitem(vars(model.device), "is_cuda", True)
+    assert need() - on_cpu == 7 * 2**20 * 8 * 4

@@ -13,7 +13,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.core.blocks import SCORES_AT_ONCE
+from attention_service.core.blocks import scores_at_once
 from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import ImageCosts, told
 from attention_service.models.inputs.model_inputs import SizedImage, Stack
@@ -32,8 +32,8 @@ _KEPT_STATES: Final = 16
 """Tensors as wide as the hidden states that the graph keeps of each layer."""
 _SCORES: Final = 4
 """Matrices of scores and weights that a layer holds at once, or that the graph keeps of it."""
-_TILES: Final = 8 * 4 * SCORES_AT_ONCE
-"""Bytes of the tiles in which weights are inspected."""
+_TILES: Final = 8 * 4
+"""Bytes of a tile in which weights are inspected, for each of its scores."""
 _STATISTICS: Final = 16
 """Numbers that are told of each head, or of each of its queries."""
 _COPIES: Final = 2
@@ -58,6 +58,7 @@ class ModelCosts:
         self._width = int(config.hidden_size)
         self._vocabulary = int(getattr(config, "vocab_size", 0) or loaded.reader.vocabulary)
         self._itemsize = model.dtype.itemsize
+        self._tile_bytes = _TILES * scores_at_once(gpu=loaded.device.is_cuda)
         self._parameters = [*model.parameters()]
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._head = 0 if head is None else head.weight.numel()
@@ -95,7 +96,7 @@ class ModelCosts:
         elif isinstance(request, ModelWeightsRequest):
             told = sum(self._weights_told(asked, place, request) for place in asked.places)
         need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * told
-        need += _TILES if isinstance(request, ModelWeightsRequest) else 0
+        need += self._tile_bytes if isinstance(request, ModelWeightsRequest) else 0
         images, copies = asked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
         need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
@@ -258,7 +259,7 @@ class ModelCosts:
             crops, length = self._images.shape(images)
             need += batch * self._vision_bytes(crops, length)
             numbers += sum(batch * crops * each.widths.heads * (length**2 + _STATISTICS) for each in self._of_images)
-        need += _TILES + 4 * _COPIES * numbers if weights else 0
+        need += self._tile_bytes + 4 * _COPIES * numbers if weights else 0
         return max(need, self._times(batch, images) * sum(image.decoding for image in images))
 
     def _times(self, batch: int, images: Sequence[SizedImage]) -> int:

@@ -22,7 +22,7 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.attention import attend, trace
-from attention_service.core.blocks import SCORES_AT_ONCE
+from attention_service.core.blocks import SCORES_AT_ONCE, scores_at_once
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS, MATERIALIZED, Kernel, Needs
@@ -125,7 +125,7 @@ class AttentionPass:
         group = waiting.group
         alike = self._waiting.setdefault(group, [])
         alike.append(waiting)
-        if group is None or sum(each.scores for each in alike) >= SCORES_AT_ONCE:
+        if group is None or sum(each.scores for each in alike) >= scores_at_once(gpu=waiting.raw.query.is_cuda):
             self._inspect(self._waiting.pop(group))
 
     def _inspect(self, alike: "Sequence[_Inspected]", *, with_context: bool = False) -> Results:

@@ -4,22 +4,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar, Unpack
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
 import httpx
 from pydantic import SecretStr
 
 from attention_client import replies
-from attention_client.calls.attention_calls import Attention, Hopfield
 from attention_client.calls.base import Call, CallOptions, MediaType, Message, ReplyT
 from attention_client.calls.method import Sender, WayT
-from attention_client.calls.model_calls import Models
-from attention_client.calls.module_calls import Checkpoints, Modules
-from attention_client.calls.pass_calls import Passes
 from attention_client.calls.question_calls import Questions
-from attention_client.calls.recording_calls import Recordings
-from attention_client.calls.server_calls import Server
-from attention_client.calls.session_calls import Sessions
 from attention_client.connection_settings import (
     LIMITS,
     ApiKey,
@@ -29,12 +24,22 @@ from attention_client.connection_settings import (
     all_headers,
     given_alone,
     server_url,
+    trusted_by,
 )
 from attention_client.plots import AsyncPlot, Plot, drawn
 from attention_client.raw_responses import note
 from attention_client.retry import Attempts
 from attention_client.trace_context import trace_requests
 from attention_contract.schemas.picture_options import PictureFields, PictureFormat
+
+if TYPE_CHECKING:
+    from attention_client.calls.attention_calls import Attention, Hopfield
+    from attention_client.calls.model_calls import Models
+    from attention_client.calls.module_calls import Checkpoints, Modules
+    from attention_client.calls.pass_calls import Passes
+    from attention_client.calls.recording_calls import Recordings
+    from attention_client.calls.server_calls import Server
+    from attention_client.calls.session_calls import Sessions
 
 Chunks = list[bytes | memoryview]
 HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
@@ -81,10 +86,28 @@ class Exchange(Generic[ReplyT]):
         return replies.read(self.call, response, content)
 
 
+def _group(module: str, kind: str) -> Any:
+    """Return the property that makes a group of calls at its first use, and imports its schemas no sooner."""
+
+    def make(client: Sender[Any]) -> Any:
+        return getattr(import_module(f"attention_client.calls.{module}"), kind)(client)
+
+    return cached_property(make)
+
+
 class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT, PlotT]):
     """The settings, the connections and the groups of both clients."""
 
     _plots: type[PlotT]
+    attention: "Attention[WayT]" = _group("attention_calls", "Attention")
+    checkpoints: "Checkpoints[WayT]" = _group("module_calls", "Checkpoints")
+    hopfield: "Hopfield[WayT]" = _group("attention_calls", "Hopfield")
+    models: "Models[WayT]" = _group("model_calls", "Models")
+    modules: "Modules[WayT]" = _group("module_calls", "Modules")
+    passes: "Passes[WayT]" = _group("pass_calls", "Passes")
+    recordings: "Recordings[WayT]" = _group("recording_calls", "Recordings")
+    server: "Server[WayT]" = _group("server_calls", "Server")
+    sessions: "Sessions[WayT]" = _group("session_calls", "Sessions")
 
     def __init__(
         self,
@@ -103,7 +126,8 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
         given_alone(http, headers=headers, api_key=api_key, transport=transport)
         self._http: HttpT = http or self._connections(
             transport,
-            base_url=server_url(base_url),
+            base_url=(url := server_url(base_url)),
+            verify=trusted_by(url),
             headers=all_headers(headers, api_key),
             limits=LIMITS,
             timeout=None,  # each attempt gets the time until the deadline
@@ -119,23 +143,10 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
             self.settings |= {"media_type": media_type, "headers": dict(headers or {})}
             if api_key is not None:
                 self.settings["api_key"] = api_key if isinstance(api_key, SecretStr) else SecretStr(api_key)
-        self._group()
 
     @abstractmethod
     def _connections(self, transport: TransportT | None, **settings: Any) -> HttpT:
         """Make the httpx client of this client."""
-
-    def _group(self) -> None:
-        """Make the groups of calls, which are sent by this client."""
-        self.attention: Attention[WayT] = Attention(self)
-        self.checkpoints: Checkpoints[WayT] = Checkpoints(self)
-        self.hopfield: Hopfield[WayT] = Hopfield(self)
-        self.models: Models[WayT] = Models(self)
-        self.modules: Modules[WayT] = Modules(self)
-        self.passes: Passes[WayT] = Passes(self)
-        self.recordings: Recordings[WayT] = Recordings(self)
-        self.server: Server[WayT] = Server(self)
-        self.sessions: Sessions[WayT] = Sessions(self)
 
     def with_options(self, **options: Unpack[CallOptions]) -> Self:
         """Return a client with other settings for every call. It shares this client's connections, which this closes.
@@ -148,7 +159,8 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
         if made.settings is not None:
             kept = {"timeout": made._policy.timeout, "retries": made._policy.retries}
             made.settings = made.settings | kept | {"headers": made.settings["headers"] | dict(made._policy.headers)}
-        made._group()
+        for name in GROUPS:
+            made.__dict__.pop(name, None)  # the groups of this client send by its own settings
         return made
 
     def plot(self, format: PictureFormat = "svg", **fields: Unpack[PictureFields]) -> PlotT:  # noqa: A002
@@ -164,3 +176,7 @@ class ClientBase(Questions[WayT], Sender[WayT], Generic[WayT, HttpT, TransportT,
     def stream_settings(self) -> StreamSettings:
         """Return address, headers and policy of the streams that belong to this client."""
         return StreamSettings.of(self._http, self._address, self._policy)
+
+
+GROUPS: Final = tuple(name for name, each in vars(ClientBase).items() if isinstance(each, cached_property))
+"""The attributes of a client that are groups of calls."""

@@ -220,8 +220,6 @@ Mask = Annotated[
     | AllOf,
     Field(discriminator="name"),
 ]
-AnyOf.model_rebuild()
-AllOf.model_rebuild()
 
 # ── normalizers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -199,7 +199,7 @@ def test_an_interrupt_of_the_command_cancels_the_fetch(net, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(model_commands.Progress, "update", interrupted)
+    monkeypatch.setattr("rich.progress.Progress.update", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model_commands.fetch_shown(client, "org/net")
     assert client.server.info().hub.fetching == []

@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_client import AsyncClient, Client
 from attention_client.calls.method import Calls, Method
+from attention_client.client_base import GROUPS
 from attention_contract.errors import SessionGone
 from attention_contract.operations import OPERATIONS, Operation
 from attention_contract.schemas import answers as w
@@ -118,7 +119,7 @@ EXAMPLES = {
 """For each operation: the arguments of its call, and the path that they lead to."""
 CALLS = {
     f"{group}.{name}".lstrip("."): getattr(kind, name)
-    for group, kind in {"": Client, **{name: type(group) for name, group in vars(Client(URL)).items()}}.items()
+    for group, kind in {"": Client, **{name: type(getattr(Client(URL), name)) for name in GROUPS}}.items()
     if issubclass(kind, Calls)
     for name in dir(kind)
     if isinstance(inspect.getattr_static(kind, name), Method) and name != "open"

@@ -276,3 +276,21 @@ def test_the_environment_names_authorities(kind, secure, authority, tmp_path, mo
     np.testing.assert_array_equal(both(kind, secure.url, lambda client: client.forward("demo", x)).output, x)
     with pytest.raises(ConnectionFailed, match="certificate verify failed"):  # it is for another name
         both(kind, secure.url.replace("localhost", "127.0.0.1"), lambda client: client.server.info())
+
+
+@pytest.mark.parametrize(
+    ("url", "proxies", "reads"),
+    [
+        ("http://service.test", {}, False),
+        ("http://service.test", {"HTTP_PROXY": "http://proxy.test"}, False),
+        ("http://service.test", {"HTTP_PROXY": "https://proxy.test"}, True),
+        ("https://service.test", {}, True),
+    ],
+)
+def test_only_a_client_that_may_use_tls_reads_the_authorities(kind, monkeypatch, url, proxies, reads):
+    for name, proxy in proxies.items():
+        monkeypatch.setenv(name, proxy)
+    made, contexts = ssl.create_default_context, []
+    monkeypatch.setattr(ssl, "create_default_context", lambda **given: contexts.append(given) or made(**given))
+    {"sync": Client, "async": AsyncClient}[kind](url)
+    assert bool(contexts) == reads

@@ -12,8 +12,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 import attention_client
-from attention_client.calls.method import Group
 from attention_client.calls.question_calls import Questions
+from attention_client.client_base import GROUPS
 from attention_contract.errors import error_classes
 from tests.docs.snippets import ROOT
 
@@ -111,7 +111,7 @@ def test_the_reference_has_every_public_name(site):
     names = set(attention_client.__all__) | {one.__name__ for one in error_classes().values()}
     assert [name for name in sorted(names) if not re.search(rf'id="[\w.]+\.{name}"', text)] == []
     with attention_client.Client() as client:
-        groups = {type(group) for group in vars(client).values() if isinstance(group, Group)}
+        groups = {type(getattr(client, name)) for name in GROUPS}
     assert groups
     methods = {f"{group.__name__}.{name}" for group in groups for name in vars(group) if not name.startswith("_")}
     methods |= {f"Client.{name}" for name in vars(Questions) if not name.startswith("_")}

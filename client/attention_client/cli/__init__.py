@@ -4,6 +4,7 @@ Exit status: 0 for success, 1 if the service or the connection refused, 2 if the
 Repeated attempts are logged on standard error.
 """
 
+import gc
 from importlib import metadata
 from typing import Annotated
 
@@ -51,6 +52,7 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(200_000)  # the imports make 130,000 objects and no garbage, which collections look for in vain
     app()
 
 

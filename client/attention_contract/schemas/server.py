@@ -92,7 +92,7 @@ class Limits(WireModel):
     """The longest predicted computation of one request in seconds; null for no limit."""
     default_wait_s: float | None = None
     """Deadline in seconds of a request without its own; null for none."""
-    caller: CallerLimits = CallerLimits()
+    caller: CallerLimits = Field(default_factory=CallerLimits)
     """The limits of the caller of this request."""
 
 

@@ -123,7 +123,7 @@ class Loading:
 def test_a_bar_shows_the_progress_of_a_model_that_loads(monkeypatch):
     client, drawn = Loading(), []
     monkeypatch.setattr(model_progress, "_SECONDS", 0.01)
-    monkeypatch.setattr(model_progress.Progress, "update", lambda _, task, completed: drawn.append(completed))
+    monkeypatch.setattr("rich.progress.Progress.update", lambda _, task, completed: drawn.append(completed))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with model_progress.loading_shown(client, "net"):
         while len(client.told) < 6:

@@ -4,8 +4,6 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from attention_client.cli.commands.command_table import group
 from attention_client.cli.commands.model_progress import loading_shown
@@ -21,6 +19,16 @@ app = group("models")
 
 def fetch_shown(client: Client, repository: str, revision: str | None = None) -> None:
     """Let the server fetch a checkpoint, with a bar on a terminal. An interrupt from the keyboard cancels it."""
+    from rich.console import Console  # noqa: PLC0415 - `attention models` draws no bar, which takes 10 ms to import
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     shown = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=shown, transient=True, disable=not shown.is_terminal) as bar:

@@ -6,9 +6,6 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Final
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 from attention_client.client import Client
 from attention_contract.errors import AttentionError
 
@@ -33,6 +30,15 @@ def loading_shown(client: Client, model: str) -> Iterator[None]:
 
 
 def _watch(client: Client, model: str, done: Event) -> None:
+    from rich.console import Console  # noqa: PLC0415 - few commands draw a bar, which takes 10 ms to import
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = None

@@ -22,7 +22,7 @@ from attention_client.cli.arguments.model_options import (
 )
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.invocation import client_of, send
-from attention_client.cli.tables.reply_output import LOOK, AsJson, Ending, Output, Plot
+from attention_client.cli.tables.reply_output import AsJson, Ending, Output, Plot, look_options
 from attention_client.client import Client
 from attention_contract.operations import Operation
 from attention_contract.schemas.models import default_model_name
@@ -161,5 +161,5 @@ class RequestCommand:
         ends = [] if self.operation.reply is None else [parameter("as_json", AsJson, False)]
         ends += [] if self.chief is None else [parameter("output", Output)]
         if self.operation.pictures:
-            ends += [parameter("plot", Plot), *(option.parameter for option in LOOK.values())]
+            ends += [parameter("plot", Plot), *(option.parameter for option in look_options().values())]
         return [parameter("ctx", typer.Context, ...), *first, *(each.parameter for each in options.values()), *ends]

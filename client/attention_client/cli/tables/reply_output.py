@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,8 +35,12 @@ Plot = Annotated[
         "--plot", "--picture", metavar="FILE", callback=drawable, help="Draw into a .svg, .png or .pdf instead."
     ),
 ]
-LOOK: dict[str, FieldOption] = options_of(PictureOptions, without={"head", "sequence"}, panel="Look of the picture")
-"""The options of the look of a picture. It shows the heads that are selected."""
+
+
+@cache
+def look_options() -> dict[str, FieldOption]:
+    """Return the options of the look of a picture. It shows the heads that are selected."""
+    return options_of(PictureOptions, without={"head", "sequence"}, panel="Look of the picture")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Ending:
     def taken(cls, given: Fields) -> "Ending":
         """Take the options of the end out of what was given, and check them."""
         found = {name: given.pop(name) for name in ("as_json", "output", "plot") if name in given}
-        look = fields_of(given, LOOK) if "plot" in found else {}
+        look = fields_of(given, look_options()) if "plot" in found else {}
         ending = cls(**found, look=look)
         if ending.as_json and tensor_arguments.to_pipe(ending.output):
             raise typer.BadParameter("it and -o - would both write to standard output", param_hint="--json")

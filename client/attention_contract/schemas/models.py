@@ -83,6 +83,10 @@ class ModelInfo(WireModel):
     device: str | None = None
     bytes: int = 0
     """Bytes of memory that are reserved for it: the estimate while it is idle or loading."""
+    running: int = 0
+    """Requests that its process has: those that it answers, and those that wait for memory."""
+    waiting: int = 0
+    """Requests that wait until others have their answers, or until the model is loaded."""
     max_length: int | None = None
     """The largest number of tokens, if the model has a limit."""
     layers: list[ModelLayer] = Field(default_factory=list)

@@ -1,19 +1,23 @@
 """A caller may leave, or the server stop, in each turn of the event loop: no byte of the budget stays taken."""
 
 import asyncio
+import itertools
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from attention_contract.errors import Draining
+from attention_contract.errors import Draining, ModelEnded
 from attention_service.models.model_catalogue import ModelFolder
 from attention_service.models.server import resident_model
+from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
+from attention_service.models.server.model_question import Question
 from attention_service.models.server.reply_memories import ReplyMemories
-from attention_service.models.server.resident_model import Question, ResidentModel
+from attention_service.models.server.resident_model import ResidentModel
+from attention_service.models.server.worker_process import WorkerProcess
 from attention_service.models.worker_messages import Message
 from attention_service.runtime.scheduling.budget import Budget
 
@@ -22,47 +26,51 @@ TURNS = 60
 """More turns than anything here takes."""
 
 
-class Told:
+class Told(WorkerProcess):
     """A process that answers in the same turn; a request tells of its memory twice, as one with images does."""
 
-    limit = stands_s = unforeseen_bytes = 0
-
     def __init__(self):
-        self.messages, self.needs = asyncio.Queue(), []
+        self.limit = self._own_bytes = self._idle_s = self._waiters = 0
+        self._awaited = asyncio.Event()
+        self.ended = asyncio.get_running_loop().create_future()
         self.memories = ReplyMemories([])
+        self._numbers, self._exchanges, self._loading = itertools.count(1), {}, Exchange(self, 0)
+        self._needs = {}
 
     @classmethod
     async def start(cls, *_, **__):
         await asyncio.sleep(0)
         return cls()
 
-    async def send(self, kind, *_):
-        match kind:
-            case "load":
-                self._tell("progress", share=0.5)
-                self._tell("loaded", held_bytes=None)
-            case "ask":
-                self.needs = [30, 20, 10]
-                self._tell("need", bytes=10)
-            case "go" | "cancel" if self.needs:  # others come too late
-                self.needs = self.needs[:-1] if kind == "go" else []
-                if self.needs:
-                    self._tell("need", bytes=self.needs[-1])
-                else:
-                    self._tell("done", held_bytes=None)
+    async def send(self, kind, facts, _=()):
+        number = facts.get("request")
+        if kind == "load":
+            self._tell("progress", share=0.5)
+            self._tell("loaded", held_bytes=None)
+        elif kind == "ask":
+            self._needs[number] = [30, 20, 10]
+            self._tell("need", request=number, bytes=10)
+        elif number in self._needs:  # others come too late
+            self._needs[number] = self._needs[number][:-1] if kind == "go" else []
+            if self._needs[number]:
+                self._tell("need", request=number, bytes=self._needs[number][-1])
+            else:
+                del self._needs[number]
+                self._tell("done", request=number, held_bytes=None)
         await asyncio.sleep(0)
 
     def _tell(self, kind, **facts):
-        self.messages.put_nowait(Message(kind, facts, memoryview(b"")))
-
-    async def receive(self):
-        return await self.messages.get()
+        self._take_in(Message(kind, facts, memoryview(b"")))
 
     async def end(self):
         await asyncio.sleep(0)
 
+    async def fault(self):
+        return ModelEnded("killed")
+
     def kill(self):
-        raise AssertionError("it answers at once")
+        if not self.ended.done():
+            self._take_in(None)
 
 
 async def turns(number):

@@ -22,7 +22,7 @@ from attention_contract.schemas.models import LoadModel
 from attention_service.engine import Engine
 from attention_service.models import model_catalogue
 from attention_service.models.model_catalogue import PROCESS_BYTES
-from attention_service.models.server import worker_process
+from attention_service.models.server import model_queue, worker_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 ONE, MIB = "/v1/models/one", 2**20
@@ -315,7 +315,7 @@ def test_work_stops_at_its_deadline_and_when_its_caller_leaves(http):
 
 
 def test_work_that_does_not_stop_ends_with_its_process(http, monkeypatch):
-    monkeypatch.setattr("attention_service.models.server.resident_model._STOP_S", 0.3)
+    monkeypatch.setattr("attention_service.models.server.worker_process.STOP_S", 0.3)
     process = ask(http, "a")["ran"]["architecture"]
     late = http.post(f"{ONE}/forward", json={"text": "stubborn 30"}, headers={"Prefer": "wait=0.3"})
     assert problem(late)["code"] == "deadline_exceeded"
@@ -323,9 +323,12 @@ def test_work_that_does_not_stop_ends_with_its_process(http, monkeypatch):
     assert in_flight(http) == 0
 
 
-def test_two_callers_take_turns(stand_ins, repository):
+def test_two_callers_take_turns(stand_ins, repository, monkeypatch):
+    """Of the requests that a process has at once, one caller has half while another one waits."""
     from attention_service.api.access.api_keys import create_key
 
+    monkeypatch.setattr(model_queue, "RUNNING", 4)
+    monkeypatch.setattr(model_queue, "OF_ONE", 2)
     keys = [create_key(repository, name, ["infer"]) for name in ("greedy", "modest")]
     order = []
     with live_server(repository, require_keys=True) as url, ThreadPoolExecutor(16) as threads:
@@ -342,7 +345,7 @@ def test_two_callers_take_turns(stand_ins, repository):
         few = [threads.submit(send, 1, "sleep 0.1") for _ in range(2)]
         for each in many + few:
             each.result()
-    assert order.index(1) < 6
+    assert order.index(1) <= 7
     assert order[order.index(1) :][:3].count(1) == 2
 
 

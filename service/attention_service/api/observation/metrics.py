@@ -109,6 +109,10 @@ class Metrics:
                 "Bytes of the memory budget that whole models take",
                 lambda: engine.models.environment.memory.bytes,
             ),
+            "attention_model_waiting_requests": (
+                "Requests that wait until a whole model takes them",
+                lambda: engine.models.waiting,
+            ),
             "attention_resident_bytes": ("Bytes of resident modules", lambda: engine.library.resident_bytes),
             "attention_in_flight_bytes": (
                 "Estimated bytes that admitted requests hold, without their bodies",

@@ -1,5 +1,6 @@
 """The device, the memory and the settings that all models of a server share."""
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,3 +29,8 @@ class ModelEnvironment:
     def budget(self) -> Budget:
         """The budget of which models hold memory."""
         return self.memory.budget
+
+    async def give_back_cached(self, need: int) -> None:
+        """Free memory of a GPU that PyTorch keeps for this process, where a model's cannot take it."""
+        if self.device.is_cuda:
+            await asyncio.to_thread(self.device.give_back_cached, need)

@@ -16,6 +16,7 @@ import orjson
 from attention_contract.base import WireModel
 from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded, Stuck
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
+from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensor_files import from_pieces
@@ -23,7 +24,8 @@ from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.models import model_catalogue
 from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
-from attention_service.models.server.resident_model import Question, ResidentModel
+from attention_service.models.server.model_question import Question
+from attention_service.models.server.resident_model import ResidentModel
 from attention_service.models.server.spare_process import SpareProcess
 from attention_service.models.server.unread_events import UnreadEvents
 from attention_service.runtime.callers import caller
@@ -36,6 +38,11 @@ WAITING: Final = 64
 """Requests that wait for one model."""
 OF_ONE: Final = WAITING // 2
 """The same of one caller."""
+_TOKENS_OF_ONE: Final = 64
+"""Tokens whose generation takes as much of a model's time as a question."""
+_COMPLETION_TOKENS: Final = 16
+_CHAT_TOKENS: Final = 4096
+"""Tokens that are generated at most if the request names no number."""
 
 
 class ModelService:
@@ -63,6 +70,11 @@ class ModelService:
         """Every model that was ever loaded, and is not unloaded."""
         self._unloaded: set[ResidentModel] = set()
         """Models that end once those who wait for them have their answers."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait until their model takes them."""
+        return sum(model.waiting() for model in (*self._models.values(), *self._unloaded))
 
     @property
     def resident(self) -> int:
@@ -188,7 +200,8 @@ class ModelService:
         """
         model = await self._named(name)
         events = UnreadEvents(self._runner.host)
-        question = Question(operation, to_body(request, JSON, "request", "base64"), events.put, deadline)
+        body = to_body(request, JSON, "request", "base64")
+        question = Question(operation, body, events.put, deadline, cost_of(request))
         asking = asyncio.create_task(self._ask(model, question))
         asking.add_done_callback(lambda _: events.end())
         try:
@@ -249,6 +262,18 @@ class ModelService:
 
     async def _stored(self, recording: memoryview) -> str:
         return (await self._recordings.add(from_body(RecordingFile, recording, SAFETENSORS, "recording"))).id
+
+
+def cost_of(request: WireModel) -> float:
+    """The share of a model's time that a generation takes, where a question takes 1."""
+    if not isinstance(request, GenerationOptions):
+        return 1.0
+    tokens, prompts = request.max_tokens, 1
+    if isinstance(request, ChatCompletionRequest):
+        tokens = request.max_completion_tokens or tokens or _CHAT_TOKENS
+    elif isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
+        prompts = sum(not isinstance(each, int) for each in request.prompt) or 1
+    return prompts * (request.n or 1) * (1 + (tokens or _COMPLETION_TOKENS) / _TOKENS_OF_ONE)
 
 
 def ran_of(model: ResidentModel) -> ModelRan:

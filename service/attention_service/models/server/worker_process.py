@@ -5,6 +5,7 @@ it never enters the server's process.
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -12,15 +13,16 @@ import sys
 import threading
 import time
 from asyncio import create_subprocess_exec
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import FileIO
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 
-from attention_contract.errors import AttentionError, ModelEnded, OverBudget
+from attention_contract.errors import AttentionError, ModelEnded, OverBudget, from_problem
 from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.reply_memories import ReplyMemories
 from attention_service.models.worker_messages import Message, Piece, pieces_of, read_message
 from attention_service.runtime.device.cpu_threads import sleep_while_waiting
@@ -39,6 +41,8 @@ _TOLD_AFTER: Final = 0.25
 """Share of the patience after which it is told that a process stands still."""
 _GRACE_S: Final = 2.0
 """Seconds that a process has to end by itself."""
+STOP_S: Final = 5.0
+"""Seconds that a process has to stop work that nobody waits for, or to say anything meanwhile, before it is ended."""
 _TOLD: Final = 4096
 """Bytes of the last words of a process that are kept."""
 _PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
@@ -70,18 +74,26 @@ class WorkerProcess:
         self._own_bytes = 0
         """Bytes of its own after its imports; 0 before it has told them."""
         self._process = process
-        self._incoming: asyncio.Queue[Message | None] = asyncio.Queue()
-        self._has_ended = False
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done once the process has closed its output, as it does at its end."""
+        self._loading = Exchange(self, 0)
+        """The messages of the load, which have no number."""
+        self._exchanges: dict[int, Exchange] = {}
+        """The requests under way, by their numbers."""
+        self._numbers = itertools.count(1)
         self._told = b""
-        self._outgrown = 0
-        self._asked = False
-        """True while somebody waits for what it says next."""
+        self._outgrown: _Outgrown | None = None
+        self._is_logged = False
+        self._waiters = 0
+        """How many wait for what it says next."""
         self._awaited = asyncio.Event()
         """Set when somebody begins to wait."""
+        self._heard = self._pass_ends = 0.0
+        """Time of its last message, and of the predicted end of the pass that this message told of."""
         self._idle_s = 0.0
         """Seconds for which it has used no processor although somebody waits."""
         self._patience_s = patience_s
-        loop = asyncio.get_running_loop()
         # A thread reads: the event loop would copy a large reply twice, in pieces of 64 KiB.
         threading.Thread(target=self._listen, args=(source, loop), name="attention-model", daemon=True).start()
         self._tasks = [
@@ -117,7 +129,7 @@ class WorkerProcess:
     @property
     def is_alive(self) -> bool:
         """True until the process closes its output, as it does at its end."""
-        return not self._has_ended
+        return not self.ended.done()
 
     @property
     def unforeseen_bytes(self) -> int:
@@ -127,29 +139,41 @@ class WorkerProcess:
     @property
     def stands_s(self) -> float:
         """Seconds for which it stands still, computing nothing although it is asked; 0 if these are few."""
-        return self._idle_s if self._asked and self._idle_s > _TOLD_AFTER * self._patience_s else 0.0
+        return self._idle_s if self._waiters and self._idle_s > _TOLD_AFTER * self._patience_s else 0.0
+
+    async def load(self, facts: dict[str, Any], progress: Callable[[float], None]) -> dict[str, Any]:
+        """Have it load its model, and return what it tells of it. Raises what the load does, and ``fault``."""
+        await self.send("load", facts)
+        while (message := await self._loading.receive()).kind != "loaded":
+            if message.kind == "problem":
+                raise from_problem(message.facts["status"], message.facts)
+            progress(message.facts["share"])
+        return message.facts
+
+    @contextmanager
+    def exchange(self) -> Iterator[Exchange]:
+        """Give a request a number, by which the process and the server speak of it while the block runs."""
+        made = Exchange(self, next(self._numbers))
+        self._exchanges[made.number] = made
+        try:
+            yield made
+        finally:
+            made.allow(0)
+            del self._exchanges[made.number]
 
     async def send(self, kind: str, facts: dict[str, Any] | None = None, body: Sequence[Piece] = ()) -> None:
-        """Send a message. That a process has ended is told by ``receive``."""
+        """Send a message. That a process has ended is told by ``Exchange.receive``."""
         if self._process.stdin is not None:
             with suppress(ConnectionError, RuntimeError):
                 self._process.stdin.writelines(pieces_of(kind, facts, body))
                 await self._process.stdin.drain()
 
-    async def receive(self) -> Message:
-        """Wait for a message. Raises OverBudget if the process was ended for its memory, and ModelEnded otherwise."""
-        self._asked = True
-        self._awaited.set()
-        try:
-            message = await self._incoming.get()
-        finally:
-            self._asked = False
-        if message is None:
-            self._incoming.put_nowait(None)
-            raise await self._end_of_process()
-        if (cause := message.facts.pop("traceback", None)) is not None:
-            log.error("a model failed: %s", cause)
-        return message
+    async def kill_if_silent(self) -> None:
+        """Wait until nothing came for a while, beyond the end of an announced pass, and end the process."""
+        since = time.monotonic()
+        while (rest := max(since, self._heard, self._pass_ends) + STOP_S - time.monotonic()) > 0:
+            await asyncio.sleep(rest)
+        self.kill()
 
     def kill(self) -> None:
         """End the process at once."""
@@ -172,16 +196,11 @@ class WorkerProcess:
         for task in self._tasks:
             task.cancel()
 
-    async def _end_of_process(self) -> AttentionError:
+    async def fault(self) -> AttentionError:
+        """Wait for the end of the process, and return the reason: OverBudget if it took too much, or ModelEnded."""
         code = await self._process.wait()
-        if self._outgrown:
-            allowed = int(_MARGIN * self.limit)
-            return OverBudget(
-                f"the model took {self._outgrown} bytes, where {self.limit} were estimated and {allowed} are allowed; "
-                "its process was ended. Ask for less at a time",
-                needed_bytes=self._outgrown,
-                limit_bytes=allowed,
-            )
+        if self._outgrown is not None:
+            return self._outgrown.fault()
         if self._idle_s > self._patience_s:
             return ModelEnded(
                 f"the process of the model computed nothing for {self._idle_s:.0f} s, and {self._patience_s:g} s are "
@@ -191,8 +210,16 @@ class WorkerProcess:
             await asyncio.wait(self._tasks[:1], timeout=_GRACE_S)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         words = self._told.decode("utf-8", "replace")
-        log.warning("the process of a model ended %s: %s", how, words)
+        if not self._is_logged:
+            self._is_logged = True
+            log.warning("the process of a model ended %s: %s", how, words)
         return ModelEnded(f"the process of the model ended {how}; the next request starts it again")
+
+    def await_more(self, more: int) -> None:
+        """Note that somebody more, or less, waits for what the process says next."""
+        self._waiters += more
+        if more > 0:
+            self._awaited.set()
 
     def _listen(self, source: FileIO, loop: asyncio.AbstractEventLoop) -> None:
         """Take in messages, and None after the last."""
@@ -202,11 +229,19 @@ class WorkerProcess:
             loop.call_soon_threadsafe(self._take_in, None)
 
     def _take_in(self, message: Message | None) -> None:
-        self._has_ended = message is None
-        if message is not None and message.kind == "started":
+        self._heard = self._pass_ends = time.monotonic()
+        if message is None:
+            self.ended.set_result(None)
+            for each in (self._loading, *self._exchanges.values()):
+                each.put(None)
+        elif message.kind == "started":
             self._own_bytes = message.facts["own_bytes"]
-        else:
-            self._incoming.put_nowait(message)
+        elif message.kind == "pass":
+            self._pass_ends += message.facts["seconds"]
+        elif (number := message.facts.pop("request", None)) is None:
+            self._loading.put(message)
+        elif (exchange := self._exchanges.get(number)) is not None:
+            exchange.put(message)
 
     async def _keep_last_words(self) -> None:
         if self._process.stderr is not None:
@@ -223,18 +258,38 @@ class WorkerProcess:
             used, moved = 0.0, time.monotonic()
             while self._idle_s <= self._patience_s:
                 if memory and (taken := private_bytes(seen)) > _MARGIN * self.limit:
-                    self._outgrown = taken
+                    self._outgrown = _Outgrown(taken, self.limit, sum(each.runs for each in self._exchanges.values()))
                     break
                 before, used, now = used, sum(seen.cpu_times()[:2]), time.monotonic()
-                moved = now if used > before or not self._asked else moved
+                moved = now if used > before or not self._waiters else moved
                 self._idle_s = now - moved
-                if not self._asked and used == before:
+                if not self._waiters and used == before:
                     self._awaited.clear()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._awaited.wait(), _REST_S)
                     moved = time.monotonic()
                 await asyncio.sleep(_LOOK_S)
             self.kill()
+
+
+class _Outgrown(NamedTuple):
+    """A process that took too much."""
+
+    taken: int
+    estimated: int
+    requests: int
+    """Requests that ran."""
+
+    def fault(self) -> AttentionError:
+        """Return OverBudget if one request ran, and otherwise ModelEnded, since nobody knows whose fault it was."""
+        allowed = int(_MARGIN * self.estimated)
+        told = (
+            f"the model took {self.taken} bytes, where {self.estimated} were estimated and {allowed} are allowed; its "
+            "process was ended"
+        )
+        if self.requests > 1:
+            return ModelEnded(f"{told} with {self.requests} requests. Send yours again, or ask for less at a time")
+        return OverBudget(f"{told}. Ask for less at a time", needed_bytes=self.taken, limit_bytes=allowed)
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """A queue in which several callers get equal shares, so that nobody waits for all of another's requests."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 _REMEMBERED: Final = 1024
@@ -65,10 +65,11 @@ class FairQueue(Generic[ItemT]):
         line[item] = None
         self.size += 1
 
-    def first(self) -> ItemT:
-        """Return the request that is next. There must be one."""
+    def first(self, barred: Container[str] = ()) -> ItemT:
+        """Return the request that is next. There must be one of a caller who is not ``barred``."""
         one = len(self._lines) == 1
-        caller = next(iter(self._lines)) if one else min(self._lines, key=self._tags.__getitem__)
+        lines = [name for name in self._lines if name not in barred] if barred else self._lines
+        caller = next(iter(lines)) if one else min(lines, key=self._tags.__getitem__)
         return next(iter(self._lines[caller]))
 
     def begin(self, item: ItemT, amount: float) -> None:

@@ -25,6 +25,13 @@ class Reservation:
         await self._budget.acquire(need, self._caller)
         self._bytes = need
 
+    def take_now(self, need: int) -> bool:
+        """Hold so many bytes in place of those before, if they are free and nobody waits. Else hold none."""
+        self.give_back()
+        if taken := self._budget.take(need):
+            self._bytes = need
+        return taken
+
     def give_back(self) -> None:
         """Give all back; nothing if it holds nothing."""
         held, self._bytes = self._bytes, None

@@ -1,0 +1,212 @@
+"""One request on its way to a model: from the queue, through the process, to its answer."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from attention_contract.errors import AttentionError, from_problem
+from attention_contract.schemas.models import ModelInfo
+from attention_service.models.model_catalogue import PROCESS_BYTES
+from attention_service.models.reply_memory import ReplyMemory, pieces_of_body
+from attention_service.models.server.exchange import Exchange
+from attention_service.models.server.model_environment import ModelEnvironment
+from attention_service.models.server.model_memory import MemoryShare
+from attention_service.models.server.worker_process import WorkerProcess
+from attention_service.models.worker_messages import Message, Piece
+from attention_service.runtime.callers import caller
+from attention_service.runtime.scheduling.reservation import Reservation
+
+_READING: Final = 6
+"""Memory that reading a request takes, of its size: the message, its JSON twice, and images as text and as files."""
+_WHAT: Final = "the request takes an estimated {need} bytes in the model"
+_ADVICE: Final = "Ask for fewer layers, heads or tokens at a time"
+
+
+@dataclass(eq=False)
+class Question:
+    """One request to a model; without an operation, for its being resident."""
+
+    operation: str | None = None
+    body: Sequence[Piece] = ()
+    on_event: Callable[[memoryview], None] | None = None
+    """Called with each event of a generation. Raises AttentionError if there is no room for it."""
+    deadline: float | None = None
+    """The time, of ``time.monotonic``, at which its caller leaves; None for never."""
+    cost: float = 1.0
+    """Its share of the model's time, where a question counts 1."""
+    done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    caller: str = field(default_factory=lambda: caller.get().name)
+    came: float = field(default_factory=time.monotonic)
+    loaded: float = 0.0
+    """Time at which the model had been loaded, if the request waited for that; else 0."""
+    began: float = 0.0
+    """Time at which its memory was admitted, so that the process runs it; else 0."""
+    is_repeated: bool = False
+    """True if a process ended before it ran this request, which another one is asked again."""
+    peak_bytes: int = 0
+    """Bytes that it was admitted for."""
+    reply: Sequence[memoryview] | None = None
+    """The pieces of its safetensors file."""
+    last: memoryview | None = None
+    """The last event of a generation, which ``on_event`` got too."""
+    recording: memoryview | None = None
+    info: ModelInfo | None = None
+    """The answer to a question without an operation: the model as it was then."""
+
+    def succeed(self) -> None:
+        """Tell the caller that the answer is there, unless he has left."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, fault: AttentionError) -> None:
+        """Answer with an error, unless the caller has left or the answer is there."""
+        if not self.done.done():
+            self.done.set_exception(fault)
+
+
+class QuestionRun:
+    """A question that a process answers: asked, priced, admitted, run, and done."""
+
+    def __init__(
+        self, question: Question, worker: WorkerProcess, environment: ModelEnvironment, share: MemoryShare
+    ) -> None:
+        self._question = question
+        self._worker = worker
+        self._environment = environment
+        self._share = share
+        self._held = Reservation(environment.budget, question.caller)
+        self._memory: ReplyMemory | None = None
+        """The memory in which the reply is made; None if it goes through the pipe."""
+        self._fault: AttentionError | None = None
+        """The answer, if it is an error; given once the process is done with the request."""
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Have the process answer, also if the caller leaves meanwhile: then it is to stop.
+
+        Raises OverBudget and ModelEnded if the process ends.
+        """
+        question = self._question
+        with self._share.in_use(), self._worker.exchange() as exchange:
+
+            def left(_: object) -> None:
+                self._stopping = asyncio.create_task(self._stop(exchange))
+
+            question.done.add_done_callback(left)
+            try:
+                number = self._take_memory()
+                exchange.allow(self._reading_bytes)
+                facts = {
+                    "operation": question.operation,
+                    "room": self._environment.budget.capacity,
+                    "memory": number,
+                    "deadline": question.deadline,
+                }
+                await exchange.ask(facts, question.body)
+                while (message := await exchange.receive()).kind != "done":
+                    await self._take(message, exchange)
+            finally:
+                question.done.remove_done_callback(left)
+                if self._stopping is not None:
+                    self._stopping.cancel()
+                self._held.give_back()
+                self._leave_memory()
+            if (reserved := message.facts["held_bytes"]) is not None:
+                self._share.hold(PROCESS_BYTES + reserved)
+        if self._fault is None:
+            question.succeed()
+        else:
+            question.fail(self._fault)
+
+    async def _stop(self, exchange: Exchange) -> None:
+        """Stop the work that nobody waits for, and the process if it falls silent over it."""
+        await exchange.cancel()
+        await self._worker.kill_if_silent()
+
+    @property
+    def _reading_bytes(self) -> int:
+        return _READING * sum(map(len, self._question.body))
+
+    def _take_memory(self) -> int | None:
+        """Take a memory for the reply, and return its number; None for a generation, or if none is free."""
+        if self._question.on_event is not None or (taken := self._worker.memories.take()) is None:
+            return None
+        number, self._memory = taken
+        return number
+
+    def _leave_memory(self) -> None:
+        if self._memory is not None:
+            if self._question.reply is None:
+                self._memory.forget()
+            self._worker.memories.leave(self._memory)
+
+    async def _take(self, message: Message, exchange: Exchange) -> None:
+        """Take one message."""
+        question = self._question
+        match message.kind:
+            case "need":
+                if await self._admit(message.facts["bytes"], exchange):
+                    await exchange.go()
+                else:
+                    await exchange.cancel()
+            case "event":
+                await self._pass_on(message.body, exchange)
+            case "last":
+                question.last = message.body
+                self._environment.generated_tokens += message.facts["tokens"]
+                await self._pass_on(message.body, exchange)
+            case "recording":
+                question.recording = message.body
+            case "reply":
+                places, memory = message.facts["places"], self._memory
+                question.reply = (
+                    pieces_of_body(places, message.body) if memory is None else memory.pieces(places, message.body)
+                )
+            case _:
+                # The cancellation of a refused request is answered with a problem, too.
+                self._fault = self._fault or from_problem(message.facts["status"], message.facts)
+
+    async def _pass_on(self, event: memoryview, exchange: Exchange) -> None:
+        """Give an event to the caller, and stop the work if there is no room for it."""
+        question = self._question
+        if not event or self._fault is not None or question.done.done() or question.on_event is None:
+            return
+        try:
+            question.on_event(event)
+        except AttentionError as fault:
+            self._fault = fault
+            await exchange.cancel()
+
+    async def _admit(self, need: int, exchange: Exchange) -> bool:
+        """Take the memory of the request. False if it is refused, or nobody waits for it any more."""
+        question, budget = self._question, self._environment.budget
+        try:
+            budget.check(need, _WHAT, _ADVICE, own=self._share.own)
+            if not self._held.take_now(need) and not await self._wait_for(need):
+                return False
+        except AttentionError as fault:
+            self._fault = fault
+            return False
+        await self._environment.give_back_cached(need)
+        if question.done.done():
+            return False
+        question.began, question.peak_bytes = question.began or time.monotonic(), need
+        exchange.allow(self._reading_bytes + need)
+        if self._memory is not None:
+            self._memory.cut(need)
+        return True
+
+    async def _wait_for(self, need: int) -> bool:
+        """Wait for memory. False if the caller left or the process ended first. Raises what the budget does."""
+        taking = asyncio.create_task(self._held.take(need))
+        try:
+            await asyncio.wait({taking, self._question.done, self._worker.ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            taking.cancel()
+            await asyncio.wait({taking})
+        if taking.cancelled():
+            return False
+        taking.result()
+        return True

@@ -109,7 +109,7 @@ def small(device: Device, rounds: int) -> Iterator[str]:
     module = Module.of("small", config, initial_parameters(Sizes.of(config), 0, torch.float32)).on(device.torch)
     query = np.random.default_rng(0).standard_normal((batch, length, width)).astype(np.float32)
     plain = Device.open(str(device.torch))
-    plain.graphs = Graphs(room=0)
+    plain.graphs = Graphs(limit=0)
     on, off = (forward.prepare(module, ForwardRequest(query=query), each, ROOM).run for each in (device, plain))
     for _ in range(OFTEN):
         on()

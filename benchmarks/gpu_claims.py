@@ -140,7 +140,7 @@ def resident(device: Device, dtype: str = "float32", **config: int) -> Module:
 def small_passes(device: Device, work: Work) -> Iterator[Claim]:
     """A pass of 16 tokens from arrays to arrays, by its graph and without; many lengths, and what their graphs hold."""
     module, plain = resident(device, d_model=64, num_heads=4), Device.open(str(device.torch))
-    plain.graphs = Graphs(room=0)
+    plain.graphs = Graphs(limit=0)
     query = np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float32)
     by_graph, eager = (forward.prepare(module, ForwardRequest(query=query), each, ROOM) for each in (device, plain))
     for _ in range(OFTEN):

@@ -20,7 +20,7 @@ class StandInGpu(Device):
 
     def __init__(self, memory: int = 2**34) -> None:
         super().__init__(torch.device("cpu"), "stand-in", memory, Roofline(RATES))
-        self.graphs = Graphs(room=0)
+        self.graphs = Graphs(limit=0)
         self.poisoned: Exception | None = None
         self.given_back = 0
         self.unused_pinned = 0

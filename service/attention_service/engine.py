@@ -92,8 +92,8 @@ class Engine:
         self.host = self.budget
         """The budget of the host's memory: one of its own beside a GPU."""
         if device.is_cuda:
-            room = (host_memory_budget or int(BUDGET_SHARE * free_host_bytes())) // replicas
-            self.host = Budget(room, host_bytes(), self._host_bytes, max_queue, OF_HOST)
+            host_budget = (host_memory_budget or int(BUDGET_SHARE * free_host_bytes())) // replicas
+            self.host = Budget(host_budget, host_bytes(), self._host_bytes, max_queue, OF_HOST)
         self.entrance = Entrance(self.budget)
         """Before it requests wait with their bodies unread."""
         self.passes = KeptPasses(self.budget)
@@ -113,10 +113,10 @@ class Engine:
         )
         """Whole models, each in a process of its own."""
         self.analyses = AnalysisService(self.library, self.runner)
-        room = int(session_share * budget)
-        pinned = int(session_pinned_share * room)
+        page_bytes = int(session_share * budget)
+        pinned = int(session_pinned_share * page_bytes)
         self.sessions = Sessions(
-            self.library, self.runner, session_ttl_s, room, pinned, max_sessions, siblings=siblings
+            self.library, self.runner, session_ttl_s, page_bytes, pinned, max_sessions, siblings=siblings
         )
         """Pasts that stay on the server."""
         # Threads of their own: a long sweep keeps nobody waiting but another sweep.
@@ -245,9 +245,9 @@ class Engine:
         """The cost of a shape, or of a sweep of shapes; before a deadline, as much of it as can be counted."""
         now = time.monotonic()
         until = math.inf if deadline is None else now + _COUNTING_SHARE * (deadline - now)
-        module, room = self._target(name, request), self.budget.capacity
-        free = min(self.budget.available, room)
-        place = Place(replace(self.device), room, free, min(free, self.sessions.free_bytes))
+        module, capacity = self._target(name, request), self.budget.capacity
+        free = min(self.budget.available, capacity)
+        place = Place(replace(self.device), capacity, free, min(free, self.sessions.free_bytes))
         reply = await self.runner.in_thread(partial(complexity.report, module, request, place, until), self._counting)
         if not (request.measure and reply.crossovers):
             return reply

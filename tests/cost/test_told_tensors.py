@@ -9,7 +9,7 @@ from tests.cost.workloads import METHODS, forward_seen, gradients_seen
 from attention_service.core.methods import approximation_of
 from attention_service.core.registry import variants
 from attention_service.runtime.operations.complexity.growth import LETTERS, explained
-from attention_service.runtime.operations.complexity.shape_cost import TENSORS, told
+from attention_service.runtime.operations.complexity.shape_cost import TENSORS, named_tensors
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -19,7 +19,7 @@ def test_every_tensor_that_is_held_has_a_name_and_a_meaning(name):
         for found in (forward_seen(work, kernel), gradients_seen(work, kernel)):
             for held in found.phases.values():
                 assert held.keys() <= TENSORS.keys()
-                assert sum(told(held).values()) == sum(held.values())
+                assert sum(named_tensors(held).values()) == sum(held.values())
 
 
 def test_one_name_has_one_meaning_in_words():
@@ -29,7 +29,7 @@ def test_one_name_has_one_meaning_in_words():
 
 
 def test_tensors_of_one_name_are_added_up():
-    assert told({"roles": 3, "q_k_v": 4, "scores": 5}) == {"q_k_v": 7, "scores": 5}
+    assert named_tensors({"roles": 3, "q_k_v": 4, "scores": 5}) == {"q_k_v": 7, "scores": 5}
 
 
 def letters(order):

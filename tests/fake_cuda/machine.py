@@ -35,7 +35,7 @@ class Machine:
     def device(self, *, graphs: Graphs | None = None) -> Device:
         """The device as a server opens it; it captures no graphs unless some are given."""
         device = Device(CUDA, "H100", BYTES, Roofline(H100))
-        device.graphs = Graphs(room=0) if graphs is None else graphs
+        device.graphs = Graphs(limit=0) if graphs is None else graphs
         return device
 
     @contextlib.contextmanager

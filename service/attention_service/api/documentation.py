@@ -218,8 +218,10 @@ def _openai_failures(errors: Iterable[type[AttentionError]]) -> dict[int | str, 
     """The same errors on the paths of OpenAI's API."""
     content = {JSON: {"schema": {"$ref": f"{_SCHEMAS}OpenAIError"}}}
     statuses = {status_elsewhere(error): _failure("", [error]) for error in errors}
-    described = {status: told | {"description": HTTPStatus(status).phrase} for status, told in statuses.items()}
-    found: dict[int | str, dict[str, Any]] = {status: told | {"content": content} for status, told in described.items()}
+    described = {status: response | {"description": HTTPStatus(status).phrase} for status, response in statuses.items()}
+    found: dict[int | str, dict[str, Any]] = {
+        status: response | {"content": content} for status, response in described.items()
+    }
     return found | {"default": _failure("Any other error", []) | {"content": content}}
 
 
@@ -254,9 +256,9 @@ def _plain(schema: Any) -> Any:
         if width := _WIDTHS.get(str(schema.get("type"))):
             schema = schema | {"format": width}
         if "default" in schema and _is_union(schema):
-            told = f"Default: `{to_json(schema['default']).decode()}`."
+            default = f"Default: `{to_json(schema['default']).decode()}`."
             schema = {key: value for key, value in schema.items() if key != "default"}
-            schema["description"] = f"{schema.get('description', '')} {told}".strip()
+            schema["description"] = f"{schema.get('description', '')} {default}".strip()
         if isinstance(schema.get("oneOf"), list) and "discriminator" not in schema:
             schema = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items()}
         return {key: _plain(value) for key, value in schema.items()}

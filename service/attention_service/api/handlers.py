@@ -94,12 +94,12 @@ async def _known(reply: ReplyT) -> ReplyT:
     return reply
 
 
-def _asked(question: str) -> Handler:
+def _question_handler(question: str) -> Handler:
     """The handler of a question about a module, or about raw attention if the path names none."""
     return lambda call, body: call.engine.ask(question, call.path.get("name"), body, call.deadline)
 
 
-def _asked_over_past(question: str) -> Handler:
+def _past_question_handler(question: str) -> Handler:
     """The handler of a question about new tokens over the past of a session."""
     return lambda call, body: call.engine.sessions.ask(question, call.id, body, call.deadline)
 
@@ -114,7 +114,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "create_raw_pass": lambda call, body: call.engine.create_pass(None, body, call.deadline),
     "backward": lambda call, body: call.engine.backward(call.id, body, call.deadline),
     # the other questions about a module, and about raw attention
-    **{f"{prefix}{question}": _asked(question) for question in QUESTIONS for prefix in ("", "raw_")},
+    **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},
     "complexity": complexity,
     "raw_complexity": complexity,
     "circuits": lambda call, body: call.engine.analyses.circuits(call.name, body, call.deadline),
@@ -130,7 +130,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "truncate_session": lambda call, body: call.engine.sessions.truncate(call.id, body),
     "reorder_session": lambda call, body: call.engine.sessions.reorder(call.id, body),
     **{
-        f"session_{question}": _asked_over_past(question)
+        f"session_{question}": _past_question_handler(question)
         for question in QUESTIONS
         if hasattr(operations, f"session_{question}")
     },

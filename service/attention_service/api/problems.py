@@ -141,8 +141,8 @@ def _from_http(request: Request, error: HTTPException) -> AttentionError:
 
 def _methods(request: Request) -> list[str]:
     """The methods that the path of a request takes; of one with a route of its own, what this route takes."""
-    asked = {**request.scope, "path": request.url.path, "root_path": ""}  # a mount takes its part off the path
-    routes = [route for route in request.app.routes if route.matches(asked)[0] != Match.NONE]
+    full_scope = {**request.scope, "path": request.url.path, "root_path": ""}  # a mount takes its part off the path
+    routes = [route for route in request.app.routes if route.matches(full_scope)[0] != Match.NONE]
     own = [route for route in routes if getattr(route, "path", None) == request.url.path]
     methods = {"OPTIONS"}
     for route in own or routes:

@@ -89,7 +89,7 @@ class Connection:
     quotas: Quotas
     count: int = 0
     """Number of messages so far."""
-    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UNANSWERED))
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UNANSWERED))
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     last: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The latest unanswered message about each session."""
@@ -100,7 +100,7 @@ class Connection:
         await self.send({"type": "websocket.accept", "subprotocol": protocol, "headers": []})
         try:
             while True:
-                await self.room.acquire()
+                await self.slots.acquire()
                 message = await self.receive()
                 if message["type"] != "websocket.receive":
                     return
@@ -146,7 +146,7 @@ class Connection:
         work.close()
         held.close()
         self.tasks.discard(task)
-        self.room.release()
+        self.slots.release()
         for each in sessions:
             if self.last.get(each) is task:
                 del self.last[each]
@@ -220,8 +220,8 @@ async def _read(frame: str | bytes, memory: Body, settings: Settings) -> Session
     """Read a message as a body is read. Raises what the contract or ``memory`` raises, and BodyTooLarge."""
     text, most = isinstance(frame, str), min(MAX_FRAME_BYTES, settings.max_body_bytes)
     if len(frame) > most:
-        told = f"the message has at least {len(frame)} bytes; a stream takes up to {most}. Send it as a request"
-        raise BodyTooLarge(told, limit_bytes=most, needed_bytes=len(frame))
+        detail = f"the message has at least {len(frame)} bytes; a stream takes up to {most}. Send it as a request"
+        raise BodyTooLarge(detail, limit_bytes=most, needed_bytes=len(frame))
     if text and len(frame) > settings.max_json_bytes:
         raise BodyTooLarge(
             f"the message has {len(frame)} characters of JSON; this server reads up to {settings.max_json_bytes}. Send "

@@ -141,13 +141,13 @@ def test_what_is_no_faster_is_not_kept(monkeypatch):
 
 def test_they_stay_within_their_room_and_what_is_free(quicker):
     of = module()
-    graphs = Graphs(Recorder(), room=250)
+    graphs = Graphs(Recorder(), limit=250)
     for key in range(4):
         ask(graphs, of, OFTEN, key=key)
     assert (len(graphs), graphs.bytes) == (2, 200)
     ask(graphs, of, OFTEN, key="large", need=251)
     assert (len(graphs), graphs.bytes) == (2, 200)
-    none = Graphs(Recorder(), room=0)
+    none = Graphs(Recorder(), limit=0)
     assert ask(none, of, 2 * OFTEN, need=1) is None
     assert not none.are_wanted
     busy = Graphs(Recorder())

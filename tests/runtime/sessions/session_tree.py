@@ -36,7 +36,7 @@ from attention_service.core.tensors import to_numpy, to_torch
 from attention_service.cost import Rates, Roofline
 from attention_service.engine import Engine
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.sessions.page_room import Totals
+from attention_service.runtime.sessions.page_budget import Totals
 
 D_MODEL = 16
 EXACT = "exact"

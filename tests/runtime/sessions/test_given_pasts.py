@@ -10,7 +10,7 @@ from attention_contract.errors import OverBudget
 from attention_contract.schemas.sessions import OpenSession, ReplaceCache
 from attention_contract.validation import validate
 from attention_service.runtime.device.torch_device import Device
-from attention_service.runtime.sessions import page_room, step
+from attention_service.runtime.sessions import page_budget, step
 
 _TOKENS = 3000
 """More than are copied at a time."""
@@ -28,7 +28,7 @@ async def engine(tmp_path):
 def noted(monkeypatch):
     """Each reservation of pages, and each copy of a past with the thread that made it, in their order."""
     found = []
-    reserve, to_device = page_room.PageRoom.reserve, step.to_device
+    reserve, to_device = page_budget.PageBudget.reserve, step.to_device
 
     def reserving(self, *about):
         reserve(self, *about)
@@ -39,7 +39,7 @@ def noted(monkeypatch):
         found.append(threading.current_thread().name)
         return to_device(*about)
 
-    monkeypatch.setattr(page_room.PageRoom, "reserve", reserving)
+    monkeypatch.setattr(page_budget.PageBudget, "reserve", reserving)
     monkeypatch.setattr(step, "to_device", copying)
     return found
 
@@ -78,7 +78,7 @@ async def test_it_is_copied_after_its_pages_are_reserved_and_on_the_lane_of_a_gp
 
 
 async def test_one_that_does_not_fit_is_not_copied_at_all(engine, noted, monkeypatch):
-    monkeypatch.setattr(engine.sessions._room, "limit", 2**10)
+    monkeypatch.setattr(engine.sessions._page_budget, "limit", 2**10)
     with pytest.raises(OverBudget):
         await engine.sessions.open("m", validate(OpenSession, past_of(engine)))
     assert not noted

@@ -151,16 +151,16 @@ async def read_body(
             f"{', '.join(_CODINGS)}",
             offered=list(_CODINGS),
         )
-    room, began = _Room(limit, memory), time.monotonic()
-    body = await _received(headers, receive, room, state)
+    allowance, began = _Allowance(limit, memory), time.monotonic()
+    body = await _received(headers, receive, allowance, state)
     note_bytes(len(body))
     if coding != "identity":
-        body = await unless_gone(receive, _decompressed(body, coding, room, ratio))
+        body = await unless_gone(receive, _decompressed(body, coding, allowance, ratio))
     note("read", began)
     return body
 
 
-class _Room:
+class _Allowance:
     """The bytes that one body may take: up to the limit, and counted in the budget."""
 
     def __init__(self, limit: int, memory: Body) -> None:
@@ -193,7 +193,7 @@ class _Room:
         )
 
 
-async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapping[str, Any]) -> memoryview:
+async def _received(headers: Headers, receive: Receive, allowance: _Allowance, state: Mapping[str, Any]) -> memoryview:
     """The body as it was sent: the one message that carried it, or a buffer into which each chunk is copied once.
 
     The buffer has the stated size from the start. The system gives it memory only as it is written to.
@@ -202,7 +202,7 @@ async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapp
     if not length.isdigit():
         raise Unreadable("Content-Length: expected one number of bytes")
     stated = int(length)
-    room.expect(stated)
+    allowance.expect(stated)
     body: bytearray | memoryview = bytearray() if stated <= _COPIED else np.empty(stated, np.uint8).data
     size = 0
     while True:
@@ -213,7 +213,7 @@ async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapp
         if not last and LATE in state:
             raise state[LATE]
         end = size + len(chunk)
-        room.take(len(chunk), end, stated)
+        allowance.take(len(chunk), end, stated)
         if last and not size and len(chunk) > _COPIED:
             return memoryview(chunk)
         if stated and end > stated:
@@ -224,7 +224,7 @@ async def _received(headers: Headers, receive: Receive, room: _Room, state: Mapp
             return memoryview(body)[:size]
 
 
-async def _decompressed(body: memoryview, coding: str, room: _Room, ratio: float) -> memoryview:
+async def _decompressed(body: memoryview, coding: str, allowance: _Allowance, ratio: float) -> memoryview:
     steps, whole = _CODINGS[coding](body), bytearray()
     while True:
         read, piece = await run_in_threadpool(next, steps, (0, None))
@@ -238,7 +238,7 @@ async def _decompressed(body: memoryview, coding: str, room: _Room, ratio: float
                 limit=ratio,
                 actual=round(size / read, 1),
             )
-        room.take(len(piece), size)
+        allowance.take(len(piece), size)
         whole += piece
 
 

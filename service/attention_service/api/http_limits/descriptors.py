@@ -40,9 +40,9 @@ def backlog() -> int:
     return min(BACKLOG, max(reserve() // 2, 16))
 
 
-def most_connections(asked: int | None) -> int:
+def most_connections(setting: int | None) -> int:
     """The limit of connections: the setting, or a default, but no more than there are descriptors."""
-    return max(min(asked or MAX_CONNECTIONS, descriptor_limit() - reserve()), 1)
+    return max(min(setting or MAX_CONNECTIONS, descriptor_limit() - reserve()), 1)
 
 
 def unacknowledged(connection: socket.socket | None) -> int:

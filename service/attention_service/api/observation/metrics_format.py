@@ -39,5 +39,5 @@ def _ranges(accept: str) -> Iterator[tuple[float, str]]:
         if version not in known or not (share := float(parameters["q"])):
             continue
         escaping = parameters.get("escaping")
-        told = f"; escaping={escaping}" if escaping in _ESCAPINGS else ""
-        yield share, f"{name}; version={version}{told}"
+        suffix = f"; escaping={escaping}" if escaping in _ESCAPINGS else ""
+        yield share, f"{name}; version={version}{suffix}"

@@ -237,8 +237,10 @@ class _Binder:
             )
 
     def _dropout(self) -> Dropout | None:
-        asked = getattr(self.request, "dropout", None)  # an inspection drops nothing
-        return Dropout(asked.p, asked.seed) if asked is not None and (asked.p > 0 or asked.return_mask) else None
+        dropout = getattr(self.request, "dropout", None)  # an inspection drops nothing
+        return (
+            Dropout(dropout.p, dropout.seed) if dropout is not None and (dropout.p > 0 or dropout.return_mask) else None
+        )
 
     def _wants_state(self) -> bool:
         request = self.request

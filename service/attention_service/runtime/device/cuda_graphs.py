@@ -93,10 +93,10 @@ class _Wanted:
 class Graphs:
     """The graphs of one device. Used from the thread of its short work only."""
 
-    def __init__(self, capture: Capture | None = None, room: int = ROOM) -> None:
-        """``room``: the bytes that all may hold; 0 for no graphs."""
+    def __init__(self, capture: Capture | None = None, limit: int = ROOM) -> None:
+        """``limit``: the bytes that all may hold; 0 for no graphs."""
         self._capture = capture or Captures()
-        self.room = room
+        self.limit = limit
         self.bytes = 0
         """The estimated bytes that all graphs hold."""
         self.captures = 0
@@ -135,7 +135,7 @@ class Graphs:
 
     def _is_due(self, key: Hashable) -> bool:
         """True if the key came often enough, and no capture of it failed."""
-        if not self.room or key in self._refused or key in self._wanted:
+        if not self.limit or key in self._refused or key in self._wanted:
             return False
         self._seen[key] = self._seen.pop(key, 0) + 1
         if len(self._seen) > _KEYS:
@@ -152,14 +152,14 @@ class Graphs:
         if module is None:
             return
         need = wanted.recipe.need(module)
-        if need > self.room:
+        if need > self.limit:
             self._refuse(wanted.key)
-        elif need <= spare and self._makes_room(need):
+        elif need <= spare and self._makes_space(need):
             self._make(wanted, module, need)
 
-    def _makes_room(self, need: int) -> bool:
+    def _makes_space(self, need: int) -> bool:
         """Drop graphs that are no longer used until there is a place and room for another. False if all are used."""
-        while self._kept and (len(self._kept) >= MOST or self.bytes + need > self.room):
+        while self._kept and (len(self._kept) >= MOST or self.bytes + need > self.limit):
             oldest = min(list(self._kept.items()), key=lambda each: each[1][1].used)
             if self._passes - oldest[1][1].used < IDLE:
                 return False

@@ -274,10 +274,10 @@ def resolve(wanted: str) -> torch.device:
         raise ValueError(f"device {wanted!r} is not there; {_why_not()}")
     found = torch.cuda.get_device_capability(index)
     if found < (least := _least_capability()):
-        told, needed = (".".join(map(str, each)) for each in (found, least))
+        capability, needed = (".".join(map(str, each)) for each in (found, least))
         raise ValueError(
-            f"device {wanted!r} has compute capability {told}, and this build of torch has code from {needed} on; "
-            "deploy/README.md says how to take another build"
+            f"device {wanted!r} has compute capability {capability}, and this build of torch has code from {needed} "
+            "on; deploy/README.md says how to take another build"
         )
     return torch.device("cuda", index)
 

@@ -48,7 +48,7 @@ READOUT = "readout."
 """Prefix of the readout's tensors among the fields of a request."""
 
 
-def prepare(module: Module | None, request: AttributionRequest, device: Device, room: int) -> Job:
+def prepare(module: Module | None, request: AttributionRequest, device: Device, capacity: int) -> Job:
     """Bind and plan one attribution. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
     check_tap("weights", bound.spec, "spec.method")
@@ -83,7 +83,7 @@ def prepare(module: Module | None, request: AttributionRequest, device: Device, 
                 selection=selection),
         dict.fromkeys(("gradients", "unedited gradients"), points / few),
     )  # fmt: skip
-    plan = plan_request(bound, question, device, room, counted)
+    plan = plan_request(bound, question, device, capacity, counted)
 
     def operation(bound: BoundRequest) -> Attributing:
         return Attributing(bound, request, selection)

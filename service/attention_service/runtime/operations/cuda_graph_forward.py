@@ -153,9 +153,9 @@ class GraphedForward(Operation):
     def launch(self, uploaded: Uploaded) -> Results:
         """Replay the graph, and wait for it."""
         bound, parameters = self.bound, uploaded.parameters
-        whole, told = self.graph.replay(uploaded.tensors)
+        whole, total = self.graph.replay(uploaded.tensors)
         output = whole[: bound.batch, : bound.queries].clone()
-        if not are_finite(told):  # only the queries that may look at a key that is not finite give NaN
+        if not are_finite(total):  # only the queries that may look at a key that is not finite give NaN
             query = uploaded.tensors["query"][: bound.batch, : bound.queries]
             query = to_device(query, parameters["q_proj.weight"].device)
             problem = compute.problem(bound, {"query": query}, parameters)

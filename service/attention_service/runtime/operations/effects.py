@@ -34,7 +34,7 @@ from attention_service.runtime.scheduling.operation import Fields, Operation, Re
 _DIRECTION = "direction"
 
 
-def prepare(module: Module | None, request: EffectsRequest, device: Device, room: int) -> Job:
+def prepare(module: Module | None, request: EffectsRequest, device: Device, capacity: int) -> Job:
     """Bind and plan a sweep of edits. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
     check_edits(request.edits, bound)
@@ -69,7 +69,7 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, room
     def operate(bound: BoundRequest, kernel: str | Kernel = "") -> Sweeping:
         return Sweeping(bound, request, _swept(request.sweep, bound))
 
-    plan = plan_request(bound, question, device, room, Rehearsed(operate, partial(_flops, request=request)))
+    plan = plan_request(bound, question, device, capacity, Rehearsed(operate, partial(_flops, request=request)))
     return Job(Prepared("effects", plan, bound.dtype, device.torch, operate), bound, module)
 
 

@@ -55,12 +55,12 @@ MIXED_BYTES = 2**20
 requests of 1 to 8 tokens on one core: 1.5 times the rate at d_model 512, 3.9 times at 2048, and no gain at 64."""
 
 
-def prepare(module: Module | None, request: ForwardRequest, device: Device, room: int) -> Job:
+def prepare(module: Module | None, request: ForwardRequest, device: Device, capacity: int) -> Job:
     """Bind and plan one forward pass. Raises an InvalidRequest that names the field at fault."""
-    return job_of_request(_planned, bind(module, request), request, device, room)
+    return job_of_request(_planned, bind(module, request), request, device, capacity)
 
 
-def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, room: int) -> Prepared:
+def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, capacity: int) -> Prepared:
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
@@ -75,7 +75,7 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, room:
         whole=request.report_error,
     )  # fmt: skip
     rehearsed = rehearsed_forward(request, selection)
-    plan = plan_request(bound, question, device, room, rehearsed)
+    plan = plan_request(bound, question, device, capacity, rehearsed)
 
     def need(bound: BoundRequest) -> int:
         return plan_pass(bound, question._replace(kernel=plan.kernel), device, bound.batch, rehearsed).peak_bytes

@@ -47,12 +47,12 @@ from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_requ
 from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 
-def prepare(module: Module | None, request: GradientsRequest, device: Device, room: int) -> Job:
+def prepare(module: Module | None, request: GradientsRequest, device: Device, capacity: int) -> Job:
     """Bind and plan one forward and backward pass. Raises an InvalidRequest that names the field at fault."""
-    return job_of_request(_planned, bind(module, request), request, device, room)
+    return job_of_request(_planned, bind(module, request), request, device, capacity)
 
 
-def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, room: int) -> Prepared:
+def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, capacity: int) -> Prepared:
     check_taps(request.return_, bound.spec)
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
@@ -73,7 +73,7 @@ def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, roo
         ),
         has_sizes=names_tokens(request.edits, selection),
     )  # fmt: skip
-    plan = plan_request(bound, question, device, room, rehearsed_gradients(request, selection, targets))
+    plan = plan_request(bound, question, device, capacity, rehearsed_gradients(request, selection, targets))
 
     def operation(bound: BoundRequest) -> Gradients:
         return Gradients(bound, request, selection, targets, plan.kernel)

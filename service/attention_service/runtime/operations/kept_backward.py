@@ -48,7 +48,7 @@ class KeptPass:
     """The plan of the backward pass. Its peak memory is that of both passes, so it bounds what is kept."""
 
 
-def prepare(module: Module | None, request: PassRequest, device: Device, room: int) -> Job:
+def prepare(module: Module | None, request: PassRequest, device: Device, capacity: int) -> Job:
     """Bind and plan a forward pass that is kept. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
     if request.dropout is not None and request.dropout.return_mask:
@@ -66,7 +66,7 @@ def prepare(module: Module | None, request: PassRequest, device: Device, room: i
             bound,
             Question("gradients", kernel=request.kernel, asks=("kept", targets, half)),
             device,
-            room,
+            capacity,
             _rehearsed(request, targets, half),
         )
         for half in ("forward", "backward")
@@ -81,11 +81,11 @@ def prepare(module: Module | None, request: PassRequest, device: Device, room: i
 def _rehearsed(request: PassRequest, targets: Targets, half: str) -> Rehearsed:
     """Return one of the passes as the planner rehearses it: the memory is that of both, one after the other."""
     sent = {name: getattr(request, name) for name in targets.inputs}
-    asked = unsent(GradientsRequest, wrt=[], return_=[], edits=[], **sent)
+    gradients = unsent(GradientsRequest, wrt=[], return_=[], edits=[], **sent)
     wrt = kinds_of(targets)
 
     def operate(bound: BoundRequest, kernel: str | Kernel) -> Gradients:
-        return Gradients(bound, asked, Selection(), targets, kernel)
+        return Gradients(bound, gradients, Selection(), targets, kernel)
 
     def flops(bound: BoundRequest, kernel: str) -> int:
         if half == "forward":

@@ -46,12 +46,12 @@ from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_requ
 from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
 
 
-def prepare(module: Module | None, request: WeightsRequest, device: Device, room: int) -> Job:
+def prepare(module: Module | None, request: WeightsRequest, device: Device, capacity: int) -> Job:
     """Bind and plan one inspection. Raises an InvalidRequest that names the field at fault."""
-    return job_of_request(_planned, bind(module, request), request, device, room)
+    return job_of_request(_planned, bind(module, request), request, device, capacity)
 
 
-def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room: int) -> Prepared:
+def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, capacity: int) -> Prepared:
     check_tap("weights", bound.spec, "spec.method")
     selection = bind_selection(request.select, bound)
     query_mask = request.query_mask
@@ -81,7 +81,7 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, room:
     def operate(bound: BoundRequest, kernel: str | Kernel = "") -> Inspection:
         return Inspection(bound, request, selection, statistics)
 
-    plan = plan_request(bound, question, device, room, Rehearsed(operate))
+    plan = plan_request(bound, question, device, capacity, Rehearsed(operate))
     joining = None
     if query_mask is None and plain and not request.edits and joinable(bound):
         joining = joining_of(bound, question, selection, plan.kernel, device, Rehearsed(operate))

@@ -239,6 +239,6 @@ def _blank(shape: Collection[int], dtype: str) -> Array:
 
 def _like(array: Array, shape: Sequence[int]) -> Array:
     if prod(shape) > _MOST:
-        told = f"a tensor of shape {list(shape)}"
-        raise InvalidRequest.at("shape", f"{told}: the counts do not fit 64 bits; ask for smaller sizes")
+        description = f"a tensor of shape {list(shape)}"
+        raise InvalidRequest.at("shape", f"{description}: the counts do not fit 64 bits; ask for smaller sizes")
     return np.broadcast_to(np.zeros((), array.dtype), tuple(shape))

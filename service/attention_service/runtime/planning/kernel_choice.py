@@ -18,7 +18,7 @@ from attention_service.runtime.device.torch_device import Device
 
 PLAIN = Needs()
 FAR = 2
-"""Nothing is rehearsed if a lower bound already exceeds this many times the room."""
+"""Nothing is rehearsed if a lower bound already exceeds this many times the capacity."""
 
 
 Run = Callable[[BoundRequest, str], Seen]
@@ -76,9 +76,9 @@ def able_kernels(bound: BoundRequest, device: Device, wanted: str | None, needs:
 
 
 def choose_kernel(
-    bound: BoundRequest, able: Sequence[str], clock: Clock, room: int, peak: Callable[[str], int], *, backward: bool
+    bound: BoundRequest, able: Sequence[str], clock: Clock, capacity: int, peak: Callable[[str], int], *, backward: bool
 ) -> str:
-    """The first of the kernels, ranked by a roofline, that needs no more than ``room`` bytes.
+    """The first of the kernels, ranked by a roofline, that needs no more than ``capacity`` bytes.
 
     If all need more, the one that needs the least. ``peak``: the bytes of a pass by a kernel which returns the output
     alone, since the tap that a request returns must not change which kernel computes the output.
@@ -86,20 +86,20 @@ def choose_kernel(
     if len(able) == 1:
         return able[0]
     ranked = sorted(able, key=lambda kernel: _rank(bound, kernel, clock, backward=backward).median)
-    return next((kernel for kernel in ranked if peak(kernel) <= room), None) or min(ranked, key=peak)
+    return next((kernel for kernel in ranked if peak(kernel) <= capacity), None) or min(ranked, key=peak)
 
 
 def _rank(bound: BoundRequest, kernel: str, clock: Clock, *, backward: bool) -> Estimate:
     return clock.rated(lambda rates: rank_seconds(bound, kernel, rates, backward=backward))
 
 
-def cost_of(bound: BoundRequest, kernel: str, device: Device, room: int, computation: str, run: Run) -> Cost:
+def cost_of(bound: BoundRequest, kernel: str, device: Device, capacity: int, computation: str, run: Run) -> Cost:
     """The peak memory and the time of an operation over a blank request.
 
-    If it needs far more than ``room`` bytes, nothing is rehearsed: the memory is a lower bound, and the time that by
-    which kernels are ranked.
+    If it needs far more than ``capacity`` bytes, nothing is rehearsed: the memory is a lower bound, and the time that
+    by which kernels are ranked.
     """
-    if (least := least_bytes(bound, kernel)) > FAR * min(room, LARGEST):
+    if (least := least_bytes(bound, kernel)) > FAR * min(capacity, LARGEST):
         return Cost(least, _rank(bound, kernel, device.clock, backward=computation == "gradients"), 0)
     found = run(bound, kernel)
     kind = kind_of(computation, kernel, bound.dtype)

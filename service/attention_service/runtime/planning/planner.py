@@ -63,11 +63,11 @@ class Rehearsed:
     the same."""
 
 
-def plan_request(bound: BoundRequest, question: Question, device: Device, room: int, rehearsed: Rehearsed) -> Plan:
+def plan_request(bound: BoundRequest, question: Question, device: Device, capacity: int, rehearsed: Rehearsed) -> Plan:
     """The plan of a bound request.
 
-    room: bytes that it may need at most, which bear on the kernel. Raises KernelUnsuitable where the kernel that the
-    request forces cannot compute it, or none can.
+    capacity: bytes that it may need at most, which bear on the kernel. Raises KernelUnsuitable where the kernel that
+    the request forces cannot compute it, or none can.
     """
     sizes, family = sizes_of(bound), family_of(bound, question, device)
 
@@ -75,9 +75,9 @@ def plan_request(bound: BoundRequest, question: Question, device: Device, room: 
         return RequestCosts.of(bound, question, device, rehearsed)
 
     if not question.has_sizes:
-        return _plan_by_bucket(device, family, sizes, room, costs)
-    key = family, sizes, room.bit_length()
-    exact: Bucket = device.plans.get(device.clock, key, lambda: Bucket(costs(), sizes, sizes, room))
+        return _plan_by_bucket(device, family, sizes, capacity, costs)
+    key = family, sizes, capacity.bit_length()
+    exact: Bucket = device.plans.get(device.clock, key, lambda: Bucket(costs(), sizes, sizes, capacity))
     return exact.plan(sizes)
 
 
@@ -115,21 +115,21 @@ class RequestCosts:
         """True for masks of so many small operations that sizes do not determine the time."""
         return mask_cost(self.blank.spec.masks) > CHEAP
 
-    def kernel(self, sizes: RequestSizes, room: int) -> str:
-        """Return the fastest kernel within ``room`` bytes, or if there is none the one that needs the least."""
+    def kernel(self, sizes: RequestSizes, capacity: int) -> str:
+        """Return the fastest kernel within ``capacity`` bytes, or if there is none the one that needs the least."""
         able = able_kernels(self.blank, self.device, self.question.kernel, self.question.needs)
 
         def peak(kernel: str) -> int:
-            return self._cost(sizes, kernel, room, self.rehearsed.plain or self.rehearsed.operate).peak_bytes
+            return self._cost(sizes, kernel, capacity, self.rehearsed.plain or self.rehearsed.operate).peak_bytes
 
         backward = self.question.computation == "gradients"
-        return choose_kernel(at_sizes(self.blank, sizes), able, self.device.clock, room, peak, backward=backward)
+        return choose_kernel(at_sizes(self.blank, sizes), able, self.device.clock, capacity, peak, backward=backward)
 
-    def cost(self, sizes: RequestSizes, kernel: str, room: int) -> Cost:
-        """Peak memory and time; of memory a lower bound if that is far above ``room`` bytes."""
-        return self._cost(sizes, kernel, room, self.rehearsed.operate)
+    def cost(self, sizes: RequestSizes, kernel: str, capacity: int) -> Cost:
+        """Peak memory and time; of memory a lower bound if that is far above ``capacity`` bytes."""
+        return self._cost(sizes, kernel, capacity, self.rehearsed.operate)
 
-    def _cost(self, sizes: RequestSizes, kernel: str, room: int, operate: Operate) -> Cost:
+    def _cost(self, sizes: RequestSizes, kernel: str, capacity: int, operate: Operate) -> Cost:
         key, question = (sizes, kernel, operate), self.question
 
         def run(bound: BoundRequest, kernel: str) -> Seen:
@@ -138,7 +138,7 @@ class RequestCosts:
 
         if key not in self._found:
             bound = at_sizes(self.blank, sizes)
-            self._found[key] = cost_of(bound, kernel, self.device, room, question.computation, run)
+            self._found[key] = cost_of(bound, kernel, self.device, capacity, question.computation, run)
         return self._found[key]
 
 
@@ -148,10 +148,10 @@ class Bucket:
     The kernel is that of the upper end. FLOPs are exact, and the time is interpolated by them.
     """
 
-    def __init__(self, costs: RequestCosts, low: RequestSizes, high: RequestSizes, room: int) -> None:
-        self.kernel = costs.kernel(high, room)
+    def __init__(self, costs: RequestCosts, low: RequestSizes, high: RequestSizes, capacity: int) -> None:
+        self.kernel = costs.kernel(high, capacity)
         self._flops, self._plans, self._off_loop = costs.flops, dict[RequestSizes, Plan](), costs.off_loop
-        peak, time, self._result_bytes = costs.cost(high, self.kernel, room)
+        peak, time, self._result_bytes = costs.cost(high, self.kernel, capacity)
         self._ends = [(self._flops(high, self.kernel), time)] * 2
         self.peak_bytes = peak
         """The bound on the memory of every request in the bucket.
@@ -159,8 +159,8 @@ class Bucket:
         A kernel that takes fewer sequences or queries at a time as they get longer may need less at the upper end than
         before; until then its memory grows no faster than the sizes.
         """
-        if low != high and peak <= room:
-            less, sooner, _ = costs.cost(low, self.kernel, room)
+        if low != high and peak <= capacity:
+            less, sooner, _ = costs.cost(low, self.kernel, capacity)
             self._ends[0] = self._flops(low, self.kernel), sooner
             self.peak_bytes = max(peak, round(less * high.growth(low)))
 
@@ -188,28 +188,28 @@ class Bucket:
 
 
 def _plan_by_bucket(
-    device: Device, family: Hashable, sizes: RequestSizes, room: int, costs: Callable[[], RequestCosts]
+    device: Device, family: Hashable, sizes: RequestSizes, capacity: int, costs: Callable[[], RequestCosts]
 ) -> Plan:
     """Return the plan of a request from the plan of its bucket, which is cached.
 
-    family: equal for requests that differ in their sizes alone; room: bytes that the request may need at most. A
+    family: equal for requests that differ in their sizes alone; capacity: bytes that the request may need at most. A
     request that may not fit, or that a coarse bucket bounds loosely, goes on to a finer bucket, then to its exact
     sizes: no request is refused for the size of its bucket.
     """
     cache, clock = device.plans, device.clock
 
-    def planned(low: RequestSizes, high: RequestSizes, room: int, steps: int | None) -> Bucket:
-        return cache.get(clock, (family, high, steps, room), lambda: Bucket(costs(), low, high, room))
+    def planned(low: RequestSizes, high: RequestSizes, capacity: int, steps: int | None) -> Bucket:
+        return cache.get(clock, (family, high, steps, capacity), lambda: Bucket(costs(), low, high, capacity))
 
-    # A bucket is planned for the next power of two, and holds for every room below that holds its peak.
-    ceiling = 1 << room.bit_length()
-    for steps, most in ((COARSE, min(SMALL, room)), (FINE, room)) if cache.by_bucket else ():
+    # A bucket is planned for the next power of two, and holds for every capacity below that holds its peak.
+    ceiling = 1 << capacity.bit_length()
+    for steps, most in ((COARSE, min(SMALL, capacity)), (FINE, capacity)) if cache.by_bucket else ():
         bucket = planned(sizes.lower(steps), sizes.upper(steps), ceiling, steps)
         if bucket.peak_bytes <= most:
             return bucket.plan(sizes)
-        if bucket.peak_bytes > room:
+        if bucket.peak_bytes > capacity:
             break
-    return planned(sizes, sizes, room, None).plan(sizes)
+    return planned(sizes, sizes, capacity, None).plan(sizes)
 
 
 def _flops(count: Callable[[BoundRequest, str], int], blank: BoundRequest, sizes: RequestSizes, kernel: str) -> int:

@@ -66,8 +66,8 @@ class RequestSizes(NamedTuple):
             return RequestSizes(batch, queries, new_keys, past)
         mask = self.mask
         if mask:
-            keys, told = past + new_keys, self.past + self.new_keys
-            columns = keys if mask[3] == told else 1 if mask[3] == 1 else max(min(end(mask[3]), keys - 1), 1)
+            keys, own_keys = past + new_keys, self.past + self.new_keys
+            columns = keys if mask[3] == own_keys else 1 if mask[3] == 1 else max(min(end(mask[3]), keys - 1), 1)
             mask = (batch if mask[0] > 1 else 1, mask[1], queries if mask[2] > 1 else 1, columns)
         return RequestSizes(
             batch,

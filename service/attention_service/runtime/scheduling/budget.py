@@ -171,12 +171,12 @@ class Budget:
             return
         used = self.models.used - own
         left = max(limit, 0)
-        told = f"{what.format(need=need)}; the budget of {self.total} leaves {left}"
+        detail = f"{what.format(need=need)}; the budget of {self.total} leaves {left}"
         if need <= limit + used:
-            told += f" while whole models that hold {used} answer requests; try again in a moment"
-            raise self._refusal(Overloaded(told, needed_bytes=need, limit_bytes=left))
-        told += f" beside {self._words.beside}. {self._words.remedy}"
-        raise self._refusal(OverBudget(told, needed_bytes=need, limit_bytes=left))
+            detail += f" while whole models that hold {used} answer requests; try again in a moment"
+            raise self._refusal(Overloaded(detail, needed_bytes=need, limit_bytes=left))
+        detail += f" beside {self._words.beside}. {self._words.remedy}"
+        raise self._refusal(OverBudget(detail, needed_bytes=need, limit_bytes=left))
 
     def take(self, need: int) -> bool:
         """Take bytes at once, to be given back by ``release``. False if they are not free, or others wait."""

@@ -97,8 +97,8 @@ class Entrance:
     def _end_turn(self) -> None:
         self._turn = None
         self._entered = 0
-        room = min(self._budget.open_slots, AT_ONCE) if self._waiting else 0
-        while self._waiting and self._entered < room:
+        slots = min(self._budget.open_slots, AT_ONCE) if self._waiting else 0
+        while self._waiting and self._entered < slots:
             self._entered += 1
             self._let_in()
         if self._entered:

@@ -124,7 +124,7 @@ def job_of_request(
     bound: BoundRequest,
     request: RequestT,
     device: Device,
-    room: int,
+    capacity: int,
 ) -> Job:
     """The job of a bound request. Requests that differ in their numbers alone are planned once.
 
@@ -132,14 +132,14 @@ def job_of_request(
     """
     alike = _alike(bound, request)
     if alike is None:
-        return Job(plan(bound, request, device, room), bound, bound.module)
-    key = plan, alike, room.bit_length()
+        return Job(plan(bound, request, device, capacity), bound, bound.module)
+    key = plan, alike, capacity.bit_length()
     found: Prepared | None = device.plans.find(device.clock, key)
-    if found is None or found.plan.peak_bytes > room:
+    if found is None or found.plan.peak_bytes > capacity:
         # It is remembered without its tensors, whose memory would stay taken.
         tensors = {name: x for name, x in vars(request).items() if isinstance(x, np.ndarray)}
         blank = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape).view(type(x)) for name, x in tensors.items()}
-        found = plan(bound, with_tensors(request, blank), device, room)
+        found = plan(bound, with_tensors(request, blank), device, capacity)
         device.plans.keep(device.clock, key, found)
     return Job(found, bound, bound.module)
 

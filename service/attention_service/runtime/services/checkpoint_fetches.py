@@ -28,10 +28,10 @@ class _Fetch:
     progress: hub.Progress
     ended: "asyncio.Future[None]"
 
-    def told(self) -> CheckpointReply:
+    def reply(self) -> CheckpointReply:
         """Describe the checkpoint as long as nothing of it can be read."""
         state = self.progress
-        told = FetchProgress(
+        progress = FetchProgress(
             revision=state.revision,
             bytes=state.bytes,
             total_bytes=state.total_bytes,
@@ -39,7 +39,7 @@ class _Fetch:
             total_files=state.total_files,
         )
         problem = "it is being fetched from the hub"
-        return CheckpointReply(path=self.repository, bytes=state.total_bytes or 0, problem=problem, fetch=told)
+        return CheckpointReply(path=self.repository, bytes=state.total_bytes or 0, problem=problem, fetch=progress)
 
 
 class CheckpointFetches:
@@ -57,11 +57,11 @@ class CheckpointFetches:
 
     def under_way(self) -> list[CheckpointReply]:
         """Describe every checkpoint that is being fetched."""
-        return [fetch.told() for fetch in self._fetches.values()]
+        return [fetch.reply() for fetch in self._fetches.values()]
 
     def find(self, path: str) -> CheckpointReply | None:
         """Describe a checkpoint that is being fetched; None for any other."""
-        return self._fetches[path].told() if path in self._fetches else None
+        return self._fetches[path].reply() if path in self._fetches else None
 
     async def fetch(self, request: FetchCheckpoint) -> CheckpointReply | None:
         """Fetch a checkpoint, and wait until it is there, but not longer than the request says; then describe it.
@@ -78,7 +78,7 @@ class CheckpointFetches:
             )
         await asyncio.wait({fetch.ended}, timeout=request.wait_s)
         if not fetch.ended.done():
-            return fetch.told()
+            return fetch.reply()
         fetch.ended.result()
         return None
 

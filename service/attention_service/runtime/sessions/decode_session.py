@@ -66,7 +66,7 @@ class DecodeSession:
     serial: int = 0
     """Its number among all that were opened, from 1 on."""
     counted: int = 0
-    """Bytes of this session in the sums of ``PageRoom``."""
+    """Bytes of this session in the sums of ``PageBudget``."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one request that may read or change the session."""
     running: JobEnd | None = None

@@ -53,7 +53,7 @@ from attention_service.runtime.operations.questions import QUESTIONS
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.sessions import step, step_operation
 from attention_service.runtime.sessions.decode_session import DecodeSession, bytes_of, page_kind
-from attention_service.runtime.sessions.page_room import PageRoom
+from attention_service.runtime.sessions.page_budget import PageBudget
 from attention_service.runtime.sessions.session_registry import SessionRegistry
 from attention_service.runtime.sessions.shared_prefixes import Prefix, is_shareable, share
 
@@ -86,7 +86,7 @@ class Sessions:
         self._library, self._runner = library, runner
         self._ttl_s = ttl_s
         evict = partial(self.registry.end, reason="evicted")
-        self._room = PageRoom(
+        self._page_budget = PageBudget(
             self.pool, runner.budget, limit, pinned_limit, self.registry.totals, lambda: self.registry.live, evict
         )
 
@@ -112,12 +112,12 @@ class Sessions:
     @property
     def free_bytes(self) -> int:
         """Bytes of the sessions' share of memory that no page takes."""
-        return max(self._room.limit - self.pool.bytes, 0)
+        return max(self._page_budget.limit - self.pool.bytes, 0)
 
     # ── life of a session ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def open(self, name: str, request: OpenSession) -> SessionInfo:
-        """Open a session, empty or with a past. Raises what ``PageRoom.reserve`` does, and InvalidRequest."""
+        """Open a session, empty or with a past. Raises what ``PageBudget.reserve`` does, and InvalidRequest."""
         self._runner.check_ready()
         module = self._library.get(name, request.version)
         check_past(module.config.spec, "name")
@@ -135,9 +135,9 @@ class Sessions:
             size = page_kind(module).page_tokens
             session.prefixes = [Prefix(_salt(module), size) for _ in session.tables]
         try:
-            self._room.reserve(session, request.capacity or 0)
+            self._page_budget.reserve(session, request.capacity or 0)
             if past is not None:
-                self._room.reserve(session, past[0].shape[2])
+                self._page_budget.reserve(session, past[0].shape[2])
                 await self._written(session, past)
         except BaseException:
             self.registry.clear(session)
@@ -177,7 +177,7 @@ class Sessions:
             self._cut(session, request.length, "length")
             self._remember(session, None, None)
             with suppress(Overloaded, OverBudget):  # where others share the pages that it gave back
-                self._room.reserve(session, (session.capacity or 0) - session.held)
+                self._page_budget.reserve(session, (session.capacity or 0) - session.held)
             return session.info()
 
     async def reorder(self, id: str, request: ReorderSession) -> SessionInfo:  # noqa: A002
@@ -215,7 +215,7 @@ class Sessions:
             step.check_capacity(session.capacity, session.held - (session.length - began), new, "query")
             if began != session.length:
                 self._take_back(session)
-            self._room.reserve(session, new)
+            self._page_budget.reserve(session, new)
             reply = await step.step(self._runner, session, request, new, deadline)
             if session.prefixes is not None and not is_shareable(request):
                 session.prefixes = None
@@ -276,7 +276,7 @@ class Sessions:
             step.check_capacity(session.capacity, 0, tokens, "past_key")
             fresh = self._new(session.module, len(session.tables), OpenSession())
             try:
-                self._room.reserve(fresh, max(session.capacity or 0, tokens), session)
+                self._page_budget.reserve(fresh, max(session.capacity or 0, tokens), session)
                 await self._written(fresh, past)
             except BaseException:
                 self.registry.clear(fresh)
@@ -359,16 +359,16 @@ class Sessions:
             if length is not None:
                 self._cut(session, length, param)
             step.check_capacity(session.capacity, 0, session.held, "capacity")
-            self._room.reserve(session, (session.capacity or 0) - session.held, source)
+            self._page_budget.reserve(session, (session.capacity or 0) - session.held, source)
             # A page that both use now is copied by the first who writes to it.
-            self._room.reserve(source, (source.capacity or 0) - source.held, session)
+            self._page_budget.reserve(source, (source.capacity or 0) - source.held, session)
         except BaseException:
             self.registry.clear(session)
             raise
         return self.registry.add(session)
 
     def _continue_rows(self, session: DecodeSession, rows: Sequence[int]) -> None:
-        """Let each new sequence have the tokens of an old one. If PageRoom refuses, nothing has changed.
+        """Let each new sequence have the tokens of an old one. If PageBudget refuses, nothing has changed.
 
         Spare pages of the old sequences are free for the new ones.
         """
@@ -379,7 +379,7 @@ class Sessions:
         session.tables = [tables[row].fork() for row in rows]
         session.whole = None if whole is None else [whole[row].fork() for row in rows]
         try:
-            self._room.reserve(session, more)
+            self._page_budget.reserve(session, more)
         except BaseException:
             session.clear()
             session.tables, session.whole = tables, whole

@@ -14,7 +14,7 @@ from attention_contract.errors import Overloaded, SessionGone, SessionNotFound
 from attention_service.modules.resident import Module
 from attention_service.runtime.callers import caller
 from attention_service.runtime.sessions.decode_session import DecodeSession
-from attention_service.runtime.sessions.page_room import Totals, due
+from attention_service.runtime.sessions.page_budget import Totals, due
 
 KeyT = TypeVar("KeyT")
 _REMEMBERED = 65_536
@@ -203,7 +203,7 @@ def _count_less(counts: "Counter[KeyT]", key: KeyT) -> None:
 
 
 def _gone(id: str, reason: str) -> SessionGone:  # noqa: A002
-    told = {
+    reasons = {
         "expired": "no request for it came within its ttl_s",
         "evicted": "other sessions needed its memory; a pinned session is never evicted",
         "restarted": "the server has been restarted since",
@@ -211,4 +211,6 @@ def _gone(id: str, reason: str) -> SessionGone:  # noqa: A002
         "was opened",
         "deleted": "it was deleted",
     }
-    return SessionGone(f"session {id[:64]!r} is gone: {told[reason]}; open a new one", param="session", reason=reason)
+    return SessionGone(
+        f"session {id[:64]!r} is gone: {reasons[reason]}; open a new one", param="session", reason=reason
+    )

@@ -79,8 +79,8 @@ def share(pool: PagePool, tables: Sequence[BlockTable], prefixes: Sequence[Prefi
 
 def _inputs(query: Array, places: Array | None) -> list[bytes]:
     """The inputs of each token, as bytes."""
-    told = dtype_name(query).encode()
-    tokens = [told + row.tobytes() for row in np.ascontiguousarray(query)]
+    dtype = dtype_name(query).encode()
+    tokens = [dtype + row.tobytes() for row in np.ascontiguousarray(query)]
     if places is None:
         return tokens
     return [

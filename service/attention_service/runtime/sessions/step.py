@@ -222,8 +222,8 @@ async def _weights(
         "return_": ["weights"], "select": Select(queries=list(range(queries)[wanted])), "average_heads": False,
         "kernel": None, "report_error": False, "dropout": None, "compare": None,
     }  # fmt: skip
-    asked = request.model_copy(update=changes)
-    fields, _ = await run_over_past(runner, session, step_operation.prepare, asked, deadline, rows)
+    changed = request.model_copy(update=changes)
+    fields, _ = await run_over_past(runner, session, step_operation.prepare, changed, deadline, rows)
     found = to_torch(fields["weights"])
     return found if request.query.ndim == 3 else found[None]
 

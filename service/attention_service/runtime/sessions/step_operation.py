@@ -74,23 +74,25 @@ def is_cuttable(module: Module, request: ForwardRequest) -> bool:
     return causal and request.key is None and request.value is None and _is_plain(request)
 
 
-def prepare(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> Job:
+def prepare(module: Module, request: ForwardRequest, device: Device, capacity: int, rows: tuple[Cached, ...]) -> Job:
     """Bind and plan one step. Raises what a forward pass raises."""
     if not _asks_for_output(request):
-        return over_past(forward.prepare, module, request, device, room, rows)
-    job = planned(module, request, device, room, rows)
+        return over_past(forward.prepare, module, request, device, capacity, rows)
+    job = planned(module, request, device, capacity, rows)
     if job is None and _is_plain(request):
-        _plan_bucket(module, request, device, room, rows)
-        job = planned(module, request, device, room, rows)
+        _plan_bucket(module, request, device, capacity, rows)
+        job = planned(module, request, device, capacity, rows)
     if job is not None:
         return job
     bound = bind(module, _with_past(module, request, rows)).replaced(cached=rows)
     if not _attends_in_place(bound):
-        return over_past(forward.prepare, module, request, device, room, rows)
-    return Job(_prepared(bound, StepPlan.of(bound, device, room, bound), device), bound, module)
+        return over_past(forward.prepare, module, request, device, capacity, rows)
+    return Job(_prepared(bound, StepPlan.of(bound, device, capacity, bound), device), bound, module)
 
 
-def planned(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> Job | None:
+def planned(
+    module: Module, request: ForwardRequest, device: Device, capacity: int, rows: tuple[Cached, ...]
+) -> Job | None:
     """A step that brings nothing but tokens, by the plan of its bucket of pasts; None if that is not made yet.
 
     Plans are remembered, since every session passes through every length.
@@ -101,7 +103,7 @@ def planned(module: Module, request: ForwardRequest, device: Device, room: int, 
     found: tuple[BoundRequest, StepPlan, Prepared] | None = device.plans.find(
         device.clock, _bucket_key(module, request, bucket(past)[1])
     )
-    if found is None or found[1].plan.peak_bytes > room:
+    if found is None or found[1].plan.peak_bytes > capacity:
         return None
     blank, plan, prepared = found
     arrays = {}
@@ -112,7 +114,9 @@ def planned(module: Module, request: ForwardRequest, device: Device, room: int, 
     return Job(prepared.with_plan(plan.at(past)), bound, module)
 
 
-def _plan_bucket(module: Module, request: ForwardRequest, device: Device, room: int, rows: tuple[Cached, ...]) -> None:
+def _plan_bucket(
+    module: Module, request: ForwardRequest, device: Device, capacity: int, rows: tuple[Cached, ...]
+) -> None:
     """Remember the plan of a step's bucket of pasts, if its longest one can be planned in place."""
     first, last = bucket(rows[0].tokens)
     try:
@@ -122,7 +126,7 @@ def _plan_bucket(module: Module, request: ForwardRequest, device: Device, room: 
     except AttentionError:  # the longest pasts of the bucket are too long, or the request is at fault
         return
     if _attends_in_place(most):
-        plan = StepPlan.of(most, device, room, fewest)
+        plan = StepPlan.of(most, device, capacity, fewest)
         entry = most.replaced(module=None, arrays={}), plan, _prepared(most, plan, device)
         device.plans.keep(device.clock, _bucket_key(module, request, last), entry)
 
@@ -148,11 +152,11 @@ def over_past(
     module: Module,
     request: AttentionInputs,
     device: Device,
-    room: int,
+    capacity: int,
     rows: tuple[Cached, ...],
 ) -> Job:
     """Bind and plan an operation by its own ``prepare``; it runs over the past of these sequences, alone."""
-    job = prepare(module, _with_past(module, request, rows), device, room)
+    job = prepare(module, _with_past(module, request, rows), device, capacity)
     job.bound = job.bound.replaced(cached=rows)
     job.prepared = replace(job.prepared, watched=False, joining=None)
     return job

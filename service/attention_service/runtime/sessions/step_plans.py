@@ -47,18 +47,18 @@ class StepPlan:
     """Operations for each token of the past."""
     sequences: int
     device: Device
-    room: int
+    capacity: int
 
     @classmethod
-    def of(cls, bound: BoundRequest, device: Device, room: int, fewest: BoundRequest) -> "StepPlan":
+    def of(cls, bound: BoundRequest, device: Device, capacity: int, fewest: BoundRequest) -> "StepPlan":
         """Plan a bound step, and all with a shorter past down to that of ``fewest``."""
-        attention = _attention(bound, device, room)
-        predicted = _projections(bound, device, room) + attention
-        whole = plan_request(bound, Question(), device, room, PLAIN_FORWARD)
+        attention = _attention(bound, device, capacity)
+        predicted = _projections(bound, device, capacity) + attention
+        whole = plan_request(bound, Question(), device, capacity, PLAIN_FORWARD)
         plan = replace(whole, kernel=IN_PLACE, predicted=predicted, peak_bytes=_peak_bytes(bound, device))
         tokens = bound.past - fewest.past
-        less = whole.flops - plan_request(fewest, Question(), device, room, PLAIN_FORWARD).flops if tokens else 0
-        return cls(plan, attention, bound.past, less / max(tokens, 1), bound.batch, device, room)
+        less = whole.flops - plan_request(fewest, Question(), device, capacity, PLAIN_FORWARD).flops if tokens else 0
+        return cls(plan, attention, bound.past, less / max(tokens, 1), bound.batch, device, capacity)
 
     def at(self, past: int) -> Plan:
         """The plan of a step with this past. Where a window fills up, its operations are an estimate."""
@@ -69,18 +69,18 @@ class StepPlan:
     def __call__(self, bound: BoundRequest, batch: int) -> Plan:
         """Plan a pass of so many sequences with the new tokens and the keys of one step."""
         together, times, one = bound.replaced(batch=batch), batch / self.sequences, self.attention
-        predicted = _projections(together, self.device, self.room)
+        predicted = _projections(together, self.device, self.capacity)
         predicted += Estimate(one.median * times, one.low * times, one.high * times)
         return Plan(IN_PLACE, round(self.plan.flops * times), _peak_bytes(together, self.device), predicted)
 
 
-def _projections(bound: BoundRequest, device: Device, room: int) -> Estimate:
+def _projections(bound: BoundRequest, device: Device, capacity: int) -> Estimate:
     """The time of a step without a past."""
     tokens = bound.replaced(past=0, keys=bound.queries, cached=None, arrays={"query": _blank(bound, bound.queries)})
-    return plan_request(tokens, Question(), device, room, PLAIN_FORWARD).predicted
+    return plan_request(tokens, Question(), device, capacity, PLAIN_FORWARD).predicted
 
 
-def _attention(bound: BoundRequest, device: Device, room: int) -> Estimate:
+def _attention(bound: BoundRequest, device: Device, capacity: int) -> Estimate:
     """The time of raw attention over as many keys, all of which every new token sees."""
     heads, kv_heads = (bound.batch, bound.heads), (bound.batch, bound.kv_heads)
     arrays = {
@@ -89,7 +89,7 @@ def _attention(bound: BoundRequest, device: Device, room: int) -> Estimate:
         "value": _blank(bound, *kv_heads[1:], bound.keys, bound.value_dim),
     }
     raw = bound.replaced(module=None, layout=Layout(), past=0, cached=None, spec=_PLAIN, arrays=arrays)
-    return plan_request(raw, Question(), device, room, PLAIN_FORWARD).predicted
+    return plan_request(raw, Question(), device, capacity, PLAIN_FORWARD).predicted
 
 
 def _blank(bound: BoundRequest, *shape: int) -> Array:

@@ -184,8 +184,8 @@ class AgentDoor:
             refused = error
         except Exception as fault:
             refused = unexpected(f"{PATH} {tool.name}", fault)
-        told = error_advice.told(refused, tool.arguments_of)
-        return CallToolResult(content=[TextContent(text=told)], is_error=True)
+        explanation = error_advice.explanation(refused, tool.arguments_of)
+        return CallToolResult(content=[TextContent(text=explanation)], is_error=True)
 
     async def _list_resources(
         self, _: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None
@@ -196,10 +196,10 @@ class AgentDoor:
     async def _list_templates(
         self, _: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None
     ) -> ListResourceTemplatesResult:
-        told = "One array of one head over an open input, as a safetensors file; answers of tools link to them."
+        description = "One array of one head over an open input, as a safetensors file; answers of tools link to them."
         return ListResourceTemplatesResult(
             resource_templates=[
-                ResourceTemplate(uri_template=TEMPLATE, name="array", description=told, mime_type=SAFETENSORS)
+                ResourceTemplate(uri_template=TEMPLATE, name="array", description=description, mime_type=SAFETENSORS)
             ]
         )
 
@@ -219,8 +219,8 @@ class AgentDoor:
                 )
         except AttentionError as error:
             code = INTERNAL_ERROR if isinstance(error, InternalError) else INVALID_PARAMS
-            told = error_advice.told(error, _PARTS_OF_ADDRESS)
-            raise MCPError(code, told, {"uri": str(params.uri), "code": error.code}) from None
+            explanation = error_advice.explanation(error, _PARTS_OF_ADDRESS)
+            raise MCPError(code, explanation, {"uri": str(params.uri), "code": error.code}) from None
         blob = BlobResourceContents(uri=params.uri, mime_type=SAFETENSORS, blob=base64.b64encode(array).decode())
         return ReadResourceResult(contents=[blob])
 

@@ -107,7 +107,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Told:
+class ToolResult:
     """The result of a call: an answer, and what comes beside it."""
 
     answer: ToolAnswer
@@ -130,7 +130,7 @@ class AgentTool(Generic[ArgumentsT]):
     title: str
     arguments: type[ArgumentsT]
     answer: type[ToolAnswer]
-    run: Callable[[ToolCall, ArgumentsT], Awaitable[Told]]
+    run: Callable[[ToolCall, ArgumentsT], Awaitable[ToolResult]]
     arguments_of: Mapping[str, str] = field(default_factory=dict)
     """The argument that became each field of its requests, by which refusals name it."""
 

@@ -43,7 +43,7 @@ _NEXT_CALL: Final = re.compile(r"\b[Cc]all [a-z]+_[a-z_]+")
 """A detail that says the next call itself."""
 
 
-def told(error: AttentionError, arguments_of: Mapping[str, str]) -> str:
+def explanation(error: AttentionError, arguments_of: Mapping[str, str]) -> str:
     """Return what went wrong and the next call to make.
 
     ``arguments_of``: the argument of the tool that became each field of its requests, without indices.

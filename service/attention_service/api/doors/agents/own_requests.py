@@ -60,14 +60,14 @@ class OwnRequests:
         if fields is not None and operation.request is not None:
             content = to_json(validate(operation.request, fields))
             headers += [(b"content-type", JSON.encode()), (b"content-length", str(len(content)).encode())]
-        asked = operation.path.format(**path)
+        target = operation.path.format(**path)
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": operation.method,
             "scheme": "http",
-            "path": asked,
+            "path": target,
             "root_path": "",
             "query_string": urlencode(options or {}).encode(),
             "headers": headers,

@@ -29,8 +29,8 @@ _TEXT_BYTES: Final = 10
 
 def parameters_of(rest: Mapping[str, Any], ran: Ran) -> dict[str, Any]:
     """All of a reply but its tensors: the module's version, and the other fields as JSON text."""
-    told = {name: orjson.dumps(value).decode() for name, value in rest.items() if value != {}}
-    return told if ran.version is None else {"version": ran.version} | told
+    parameters = {name: orjson.dumps(value).decode() for name, value in rest.items() if value != {}}
+    return parameters if ran.version is None else {"version": ran.version} | parameters
 
 
 def selected(tensors: Sequence[NamedTensor], wanted: Mapping[str, bool | None]) -> list[NamedTensor]:
@@ -87,17 +87,17 @@ async def write(
             outputs.append(facts | {"parameters": {SIZE: array.nbytes}})
         else:
             outputs.append(facts | {"data": array})
-    told: dict[str, Any] = {"model_name": model.name, "model_version": VERSION}
+    envelope: dict[str, Any] = {"model_name": model.name, "model_version": VERSION}
     if request_id is not None:
-        told["id"] = request_id
-    told |= {"parameters": parameters_of(rest, reply.ran), "outputs": outputs}
+        envelope["id"] = request_id
+    envelope |= {"parameters": parameters_of(rest, reply.ran), "outputs": outputs}
     if not behind:
-        answer = await render(told, JSON, headers={})
+        answer = await render(envelope, JSON, headers={})
     else:
         size = 0 if len(behind) == len(outputs) else tensor_bytes(outputs)
         if size > UNCOUNTED:
             memory.become_reply(_TEXT_BYTES * size)
-        head = await pieces_of(told, JSON, "list", size) if size else [orjson.dumps(told)]
+        head = await pieces_of(envelope, JSON, "list", size) if size else [orjson.dumps(envelope)]
         note("encode", began)
         answer = Reply([*head, *behind], BINARY_TYPE, 200, {HEADER_LENGTH: str(sum(map(len, head)))})
     if (held := getattr(answer, "held_bytes", 0)) > UNCOUNTED:

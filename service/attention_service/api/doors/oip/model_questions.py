@@ -113,10 +113,10 @@ def request_of(
         data[name] = _option(kind, name, value)
     names = list(wanted)
     _check_outputs(model.reply, names, {*data, *(name.partition(".")[0] for name in inputs)})
-    for field, asked in _asked_by_outputs(kind, names).items():
-        stated = data.setdefault(field, asked)
+    for field, requested in _requested_by_outputs(kind, names).items():
+        stated = data.setdefault(field, requested)
         if isinstance(stated, list) and "parameters" not in stated:  # which stands for every parameter
-            data[field] = [*stated, *(each for each in asked if each not in stated)]
+            data[field] = [*stated, *(each for each in requested if each not in stated)]
     for name, array in inputs.items():
         place_tensor(data, name, array, kind)
     return validate(kind, data, by_name=False)
@@ -154,20 +154,20 @@ def _is_text(kind: Any) -> bool:
     return kind is str or (get_origin(kind) is Literal and isinstance(get_args(kind)[0], str))
 
 
-def _asked_by_outputs(kind: type[WireModel], names: list[str]) -> dict[str, Any]:
+def _requested_by_outputs(kind: type[WireModel], names: list[str]) -> dict[str, Any]:
     """The fields of a request that ask for the requested outputs."""
     fields = _options(kind)
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     for name in names:
         plain = name.removeprefix(_DIFFERENCES)
         first, _, rest = plain.partition(".")
         if plain in _TAPS and "return" in fields:
-            asked.setdefault("return", {})[plain] = True
+            requested.setdefault("return", {})[plain] = True
         elif first == "gradients" and "wrt" in fields:
-            asked.setdefault("wrt", {})[rest] = True
+            requested.setdefault("wrt", {})[rest] = True
         elif first == "statistics" and "statistics" in fields:
-            asked.setdefault("statistics", {})[rest.partition(".")[0]] = True
-    lists: dict[str, Any] = {field: [*each] for field, each in asked.items()}
+            requested.setdefault("statistics", {})[rest.partition(".")[0]] = True
+    lists: dict[str, Any] = {field: [*each] for field, each in requested.items()}
     if names and "return_weights" in fields:
         lists["return_weights"] = any(name.removeprefix(_DIFFERENCES) == "weights" for name in names)
     return lists

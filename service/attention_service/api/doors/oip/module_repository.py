@@ -46,8 +46,8 @@ def model_names(call: Call) -> list[str]:
 
 def index(call: Call) -> list[dict[str, str]]:
     """Every model. All are ready."""
-    told = {"version": VERSION, "state": "READY", "reason": ""}
-    return [{"name": name} | told for name in model_names(call)]
+    state = {"version": VERSION, "state": "READY", "reason": ""}
+    return [{"name": name} | state for name in model_names(call)]
 
 
 def check_is_module(model: Model) -> None:

@@ -48,13 +48,13 @@ class V2Handlers:
 
     async def live(self, scope: Scope, _: Receive, __: Body) -> Response:
         """The health of a server that makes progress."""
-        with _told("live"):
+        with _state_in_error("live"):
             await HANDLERS["health_live"](call_of(scope), None)
         return _json({"live": True})
 
     async def ready(self, scope: Scope, _: Receive, __: Body) -> Response:
         """The health of a server that takes work."""
-        with _told("ready"):
+        with _state_in_error("ready"):
             await HANDLERS["health_ready"](call_of(scope), None)
         return _json({"ready": True})
 
@@ -110,14 +110,14 @@ class V2Handlers:
             if (timeout := envelope.timeout_s) is not None:
                 until = call.came + timeout
                 call.deadline = until if call.deadline is None else min(until, call.deadline)
-            told = envelope.id, envelope.wanted, envelope.binary_by_default
+            form = envelope.id, envelope.wanted, envelope.binary_by_default
             del envelope
             work = self._ask[model.operation.name](call, request)
             reply = await unless_gone(receive, work, call.deadline)
             del request, work  # the reply may take their memory
             memory.give_back()
             writing = time.monotonic()
-            response = await write(model, reply, *told, memory)
+            response = await write(model, reply, *form, memory)
         except AttentionError as error:
             statistics.fail(time.monotonic() - began)
             if isinstance(error, ModuleNotFound):  # deleted since it was found
@@ -186,7 +186,7 @@ def _json(value: Any) -> Response:
 
 
 @contextmanager
-def _told(state: str) -> Iterator[None]:
+def _state_in_error(state: str) -> Iterator[None]:
     """Say in an error that the server is not in this state."""
     try:
         yield

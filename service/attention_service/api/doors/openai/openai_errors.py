@@ -36,10 +36,10 @@ def openai_form(scope: Scope, error: AttentionError) -> ErrorForm | None:
 
 def openai_error(error: AttentionError) -> dict[str, Any]:
     """The object that describes an error; its facts are further fields."""
-    of_class = (told for kind, told in _TYPES if isinstance(error, kind))
+    of_class = (name for kind, name in _TYPES if isinstance(error, kind))
     kind = next(of_class, "invalid_request_error" if error.status < 500 else "server_error")
-    told = {"message": error.detail, "type": kind, "param": error.param, "code": error.code}
-    return {"error": error.facts | {"request_id": error.request_id} | told}
+    fields = {"message": error.detail, "type": kind, "param": error.param, "code": error.code}
+    return {"error": error.facts | {"request_id": error.request_id} | fields}
 
 
 def openai_headers(error: AttentionError) -> dict[str, str]:

@@ -58,8 +58,8 @@ class Given:
 
 def renamed(fault: InvalidRequest, param: str, when: str = "") -> InvalidRequest:
     """Return the same error for another field."""
-    said = fault.detail.removeprefix(f"{fault.param}: ")
-    return type(fault)(f"{param}: {when}{said}", param=param, **fault.facts)
+    detail = fault.detail.removeprefix(f"{fault.param}: ")
+    return type(fault)(f"{param}: {when}{detail}", param=param, **fault.facts)
 
 
 def labels(alternatives: Sequence[Alternative]) -> list[str]:
@@ -75,10 +75,10 @@ def labels(alternatives: Sequence[Alternative]) -> list[str]:
         taken += [] if other.label is None else [other.label]
     found = []
     for index, other in enumerate(alternatives):
-        label = said = other.label or _clipped(words(other)) or f"alternative {index + 1}"
+        label = stem = other.label or _clipped(words(other)) or f"alternative {index + 1}"
         number = index + 1
         while other.label is None and label in taken:
-            label, number = f"{said} ({number})", number + 1
+            label, number = f"{stem} ({number})", number + 1
         taken.append(label)
         found.append(label)
     return found
@@ -86,8 +86,8 @@ def labels(alternatives: Sequence[Alternative]) -> list[str]:
 
 def words(other: Alternative) -> str:
     """Describe an alternative in words."""
-    said = other.model_dump(exclude={"label", "spec", "return_"}, exclude_none=True)
-    parts = [f"{name} {value}" if isinstance(value, int) else str(value) for name, value in said.items()]
+    fields = other.model_dump(exclude={"label", "spec", "return_"}, exclude_none=True)
+    parts = [f"{name} {value}" if isinstance(value, int) else str(value) for name, value in fields.items()]
     parts += [] if other.spec is None else _spec_words(other.spec)
     parts += [] if other.return_ is None else [f"returning {', '.join(other.return_)}"]
     return ", ".join(parts)

@@ -61,7 +61,7 @@ def _largest(subject: Subject, dimension: str, computation: Passes) -> Largest:
 
 def need(subject: Subject, bound: BoundRequest, computation: Passes) -> tuple[str, int]:
     """Return the planner's kernel, and the bytes for which the request would be admitted."""
-    kernel = subject.kernel_of(bound, computation, room=subject.place.free)
+    kernel = subject.kernel_of(bound, computation, capacity=subject.place.free)
     return kernel, subject.peak_bytes(bound, kernel, computation, subject.taps, far=subject.place.free)
 
 

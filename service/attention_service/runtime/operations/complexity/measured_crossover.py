@@ -56,9 +56,11 @@ async def tried(
 
     Each round of runs takes its turn among the requests, and its memory is admitted like theirs. Raises Overloaded.
     """
-    asked = RequestedSubjects(module, request, place)
-    here = {each.label: each for each in (asked.subject, *asked.alternatives()) if each.place.device is place.device}
-    filler, left, told = await run(partial(CacheFiller, place.device)), _LONGEST_S, []
+    requested = RequestedSubjects(module, request, place)
+    here = {
+        each.label: each for each in (requested.subject, *requested.alternatives()) if each.place.device is place.device
+    }
+    filler, left, reported = await run(partial(CacheFiller, place.device)), _LONGEST_S, []
     for found in reply.crossovers:
         where = None
         if found.of == "time" and found.at and found.dimension in TOKENS and here.keys() >= set(found.between):
@@ -69,8 +71,8 @@ async def tried(
                 left -= seconds
                 ratio = partial(trial.ratio, filler=filler, run=run, budget=budget)
                 where = await crossing(ratio, found.at, found.searched)
-        told.append(found if where is None else found.model_copy(update={"measured": where}))
-    return reply.model_copy(update={"crossovers": told})
+        reported.append(found if where is None else found.model_copy(update={"measured": where}))
+    return reply.model_copy(update={"crossovers": reported})
 
 
 async def crossing(ratio: Callable[[int], Awaitable[float]], near: float, searched: tuple[int, int]) -> int | None:
@@ -174,7 +176,7 @@ class _Trial:
         for subject in (self.one, self.other):
             bound = subject.at(self.dimension, size)
             module, request = plainest(subject.kernel_of(bound), bound, subject.taps)
-            jobs.append(forward.prepare(module, request, subject.place.device.exact(), subject.place.room))
+            jobs.append(forward.prepare(module, request, subject.place.device.exact(), subject.place.capacity))
         return jobs
 
 

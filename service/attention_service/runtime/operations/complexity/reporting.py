@@ -41,9 +41,9 @@ def report(module: Module | None, request: ComplexityRequest, place: Place, unti
     Parts that are not known ``until`` a time of ``time.monotonic`` are left out: values of the sweep beyond the first,
     alternatives, crossovers. Raises InvalidRequest for impossible sizes and taps.
     """
-    asked = RequestedSubjects(module, request, place)
-    subject = asked.subject
-    others = asked.alternatives()
+    requested = RequestedSubjects(module, request, place)
+    subject = requested.subject
+    others = requested.alternatives()
     _check_alternatives(request)
     costs, omitted = _costs(subject, request, until), list[Omitted]()
     if request.sweep is not None and len(costs) < len(request.sweep.values):
@@ -170,9 +170,9 @@ def _counted(subject: Subject, bound: BoundRequest) -> Cost:
     """Return the cost of a shape. Raises InvalidRequest if a count does not fit a 64-bit integer."""
     counted = cost_of(subject, bound)
     if _largest(counted.model_dump()) > LARGEST_COUNT:
-        told = counted.shape.model_dump(exclude_none=True)
-        param = f"shape.{max(told, key=told.__getitem__)}"
-        sizes = ", ".join(f"{name} {size}" for name, size in told.items())
+        sizes_sent = counted.shape.model_dump(exclude_none=True)
+        param = f"shape.{max(sizes_sent, key=sizes_sent.__getitem__)}"
+        sizes = ", ".join(f"{name} {size}" for name, size in sizes_sent.items())
         raise InvalidRequest.at(param, f"{sizes}: the counts do not fit 64 bits; ask for smaller sizes")
     return counted
 

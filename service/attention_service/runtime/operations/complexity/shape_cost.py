@@ -116,7 +116,7 @@ def _counts(flops: int, found: Traffic) -> PassCounts:
 
 def _phases(direction: Literal["forward", "backward"], found: Seen) -> list[MemoryPhase]:
     return [
-        MemoryPhase(direction=direction, name=name, tensors=told(held), bytes=sum(held.values()))
+        MemoryPhase(direction=direction, name=name, tensors=named_tensors(held), bytes=sum(held.values()))
         for name, held in found.phases.items()
     ]
 
@@ -197,7 +197,7 @@ TENSORS: Final[Mapping[str, Told]] = {
 """Tensors by their names in a rehearsal."""
 
 
-def told(held: Mapping[str, int]) -> dict[str, int]:
+def named_tensors(held: Mapping[str, int]) -> dict[str, int]:
     """Sum the bytes of a phase by the reply's tensor names."""
     found: dict[str, int] = {}
     for name, size in held.items():

@@ -50,7 +50,7 @@ class Place:
     """A device and its available memory."""
 
     device: Device
-    room: int
+    capacity: int
     """Bytes with nothing else in flight, by which kernels are chosen."""
     free: int
     """Bytes that are free now."""
@@ -89,15 +89,15 @@ class Subject:
         check(bound)
         return bound
 
-    def kernel_of(self, bound: BoundRequest, computation: Passes = "forward", room: int | None = None) -> str:
-        """Return the planner's kernel in ``room`` bytes. Raises KernelUnsuitable if none can compute the request."""
-        device, room = self.place.device, self.place.room if room is None else room
+    def kernel_of(self, bound: BoundRequest, computation: Passes = "forward", capacity: int | None = None) -> str:
+        """Return the planner's kernel in ``capacity`` bytes. Raises KernelUnsuitable if none can compute it."""
+        device, capacity = self.place.device, self.place.capacity if capacity is None else capacity
         able = able_kernels(bound, device, self.kernel)
 
         def peak(kernel: str) -> int:
-            return self.peak_bytes(bound, kernel, computation, far=room)
+            return self.peak_bytes(bound, kernel, computation, far=capacity)
 
-        return choose_kernel(bound, able, self.clock, room, peak, backward=computation == "gradients")
+        return choose_kernel(bound, able, self.clock, capacity, peak, backward=computation == "gradients")
 
     def peak_bytes(
         self, bound: BoundRequest, kernel: str, computation: Passes, taps: frozenset[str] = OUTPUT, *, far: int
@@ -134,13 +134,13 @@ class Subject:
         """The predicted time of a pass that was rehearsed."""
         return self.clock.predict(found.total(), bound.itemsize, kind_of(computation, kernel, bound.dtype))
 
-    def _once(self, asked: Hashable, bound: BoundRequest, make: Callable[[], Seen]) -> Seen:
+    def _once(self, question: Hashable, bound: BoundRequest, make: Callable[[], Seen]) -> Seen:
         """Rehearse once for all reports of one device."""
         sizes, device = bound.sizes, self.place.device
         latent = None if sizes is None or sizes.latent is None else sizes.latent.model_dump_json()
         module = None if sizes is None else (sizes.inputs, sizes.biases.model_dump_json(), latent)
         spec = bound.spec.model_dump_json()
-        key = "seen", asked, spec, bound.dtype, bound.widths, module, device.threads, sizes_of(bound), *bound.arrays
+        key = "seen", question, spec, bound.dtype, bound.widths, module, device.threads, sizes_of(bound), *bound.arrays
         return device.plans.get(self.clock, key, make)
 
 
@@ -200,8 +200,8 @@ class RequestedSubjects:
         taps = request.return_ if other.return_ is None else other.return_
         dtype, spec = other.dtype or self._dtype, other.spec or self._spec
         base = self._base(spec, dtype)
-        if told := {name: value for name in WIDTHS if (value := getattr(other, name)) is not None}:
-            base = _resized(base, told)
+        if widths := {name: value for name in WIDTHS if (value := getattr(other, name)) is not None}:
+            base = _resized(base, widths)
         check_taps(taps, spec)
         check(base)
         place = self._place(other.hardware or request.hardware, dtype, base)

@@ -56,7 +56,7 @@ def _with_past(bound: BoundRequest) -> BoundRequest:
     return at_sizes(bound.replaced(arrays=arrays), sizes_of(bound))
 
 
-def resized(bound: BoundRequest, **told: int) -> BoundRequest:
+def resized(bound: BoundRequest, **changes: int) -> BoundRequest:
     """Return a blank request with other widths, all at once, by the names of a config.
 
     Other widths follow: ``num_kv_heads`` ``num_heads`` and ``value_dim`` ``head_dim`` where they are equal,
@@ -64,22 +64,22 @@ def resized(bound: BoundRequest, **told: int) -> BoundRequest:
     heads make up the width of the model. Raises ValueError for impossible widths.
     """
     sizes = bound.sizes
-    if sizes is None and "d_model" in told:
+    if sizes is None and "d_model" in changes:
         raise ValueError("raw attention has no d_model; vary head_dim or num_heads")
-    heads = told.get("num_heads", bound.heads)
-    kv_heads = told.get("num_kv_heads", heads if bound.kv_heads == bound.heads else bound.kv_heads)
+    heads = changes.get("num_heads", bound.heads)
+    kv_heads = changes.get("num_kv_heads", heads if bound.kv_heads == bound.heads else bound.kv_heads)
     if heads % kv_heads:
         raise ValueError(f"num_kv_heads {kv_heads} does not divide num_heads {heads}")
-    head_dim = told.get("head_dim", bound.head_dim)
-    d_model = None if sizes is None else told.get("d_model", sizes.d_model)
-    follows = sizes is not None and bound.heads * bound.head_dim == sizes.d_model and "head_dim" not in told
+    head_dim = changes.get("head_dim", bound.head_dim)
+    d_model = None if sizes is None else changes.get("d_model", sizes.d_model)
+    follows = sizes is not None and bound.heads * bound.head_dim == sizes.d_model and "head_dim" not in changes
     if d_model is not None and follows:
         if d_model % heads:
             raise ValueError(f"d_model {d_model} is not a multiple of num_heads {heads}; give head_dim too")
         head_dim = d_model // heads
     if sizes is not None and sizes.latent is not None and sizes.latent.shared >= head_dim:
         raise ValueError(f"head_dim {head_dim} is not more than the latent's shared part, {sizes.latent.shared}")
-    value_dim = told.get("value_dim", head_dim if bound.value_dim == bound.head_dim else bound.value_dim)
+    value_dim = changes.get("value_dim", head_dim if bound.value_dim == bound.head_dim else bound.value_dim)
     if sizes is not None and d_model is not None:
         key_width, value_width = (
             d_model if width == sizes.d_model else width for width in (sizes.key_width, sizes.value_width)

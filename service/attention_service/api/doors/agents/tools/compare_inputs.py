@@ -15,9 +15,9 @@ from attention_service.api.doors.agents.agent_tool import (
     AgentTool,
     HeadPlace,
     InputArguments,
-    Told,
     ToolAnswer,
     ToolCall,
+    ToolResult,
     log_probabilities,
     number,
     rounded,
@@ -73,7 +73,7 @@ class CompareAnswer(ToolAnswer):
     """The heads whose statistic differs most."""
 
 
-async def compare_inputs(call: ToolCall, arguments: CompareArguments) -> Told:
+async def compare_inputs(call: ToolCall, arguments: CompareArguments) -> ToolResult:
     """Compare two open inputs of one model, such as a text and the same with one name changed.
 
     Where their tokens differ, what the model predicts after each, and which heads look differently by a statistic.
@@ -85,8 +85,8 @@ async def compare_inputs(call: ToolCall, arguments: CompareArguments) -> Told:
     for opened in (first, second):
         statistics.append(await head_statistics(call, opened, [arguments.statistic], None))
         logits = [] if opened.predicts is None else ["logits"]
-        asked = opened.fields | {"return": logits, "top_k": _LISTED[arguments.detail]}
-        replies.append(await call.requests.ask(model_forward, asked, model=opened.model))
+        question = opened.fields | {"return": logits, "top_k": _LISTED[arguments.detail]}
+        replies.append(await call.requests.ask(model_forward, question, model=opened.model))
     heads = _heads(statistics[0], statistics[1], arguments.statistic)[: arguments.count]
     differing = _differing(first, second)
     predicted, other = map(_predicted, replies)
@@ -101,7 +101,7 @@ async def compare_inputs(call: ToolCall, arguments: CompareArguments) -> Told:
         statistic=arguments.statistic,
         heads=heads,
     )
-    return Told(answer)
+    return ToolResult(answer)
 
 
 def _heads(
@@ -141,12 +141,14 @@ def _divergence(first: Array, second: Array) -> float | None:
 def _summary(
     differing: int, first: list[PredictedToken], second: list[PredictedToken], heads: list[ComparedHead], statistic: str
 ) -> str:
-    told = f"The inputs differ at {differing} positions"
+    sentence = f"The inputs differ at {differing} positions"
     if first and second:
-        told += f"; the likeliest prediction is {first[0].token!r} after one and {second[0].token!r} after the other"
+        sentence += (
+            f"; the likeliest prediction is {first[0].token!r} after one and {second[0].token!r} after the other"
+        )
     if heads:
-        told += f"; by {statistic}, head {heads[0]} differs most, by {heads[0].difference:g}"
-    return told + "."
+        sentence += f"; by {statistic}, head {heads[0]} differs most, by {heads[0].difference:g}"
+    return sentence + "."
 
 
 TOOL: Final = AgentTool("Compare two inputs", CompareArguments, CompareAnswer, compare_inputs)

@@ -16,9 +16,9 @@ from attention_service.api.doors.agents.agent_tool import (
     AgentTool,
     HeadPlace,
     InputArguments,
-    Told,
     ToolAnswer,
     ToolCall,
+    ToolResult,
     has_own_tokens,
     log_probabilities,
     number,
@@ -100,7 +100,7 @@ class EffectAnswer(ToolAnswer):
     """In a detailed answer, the tokens whose loss changes most."""
 
 
-async def effect_of_edit(call: ToolCall, arguments: EffectArguments) -> Told:
+async def effect_of_edit(call: ToolCall, arguments: EffectArguments) -> ToolResult:
     """Knock heads out, or patch them with what they compute in another input, and see what changes.
 
     The answer has the change of the prediction after the last token and of the loss over the text. A loss that rises
@@ -109,8 +109,8 @@ async def effect_of_edit(call: ToolCall, arguments: EffectArguments) -> Told:
     """
     opened = call.input(arguments.input)
     edits = await _edits(call, arguments, opened)
-    asked = opened.fields | {"edits": edits, "compare": "unedited", "top_k": _LISTED[arguments.detail]}
-    reply = await call.requests.ask(model_forward, asked, model=opened.model)
+    question = opened.fields | {"edits": edits, "compare": "unedited", "top_k": _LISTED[arguments.detail]}
+    reply = await call.requests.ask(model_forward, question, model=opened.model)
     prediction = reply.predictions[-1] if reply.predictions else None
     loss: dict[str, Any] = {}
     if opened.predicts == "next" and len(opened.tokens) > 1:
@@ -121,7 +121,7 @@ async def effect_of_edit(call: ToolCall, arguments: EffectArguments) -> Told:
         predicted=[] if prediction is None else _changed(prediction),
         **loss,
     )
-    return Told(answer)
+    return ToolResult(answer)
 
 
 async def _edits(call: ToolCall, arguments: EffectArguments, opened: OpenedInput) -> dict[str, list[dict[str, Any]]]:
@@ -134,8 +134,8 @@ async def _edits(call: ToolCall, arguments: EffectArguments, opened: OpenedInput
         return {layer: [{"tap": "context", "heads": each, "set": 0, **where}] for layer, each in heads.items()}
     source = call.input(arguments.source, "source", model=opened.model)
     layers = list({str(place.layer): place.layer for place in arguments.heads}.values())
-    asked = source.fields | {"layers": layers, "return": ["context"], "top_k": 0}
-    reply = await call.requests.ask(model_forward, asked, model=source.model)
+    question = source.fields | {"layers": layers, "return": ["context"], "top_k": 0}
+    reply = await call.requests.ask(model_forward, question, model=source.model)
     edits = {}
     for layer in reply.layers:
         chosen = heads[str(layer.layer)]
@@ -170,8 +170,8 @@ async def _loss(call: ToolCall, opened: OpenedInput, edits: dict[str, Any], *, d
     next_ids = [opened.ids[position + 1] for position in positions]
     losses = []
     for kept in ({}, edits):
-        asked = opened.fields | {"positions": positions, "return": ["logits"], "top_k": 0, "edits": kept}
-        reply = await call.requests.ask(model_forward, asked, model=opened.model)
+        question = opened.fields | {"positions": positions, "return": ["logits"], "top_k": 0, "edits": kept}
+        reply = await call.requests.ask(model_forward, question, model=opened.model)
         losses.append(np.array([-log_probabilities(row)[at] for row, at in zip(reply.logits, next_ids, strict=True)]))
     before, after = losses
     found: dict[str, Any] = {
@@ -203,17 +203,17 @@ def _changed(prediction: Prediction) -> list[ChangedToken]:
 
 def _summary(arguments: EffectArguments, prediction: Prediction | None, loss: dict[str, Any]) -> str:
     verb = "Knocking out" if arguments.action == "knock_out" else "Patching"
-    told = []
+    effects = []
     if loss:
         change = loss["loss_change"]
         verdict = "raises" if change > 0 else "lowers" if change < 0 else "does not change"
         by = f" by {abs(change):g} nats a token, to {loss['loss_after']:g}" if change else ""
-        told.append(f"{verdict} the loss{by}")
+        effects.append(f"{verdict} the loss{by}")
     if prediction is not None and prediction.top:
         first = max(prediction.top, key=lambda each: each.unedited_probability)
-        told.append(f"takes {first.token!r} from {first.unedited_probability:.3g} to {first.probability:.3g}")
+        effects.append(f"takes {first.token!r} from {first.unedited_probability:.3g} to {first.probability:.3g}")
     named = ", ".join(map(str, arguments.heads[:8])) + (" and more" if len(arguments.heads) > 8 else "")
-    return f"{verb} {named} {' and '.join(told) or 'changes no prediction that this model makes'}."
+    return f"{verb} {named} {' and '.join(effects) or 'changes no prediction that this model makes'}."
 
 
 TOOL: Final = AgentTool(

@@ -13,7 +13,14 @@ from attention_contract.schemas.costs.complexity import ComplexityReply
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.models import ModelName
 from attention_contract.schemas.modules import Heads, Width
-from attention_service.api.doors.agents.agent_tool import AgentTool, Told, ToolAnswer, ToolArguments, ToolCall, number
+from attention_service.api.doors.agents.agent_tool import (
+    AgentTool,
+    ToolAnswer,
+    ToolArguments,
+    ToolCall,
+    ToolResult,
+    number,
+)
 from attention_service.api.doors.agents.opened_inputs import InputHandle
 
 
@@ -81,7 +88,7 @@ class CostAnswer(ToolAnswer):
     """More numbers by name, in a detailed answer."""
 
 
-async def estimate_cost(call: ToolCall, arguments: CostArguments) -> Told:
+async def estimate_cost(call: ToolCall, arguments: CostArguments) -> ToolResult:
     """Estimate the time and the memory of a pass before it is sent, and the sizes that fit.
 
     Milliseconds with the interval in which nine of ten runs lie, FLOPs, memory, and the longest text and the largest
@@ -89,7 +96,7 @@ async def estimate_cost(call: ToolCall, arguments: CostArguments) -> Told:
     Nothing is computed. Detailed: growth, gradients, cache and decoding too.
     """
     if arguments.module is not None or arguments.attention is not None:
-        return Told(await _of_attention(call, arguments))
+        return ToolResult(await _of_attention(call, arguments))
     model, length = arguments.model, arguments.length
     if arguments.input is not None:
         opened = call.input(arguments.input)
@@ -99,9 +106,9 @@ async def estimate_cost(call: ToolCall, arguments: CostArguments) -> Told:
             )
         model, length = opened.model, length or len(opened.tokens)
     sizes = {"length": length or 1024, "batch": arguments.batch, "new_tokens": arguments.new_tokens}
-    asked = sizes | {"images": [each.model_dump() for each in arguments.images]}
-    reply = await call.requests.ask(model_complexity, asked, model=model or "")
-    return Told(_of_model(reply, arguments, sizes["length"]))
+    question = sizes | {"images": [each.model_dump() for each in arguments.images]}
+    reply = await call.requests.ask(model_complexity, question, model=model or "")
+    return ToolResult(_of_model(reply, arguments, sizes["length"]))
 
 
 def _of_model(reply: ModelComplexityReply, arguments: CostArguments, length: int) -> CostAnswer:
@@ -135,12 +142,12 @@ def _of_model(reply: ModelComplexityReply, arguments: CostArguments, length: int
 
 async def _of_attention(call: ToolCall, arguments: CostArguments) -> CostAnswer:
     length = arguments.length or 1024
-    asked: dict[str, Any] = {"shape": {"batch": arguments.batch, "queries": length}}
+    question: dict[str, Any] = {"shape": {"batch": arguments.batch, "queries": length}}
     if arguments.module is not None:
-        reply = await call.requests.ask(complexity, asked, name=arguments.module)
+        reply = await call.requests.ask(complexity, question, name=arguments.module)
     else:
         shape = arguments.attention.model_dump(exclude_none=True) if arguments.attention else {}
-        reply = await call.requests.ask(raw_complexity, shape | asked)
+        reply = await call.requests.ask(raw_complexity, shape | question)
     cost, fits = reply.costs[0], reply.limits.forward
     time = cost.predicted.forward
     return CostAnswer(

@@ -13,9 +13,9 @@ from attention_service.api.doors.agents.agent_tool import (
     AgentTool,
     HeadArguments,
     HeadPlace,
-    Told,
     ToolAnswer,
     ToolCall,
+    ToolResult,
     has_own_tokens,
     number,
     rounded,
@@ -74,7 +74,7 @@ class ExplainAnswer(ToolAnswer):
     """‖context − Σ weight · v‖ / ‖context‖ of the numbers as they were answered: rounding alone, if all is well."""
 
 
-async def explain_weight(call: ToolCall, arguments: ExplainArguments) -> Told:
+async def explain_weight(call: ToolCall, arguments: ExplainArguments) -> ToolResult:
     """Explain one token's attention in one head step by step, in numbers.
 
     For the keys with the largest weights: the dot product of query and key, the score, the weight, and the share of the
@@ -87,8 +87,8 @@ async def explain_weight(call: ToolCall, arguments: ExplainArguments) -> Told:
     if position is None:
         position = len(opened.tokens) - 1 if has_own_tokens(place.layer) else 0
     select = {"heads": [place.head], "queries": [position]}
-    asked = opened.fields | {"layers": [place.layer], "return": list(_TAPS), "select": select, "top_k": 0}
-    reply = await call.requests.ask(model_forward, asked, model=opened.model)
+    question = opened.fields | {"layers": [place.layer], "return": list(_TAPS), "select": select, "top_k": 0}
+    reply = await call.requests.ask(model_forward, question, model=opened.model)
     q, k, v, scores, weights, context = _arrays(reply.layers[0])
     query_tokens, key_tokens = tokens_of(reply, place.layer)
     norms = weights * np.linalg.norm(v, axis=-1)
@@ -122,7 +122,7 @@ async def explain_weight(call: ToolCall, arguments: ExplainArguments) -> Told:
         error=rounded(error / length if length else error, 2),
     )
     links = [ArrayAddress(arguments.input, place.layer, place.head, tap).link() for tap in _TAPS]
-    return Told(answer, links)
+    return ToolResult(answer, links)
 
 
 def _arrays(taps: LayerTaps) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -136,11 +136,11 @@ def _arrays(taps: LayerTaps) -> tuple[Array, Array, Array, Array, Array, Array]:
 
 
 def _summary(place: HeadPlace, position: int, token: str, keys: list[KeyStep]) -> str:
-    told = f"In head {place}, token {position} {token!r} "
+    sentence = f"In head {place}, token {position} {token!r} "
     if not keys:
-        return told + "looks at nothing."
+        return sentence + "looks at nothing."
     first = keys[0]
-    return told + (
+    return sentence + (
         f"gives most weight to token {first.position} {first.token!r}: dot {first.dot:g}, score {first.score:g}, "
         f"weight {first.weight:g}, {first.share:.0%} of the head's output."
     )

@@ -13,9 +13,9 @@ from attention_service.api.doors.agents.agent_tool import (
     AgentTool,
     HeadPlace,
     InputArguments,
-    Told,
     ToolAnswer,
     ToolCall,
+    ToolResult,
     number,
     token_at,
 )
@@ -62,15 +62,15 @@ class GradientAnswer(ToolAnswer):
     """The heads with the largest shares, either sign."""
 
 
-async def gradient_of_prediction(call: ToolCall, arguments: GradientArguments) -> Told:
+async def gradient_of_prediction(call: ToolCall, arguments: GradientArguments) -> ToolResult:
     """Differentiate one prediction exactly: the tokens and the heads that speak for it or against it.
 
     The shares of heads are first-order estimates; confirm the largest with effect_of_edit. Detailed: every token.
     """
     opened = call.input(arguments.input)
     of = arguments.of.model_dump(exclude_none=True)
-    asked = opened.fields | {"of": of, "wrt": ["tokens"], "by_head": True}
-    reply = await call.requests.ask(model_gradients, asked, model=opened.model)
+    question = opened.fields | {"of": of, "wrt": ["tokens"], "by_head": True}
+    reply = await call.requests.ask(model_gradients, question, model=opened.model)
     names = reply.labels_of().tokens
     shares = np.asarray(reply.tokens, np.float64).reshape(-1)
     order = np.argsort(-np.abs(shares))[: _TOKENS[arguments.detail]]
@@ -94,17 +94,17 @@ async def gradient_of_prediction(call: ToolCall, arguments: GradientArguments) -
         tokens=tokens,
         heads=heads,
     )
-    return Told(answer)
+    return ToolResult(answer)
 
 
 def _summary(value: float, tokens: list[TokenShare], heads: list[HeadShare]) -> str:
     largest: Any = max(tokens, key=lambda each: abs(each.value), default=None)
-    told = f"L = {value:g}"
+    sentence = f"L = {value:g}"
     if largest is not None:
-        told += f"; token {largest.position} {largest.token!r} has the largest share, {largest.value:g}"
+        sentence += f"; token {largest.position} {largest.token!r} has the largest share, {largest.value:g}"
     if heads:
-        told += f"; head {heads[0]} has the largest share of a head, {heads[0].value:g}"
-    return told + "."
+        sentence += f"; head {heads[0]} has the largest share of a head, {heads[0].value:g}"
+    return sentence + "."
 
 
 TOOL: Final = AgentTool("Gradient of a prediction", GradientArguments, GradientAnswer, gradient_of_prediction)

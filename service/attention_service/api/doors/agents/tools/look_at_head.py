@@ -15,9 +15,9 @@ from attention_service.api.doors.agents.agent_tool import (
     HeadArguments,
     HeadPlace,
     TokenWeight,
-    Told,
     ToolAnswer,
     ToolCall,
+    ToolResult,
     number,
     rounded,
     token_at,
@@ -66,7 +66,7 @@ class HeadAnswer(ToolAnswer):
     rows: list[QueryRow]
 
 
-async def look_at_head(call: ToolCall, arguments: LookAtHeadArguments) -> Told:
+async def look_at_head(call: ToolCall, arguments: LookAtHeadArguments) -> ToolResult:
     """Look at one head over an input: the tokens that each token attends to most, with weights, and statistics.
 
     With `picture` a heat map comes too. The whole array of weights is a resource link.
@@ -74,10 +74,10 @@ async def look_at_head(call: ToolCall, arguments: LookAtHeadArguments) -> Told:
     opened = call.input(arguments.input)
     place = arguments.place
     of_head: dict[str, Any] = {"layers": [place.layer], "select": {"heads": [place.head]}}
-    asked = opened.fields | of_head | {"return_weights": False, "statistics": _STATISTICS, "top_k": arguments.top_k}
+    question = opened.fields | of_head | {"return_weights": False, "statistics": _STATISTICS, "top_k": arguments.top_k}
     if arguments.queries is not None:
-        asked["select"] = {"heads": [place.head], "queries": arguments.queries}
-    reply = await call.requests.ask(model_weights, asked, model=opened.model)
+        question["select"] = {"heads": [place.head], "queries": arguments.queries}
+    reply = await call.requests.ask(model_weights, question, model=opened.model)
     layer = reply.layers[0]
     query_tokens, key_tokens = tokens_of(reply, place.layer)
     rows = _rows(layer.top, arguments.queries, query_tokens, key_tokens)[-_ROWS[arguments.detail] :]
@@ -98,7 +98,7 @@ async def look_at_head(call: ToolCall, arguments: LookAtHeadArguments) -> Told:
         statistics=statistics,
         rows=rows,
     )
-    return Told(answer, [ArrayAddress(arguments.input, place.layer, place.head, "weights").link()], pictures)
+    return ToolResult(answer, [ArrayAddress(arguments.input, place.layer, place.head, "weights").link()], pictures)
 
 
 def _rows(top: TopKeys, queries: list[int] | None, query_tokens: list[str], key_tokens: list[str]) -> list[QueryRow]:

@@ -10,7 +10,14 @@ from attention_contract.errors import ModelNotFound
 from attention_contract.operations import get_model, list_models, model_forward
 from attention_contract.schemas.models import ModelLayer, ModelName
 from attention_contract.schemas.prompts import Text
-from attention_service.api.doors.agents.agent_tool import AgentTool, Told, ToolAnswer, ToolArguments, ToolCall, number
+from attention_service.api.doors.agents.agent_tool import (
+    AgentTool,
+    ToolAnswer,
+    ToolArguments,
+    ToolCall,
+    ToolResult,
+    number,
+)
 
 _TOKENS: Final = {"concise": 48, "detailed": 512}
 _PREDICTED: Final = {"concise": 3, "detailed": 10}
@@ -70,7 +77,7 @@ class OpenedAnswer(ToolAnswer):
     """The likeliest predictions after the last token, or the likeliest classes of an image."""
 
 
-async def open_input(call: ToolCall, arguments: OpenInputArguments) -> Told:
+async def open_input(call: ToolCall, arguments: OpenInputArguments) -> ToolResult:
     """Open a text or an image for a model and get the handle that all other tools take as `input`.
 
     Begin here. The answer has the tokens by position, the layers and heads, and what the model predicts. Opening the
@@ -78,8 +85,8 @@ async def open_input(call: ToolCall, arguments: OpenInputArguments) -> Told:
     """
     model, fields = arguments.model, arguments.fields()
     try:
-        asked = {**fields, "top_k": _PREDICTED[arguments.detail]}
-        reply = await call.requests.ask(model_forward, asked, model=model)
+        question = {**fields, "top_k": _PREDICTED[arguments.detail]}
+        reply = await call.requests.ask(model_forward, question, model=model)
     except ModelNotFound as error:
         known = [each.id for each in (await call.requests.ask(list_models)).data if each.refused is None]
         error.detail += f". Call open_input with model one of: {', '.join(known[:20])}"
@@ -100,7 +107,7 @@ async def open_input(call: ToolCall, arguments: OpenInputArguments) -> Told:
         layers=list(_ranges(info.layers)),
         predicted=predicted,
     )
-    return Told(answer)
+    return ToolResult(answer)
 
 
 def _ranges(layers: list[ModelLayer]) -> Any:

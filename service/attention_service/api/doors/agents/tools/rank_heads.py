@@ -18,9 +18,9 @@ from attention_service.api.doors.agents.agent_tool import (
     AgentTool,
     HeadPlace,
     InputArguments,
-    Told,
     ToolAnswer,
     ToolCall,
+    ToolResult,
     number,
     rounded,
 )
@@ -65,7 +65,7 @@ class RankedAnswer(ToolAnswer):
     heads: list[RankedHead]
 
 
-async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> Told:
+async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> ToolResult:
     """Rank all heads of a model by one statistic of what they look at over an input.
 
     Which head copies the previous token, which is an induction head, which is a sink? Values are means over the tokens
@@ -101,7 +101,7 @@ async def rank_heads(call: ToolCall, arguments: RankHeadsArguments) -> Told:
         head_count=len(values),
         heads=heads,
     )
-    return Told(answer)
+    return ToolResult(answer)
 
 
 async def head_statistics(
@@ -110,8 +110,8 @@ async def head_statistics(
     """Return statistics by layer and head, of every head of an input's model. Raises InvalidRequest for ``classes``."""
     if "classes" in statistics:
         raise InvalidRequest.at("statistic", "classes needs sets of token ids, which no tool takes; name another one")
-    asked: dict[str, Any] = {"statistics": statistics, "return_weights": False, "layers": layers or "all"}
-    reply = await call.requests.ask(model_weights, opened.fields | asked, model=opened.model)
+    question: dict[str, Any] = {"statistics": statistics, "return_weights": False, "layers": layers or "all"}
+    reply = await call.requests.ask(model_weights, opened.fields | question, model=opened.model)
     return dict(_by_head(reply, statistics))
 
 

@@ -38,7 +38,7 @@ class Totals:
 
 
 @dataclass(eq=False)
-class PageRoom:
+class PageBudget:
     """Finds room for pages within a limit, and evicts the least recently used sessions that are idle."""
 
     pool: PagePool

@@ -1,81 +1,22 @@
 """A caller may leave, or the server stop, in each turn of the event loop: no byte of the budget stays taken."""
 
 import asyncio
-import itertools
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.models.server.told_process import FOLDER, Told, turns
 
 from attention_contract.errors import Draining, ModelEnded
-from attention_service.models.model_catalogue import ModelFolder
 from attention_service.models.server import resident_model
-from attention_service.models.server.exchange import Exchange
 from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
 from attention_service.models.server.model_question import Question
-from attention_service.models.server.reply_memories import ReplyMemories
 from attention_service.models.server.resident_model import ResidentModel
-from attention_service.models.server.worker_process import WorkerProcess
-from attention_service.models.worker_messages import Message
 from attention_service.runtime.scheduling.budget import Budget
 
-FOLDER = ModelFolder("one", Path("one"), {}, 0, 0, "float32", None)
 TURNS = 60
 """More turns than anything here takes."""
-
-
-class Told(WorkerProcess):
-    """A process that answers in the same turn; a request tells of its memory twice, as one with images does."""
-
-    def __init__(self):
-        self.limit = self._own_bytes = self._idle_s = self._waiters = 0
-        self._awaited = asyncio.Event()
-        self.ended = asyncio.get_running_loop().create_future()
-        self.memories = ReplyMemories([])
-        self._numbers, self._exchanges, self._loading = itertools.count(1), {}, Exchange(self, 0)
-        self._needs = {}
-
-    @classmethod
-    async def start(cls, *_, **__):
-        await asyncio.sleep(0)
-        return cls()
-
-    async def send(self, kind, facts, _=()):
-        number = facts.get("request")
-        if kind == "load":
-            self._tell("progress", share=0.5)
-            self._tell("loaded", held_bytes=None)
-        elif kind == "ask":
-            self._needs[number] = [30, 20, 10]
-            self._tell("need", request=number, bytes=10)
-        elif number in self._needs:  # others come too late
-            self._needs[number] = self._needs[number][:-1] if kind == "go" else []
-            if self._needs[number]:
-                self._tell("need", request=number, bytes=self._needs[number][-1])
-            else:
-                del self._needs[number]
-                self._tell("done", request=number, held_bytes=None)
-        await asyncio.sleep(0)
-
-    def _tell(self, kind, **facts):
-        self._take_in(Message(kind, facts, memoryview(b"")))
-
-    async def end(self):
-        await asyncio.sleep(0)
-
-    async def fault(self):
-        return ModelEnded("killed")
-
-    def kill(self):
-        if not self.ended.done():
-            self._take_in(None)
-
-
-async def turns(number):
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(params=[False, True], ids=["CPU", "GPU"])
@@ -88,14 +29,15 @@ def environment(request, monkeypatch):
     return ModelEnvironment(device, memory, 60, 60)
 
 
-async def _leave_after(environment, leave, later, *, crowded_for, warm):
-    """Leave after so many turns. Returns False if the answer came first."""
+async def _leave_after(environment, leave, later, *, crowded_for, warm, beside=0):
+    """Leave after so many turns, while others ask ``beside`` it. Returns False if the answer came first."""
     budget, model = environment.budget, ResidentModel("one", FOLDER, "float32", environment)
     if warm:
         await model.ask(Question())
     taken = budget.available if crowded_for else 0
     if crowded_for:
         assert budget.take(taken)
+    others = [asyncio.create_task(model.ask(Question("forward", caller=str(each)))) for each in range(beside)]
     asking = asyncio.create_task(model.ask(Question("forward")))
     freed = False
     for turn in range(later):
@@ -112,7 +54,11 @@ async def _leave_after(environment, leave, later, *, crowded_for, warm):
     assert leaving.done()
     assert asking.done()
     if not asking.cancelled():
-        assert isinstance(asking.exception(), Draining | None)
+        assert isinstance(asking.exception(), Draining | ModelEnded | None)
+    for other in others:
+        assert other.done()
+        expected = {stopped: Draining, killed: ModelEnded}.get(leave, type(None))
+        assert isinstance(other.exception(), expected | None)
     assert (budget.in_flight, budget.waiting) == (0, 0), (later, crowded_for)
     assert budget.take(budget.available)  # so that not even their number is off
     assert budget.waiting == 0
@@ -135,7 +81,22 @@ async def unloaded(model, asking):
     asking.cancel()
 
 
-@pytest.mark.parametrize("leave", [cancelled, stopped, unloaded])
+async def killed(model, asking):
+    if model._worker is not None:
+        model._worker.kill()
+
+
+@pytest.mark.parametrize("leave", [cancelled, stopped, unloaded, killed])
+@pytest.mark.parametrize("beside", [1, 3])
+async def test_those_beside_get_their_answers_whenever_somebody_leaves(environment, leave, beside):
+    for later in count():
+        if not await _leave_after(environment, leave, later, crowded_for=0, warm=True, beside=beside):
+            break
+        await _leave_after(environment, leave, later, crowded_for=max(later - 2, 1), warm=True, beside=beside)
+    assert later > 5
+
+
+@pytest.mark.parametrize("leave", [cancelled, stopped, unloaded, killed])
 @pytest.mark.parametrize("warm", [False, True], ids=["loading", "resident"])
 async def test_nothing_stays_taken_whenever_somebody_leaves(environment, leave, warm):
     for later in count():

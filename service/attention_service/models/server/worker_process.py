@@ -155,6 +155,8 @@ class WorkerProcess:
         """Give a request a number, by which the process and the server speak of it while the block runs."""
         made = Exchange(self, next(self._numbers))
         self._exchanges[made.number] = made
+        if self.ended.done():  # since the request was given to it
+            made.put(None)
         try:
             yield made
         finally:

@@ -1,11 +1,13 @@
 """What the heads of a model look at, as tables: of one text and of several, of all heads and of a few."""
 
+import re
 import time
 
 import numpy as np
 import pytest
 
 from attention_client.cli.commands import model_progress
+from attention_client.cli.tables import reply_tables
 from attention_client.cli.tables.block_map import MOST, print_map
 from attention_client.cli.tables.model_tables import differentiated, looked, predicted, readable
 from attention_contract.errors import ModelNotFound
@@ -22,7 +24,7 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
     Prediction,
 )
-from attention_contract.schemas.models import ModelInfo
+from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.weights import HeadStatistics, TopKeys
 
@@ -207,3 +209,13 @@ def test_maps_stand_before_the_tables_of_a_few_heads_whose_weights_came(capsys):
     lines = capsys.readouterr().out.splitlines()
     first, second = lines.index("L0H0"), lines.index("L0H1")
     assert first < second < next(at for at, text in enumerate(lines) if text.startswith("head"))
+
+
+def test_models_show_who_is_answered_and_who_waits(capsys):
+    model = ModelInfo(id="net", created=1, checkpoint="net", state="resident", running=2, waiting=14)
+    reply_tables.show(ModelList(data=[model]))
+    heading, row = (re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines())
+    assert dict(zip(heading, row, strict=True)).items() >= {"running": "2", "waiting": "14"}.items()
+    reply_tables.show(model)
+    shown = dict((*line.split(), "")[:2] for line in capsys.readouterr().out.splitlines())
+    assert (shown["running"], shown["waiting"]) == ("2", "14")

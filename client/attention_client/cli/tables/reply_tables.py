@@ -54,7 +54,7 @@ NEAREST: Final = 3
 _COLUMNS: Final = {
     ModuleInfo: "name version device config.dtype config.d_model config.num_heads=heads config.num_kv_heads=kv_heads "
     "parameter_count=parameters bytes",
-    ModelInfo: "id state architecture dtype device bytes max_length refused",
+    ModelInfo: "id state running waiting architecture dtype device bytes max_length refused",
     CheckpointAttention: "name config.num_heads config.num_kv_heads config.head_dim config.d_model config.spec missing "
     "problem",
     HardwareInfo: "name memory_bytes=memory bandwidth_gb_s=GB/s link_gb_s=link_GB/s "

@@ -6,7 +6,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the bytes
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_origin
 
 import numpy as np
@@ -79,7 +79,7 @@ def to_safetensors(model: BaseModel, entry: Entry) -> list[bytes | memoryview]:
     pieces: list[bytes | memoryview] = []
     offset = 0
     # Wide dtypes first, so that every tensor is aligned to its element size, as the format recommends.
-    tensors.sort(key=lambda tensor: -tensor.array.dtype.itemsize)
+    tensors.sort(key=attrgetter("array.itemsize"), reverse=True)
     for name, dtype, array in tensors:
         data = np.ascontiguousarray(array, dtype=DTYPES[dtype]).reshape(-1).view(np.uint8).data
         end = offset + len(data)

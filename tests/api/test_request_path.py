@@ -18,7 +18,7 @@ from attention_contract.wire import JSON, SAFETENSORS
 from tests.conftest import live_server
 
 WARM, COUNTED = 20, 21
-CALLS = {"forward": 190, "weights": 360, "step": 230}
+CALLS = {"forward": 188, "weights": 360, "step": 228}
 """Calls that one request passes at most."""
 FILES = {"forward": 42, "weights": 55, "step": 53}
 """Files in which they lie."""

@@ -328,10 +328,15 @@ async def test_a_caller_who_leaves_while_a_model_loads_is_noticed(agents):
         answered = httpx.get(f"{agents.url}/metrics", headers=by(agents.metrics)).text
         return 'attention_requests_cancelled_total{operation="model_forward"} 1.0' in answered.splitlines()
 
+    def loads():
+        return httpx.get(f"{agents.url}/v1/models/unasked", headers=by(agents.key)).json()["state"] == "loading"
+
     async with connected(agents.url, agents.key) as client:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await client.call_tool("open_input", {"model": "unasked", "text": "the cat"})
+        call = asyncio.create_task(client.call_tool("open_input", {"model": "unasked", "text": "the cat"}))
+        assert await asyncio.to_thread(eventually, loads)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         assert await asyncio.to_thread(eventually, left)  # meanwhile this loop closes the connection
 
 

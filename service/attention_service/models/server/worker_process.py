@@ -86,7 +86,7 @@ class WorkerProcess:
         self._outgrown: _Outgrown | None = None
         self._is_logged = False
         self._waiters = 0
-        """How many wait for what it says next."""
+        """The number of tasks that wait for what it says next."""
         self._awaited = asyncio.Event()
         """Set when somebody begins to wait."""
         self._heard = self._pass_ends = 0.0

@@ -1,0 +1,201 @@
+"""Many callers of one whole model over HTTP, beside one batch of transformers with as many texts.
+
+``python -m benchmarks.callers --callers 1,4,16`` prints the table; ``--output FILE`` writes it.
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from benchmarks.generation import letters
+from benchmarks.page import fewer, parser, publish
+from benchmarks.processes import Running, cores_for, free_port, running
+from benchmarks.tables import short, table
+
+NEW, ROUNDS, CALLERS = 48, 5, (1, 4, 16)
+CONFIG: Final = {
+    "vocab_size": 8000, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6,
+    "num_attention_heads": 6, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+TEXT = f"""A Llama of 6 layers of 6 heads and 384 features with random parameters, float32, default settings, tokens in.
+Each caller sends one request a round over a connection of its own; {NEW} greedy tokens a generation. The baseline is
+one call of transformers for all texts together, filled up at the left, with as many threads: `generate` with `sdpa`
+attention, or one pass with eager attention and `output_attentions`. Rounds of both take turns; `of one batch` is the
+median of the ratios of their rates, and `cpu` the processor seconds of the server and its processes for each request.
+"""
+Texts = Sequence[list[int]]
+
+
+class Server:
+    """A server with the model, and its callers."""
+
+    def __init__(self, url: str, process: Running) -> None:
+        self._client = httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=32))
+        self._callers = ThreadPoolExecutor(32)
+        self._process = process
+
+    def send(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """Send one request."""
+        return self._client.post(path, json=body).raise_for_status()
+
+    def together(self, bodies: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Send a request for each caller at once, and wait for all."""
+        for each in [self._callers.submit(self.send, *body) for body in bodies]:
+            each.result()
+
+    def first_token(self, ids: list[int]) -> float:
+        """Return the seconds until a generation's first token has come."""
+        began = time.perf_counter()
+        with self._client.stream("POST", "/v1/completions", json=_generation(ids) | {"stream": True}) as answer:
+            next(line for line in answer.iter_lines() if line.startswith("data: {"))
+            found = time.perf_counter() - began
+            answer.read()
+        return found
+
+    def first_tokens(self, texts: Texts) -> list[float]:
+        """Return the same of many callers at once."""
+        return list(self._callers.map(self.first_token, texts))
+
+    def beside(self, path: str, body: dict[str, Any], tokens: int) -> float:
+        """Return the median seconds of a request beside a generation of so many tokens."""
+        running_one = self._callers.submit(self.send, "/v1/completions", _generation([5, 6, 7], max_tokens=tokens))
+        time.sleep(0.3)
+        took = []
+        while not running_one.done():
+            began = time.perf_counter()
+            self.send(path, body)
+            took.append(time.perf_counter() - began)
+        return median(took[:-1] or took)
+
+    def seconds(self) -> float:
+        """Processor seconds of the server and its processes until now."""
+        return sum(sum(psutil.Process(each.pid).cpu_times()[:2]) for each in self._process.family())
+
+
+def rows(callers: Sequence[int], rounds: int, folder: Path) -> Iterator[str]:
+    """The table, line by line."""
+    yield table(["asked", "callers", "of one batch", "requests/s", "batch", "cpu, s"], [])
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).eval()
+    model.save_pretrained(folder / "models" / "llama")
+    letters().save_pretrained(folder / "models" / "llama")
+    command = [str(Path(sys.executable).with_name("attention")), "serve", "--models-dir", str(folder / "models")]
+    port = free_port()
+    with running(
+        [*command, "--port", str(port)], port, "/health/ready", cores_for(2)[0], {}, folder / "log"
+    ) as process:
+        server = Server(f"http://127.0.0.1:{port}", process)
+        server.send("/v1/completions", _generation([5, 6]))
+        for name, lengths, body, baseline in cases():
+            for count in callers:
+                yield _row(server, model, name, texts_of(count, lengths), body, baseline, rounds)
+        alone = [_timed(partial(server.send, *_forward([5] * 13))) for _ in range(20)]
+        shared = server.beside(*_forward([5] * 13), tokens=400)
+        yield f"\nA forward of 13 tokens: {1e3 * median(alone):.0f} ms alone, {1e3 * shared:.0f} ms beside a generation"
+        for count in callers:
+            waits = [each for _ in range(rounds) for each in server.first_tokens(texts_of(count, (10, 60)))]
+            late = quantiles(waits, n=100)[98] if len(waits) > 1 else waits[0]
+            yield f"Time to the first token, {count} callers: {median(waits):.3f} s, p99 {late:.3f} s"
+
+
+def cases() -> Iterator[tuple[str, tuple[int, int], Callable[[list[int]], Any], Callable[[Any, Texts], None]]]:
+    """The name of each case, the lengths of its texts, its request, and its baseline."""
+
+    def entropies(ids: list[int]) -> tuple[str, dict[str, Any]]:
+        return "/v1/completions", _generation(ids, attention={"statistics": ["entropy"]})
+
+    def plain(ids: list[int]) -> tuple[str, dict[str, Any]]:
+        return "/v1/completions", _generation(ids)
+
+    yield "generation", (10, 60), plain, generated
+    yield "generation, entropies of every head", (10, 60), entropies, generated
+    yield "generation, unlike prompts", (24, 600), plain, generated
+    for length in (13, 60):
+        yield f"forward, {length} tokens", (length, length), _forward, attentions
+        yield f"weights and statistics, {length} tokens", (length, length), _weights, attentions
+
+
+def _generation(ids: list[int], **more: Any) -> dict[str, Any]:
+    return {"model": "llama", "prompt": ids, "max_tokens": NEW, "temperature": 0} | more
+
+
+def _forward(ids: list[int]) -> tuple[str, dict[str, Any]]:
+    return "/v1/models/llama/forward", {"tokens": ids}
+
+
+def _weights(ids: list[int]) -> tuple[str, dict[str, Any]]:
+    return "/v1/models/llama/weights", {"tokens": ids, "encoding": "base64"}
+
+
+def texts_of(count: int, lengths: tuple[int, int]) -> Texts:
+    """Random texts, the same at each call."""
+    chance = random.Random(count)  # noqa: S311
+    return [[chance.randrange(3, 7000) for _ in range(chance.randint(*lengths))] for _ in range(count)]
+
+
+@torch.inference_mode()
+def generated(model: Any, texts: Texts) -> None:
+    """Generate for all texts by one call of transformers."""
+    width = max(map(len, texts))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in texts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in texts])
+    model.set_attn_implementation("sdpa")
+    model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+
+
+@torch.inference_mode()
+def attentions(model: Any, texts: Texts) -> None:
+    """Run all texts in one eager pass that returns weights."""
+    model.set_attn_implementation("eager")
+    model(torch.tensor(texts), output_attentions=True, use_cache=False)
+
+
+def _row(
+    server: Server, model: Any, name: str, texts: Texts, body: Callable[[list[int]], Any],
+    baseline: Callable[[Any, Texts], None], rounds: int,
+) -> str:  # fmt: skip
+    found = []
+    for number in range(rounds + 1):  # the first warms up
+        theirs = _timed(partial(baseline, model, texts))
+        before = server.seconds()
+        ours = _timed(partial(server.together, [body(ids) for ids in texts]))
+        if number:
+            found.append((ours, theirs, server.seconds() - before))
+    ours, theirs, used = (median(each) for each in zip(*found, strict=True))
+    ratio = median(theirs / ours for ours, theirs, _ in found)
+    count = len(texts)
+    cells = [name, str(count), f"{ratio:.2f}", short(count / ours), short(count / theirs), short(used / count)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _timed(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, print, write."""
+    told = parser(__doc__, ROUNDS)
+    told.add_argument("--callers", type=lambda text: [int(each) for each in text.split(",")], default=CALLERS)
+    options = told.parse_args()
+    rounds = options.rounds or (fewer(ROUNDS) if options.quick else ROUNDS)
+    with TemporaryDirectory() as folder:
+        lines = rows(options.callers, rounds, Path(folder))
+        publish("Many callers of one model", TEXT, lines, options.output, ("torch", "transformers"))
+
+
+if __name__ == "__main__":
+    main()

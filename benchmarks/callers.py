@@ -59,9 +59,11 @@ class Server:
         """Return the seconds until a generation's first token has come."""
         began = time.perf_counter()
         with self._client.stream("POST", "/v1/completions", json=_generation(ids) | {"stream": True}) as answer:
-            next(line for line in answer.iter_lines() if line.startswith("data: {"))
+            lines = answer.iter_lines()
+            next(line for line in lines if line.startswith("data: {"))
             found = time.perf_counter() - began
-            answer.read()
+            for _ in lines:
+                pass
         return found
 
     def first_tokens(self, texts: Texts) -> list[float]:

@@ -101,7 +101,7 @@ class GenerationOptions(OpenAIRequest):
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Sample from the most likely tokens that together have this probability. Default: that of the checkpoint, or 1."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """The seed of torch's generator; default: a different seed each time."""
+    """The seed of the draws: choice i is drawn as after ``torch.manual_seed(seed + i)``. Default: another each time."""
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
     """Texts before which a choice ends."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)

@@ -302,9 +302,15 @@ class Turns:
             self.running.remove(question)
         self.questions.pop(question.number, None)
         question.running = None
-        if private_bytes() > self.least + MUCH and not self.running:
-            self.least = held_after_giving_back()
+        self.give_back()
         self.pipes.send("done", {"held_bytes": self.model.held_bytes()}, request=question.number)
+
+    def give_back(self) -> None:
+        """Give back what the requests under way do not need, before the server counts without it."""
+        needed = sum(each.need for each in self.questions.values())
+        if private_bytes() > self.least + needed + MUCH:
+            held = held_after_giving_back()
+            self.least = self.least if self.questions else held
 
     @contextmanager
     def guarded(self, question: Question) -> Iterator[None]:

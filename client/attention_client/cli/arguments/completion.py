@@ -31,16 +31,16 @@ def _held(
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        told = []
+        arguments = []
         if about is not None:
             # Before an option without its value, the parser leaves arguments where they are.
             words = [ctx.params.get(about), *(word for word in ctx.args if not word.startswith("-"))]
-            told = [word for word in words if word][:1]
-            if not told:
+            arguments = [word for word in words if word][:1]
+            if not arguments:
                 return []
         try:
             with Client(ctx.find_root().params.get("url"), timeout=_TIMEOUT, retries=0) as client:
-                return _starting(dict.fromkeys(question(client, *told)), incomplete)
+                return _starting(dict.fromkeys(question(client, *arguments)), incomplete)
         except Exception:  # a shell that completes a word shows no errors
             return []
 

@@ -92,21 +92,21 @@ def options_of(
         shared: dict[str, Any] = {"metavar": form.metavar, "min": form.least, "max": form.most}
         shared["help"] = form.about or _help(field)
         shared["autocompletion"] = form.complete or _COMPLETE.get(name)
-        told = typer.Argument(**shared) if name in positional else typer.Option(
+        declared = typer.Argument(**shared) if name in positional else typer.Option(
             form.name or f"--{_dashed(field.alias or name)}", callback=form.check, **shared,
             rich_help_panel=panel or ("Tensors" if form.metavar == "FILE" else None),
         )  # fmt: skip
         # A file of the query may hold all inputs, and numbers may be of raw attention alone.
         required = field.is_required() and form.metavar == "FILE" and name != "query"
-        annotation: Any = Annotated[form.kind if required else form.kind | None, told]
+        annotation: Any = Annotated[form.kind if required else form.kind | None, declared]
         found[name] = FieldOption(parameter(name, annotation, ... if required else form.unset), form, (*within, name))
     return found
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
     """Return a parameter of a command; ``...`` for one that must be given."""
-    told = inspect.Parameter.empty if default is ... else default
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=told)
+    unset = inspect.Parameter.empty if default is ... else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=unset)
 
 
 def fields_of(given: Fields, options: Mapping[str, FieldOption]) -> Fields:
@@ -166,8 +166,8 @@ def _help(field: FieldInfo) -> str:
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     if len(choices) > 1 and not all(each in text for each in choices):
         text += f" One of {', '.join(choices)}."
-    told = "default" in text.lower() or isinstance(default, bool) or not isinstance(default, str | int | float)
-    return text if told or default == "" else rf"{text}  [dim]\[default: {default}][/dim]"
+    complete = "default" in text.lower() or isinstance(default, bool) or not isinstance(default, str | int | float)
+    return text if complete or default == "" else rf"{text}  [dim]\[default: {default}][/dim]"
 
 
 def _form_of(name: str, field: FieldInfo, checked: bool) -> Form:
@@ -189,9 +189,9 @@ def _form_of(name: str, field: FieldInfo, checked: bool) -> Form:
     return Form(kind if kind in {int, float} else str, "NAME" if origin is Literal else None)
 
 
-def _bounds(told: Sequence[Any]) -> tuple[int | None, int | None]:
+def _bounds(fields: Sequence[Any]) -> tuple[int | None, int | None]:
     """Return the smallest and the largest number that fields allow."""
-    limits = [each for field in told if isinstance(field, FieldInfo) for each in field.metadata]
+    limits = [each for field in fields if isinstance(field, FieldInfo) for each in field.metadata]
     least, most = (next((getattr(each, end) for each in limits if hasattr(each, end)), None) for end in ("ge", "le"))
     return least, most
 

@@ -129,8 +129,8 @@ class RequestCommand:
             if self.raw is not None:
                 check_target(name, fields, of_module, model)
             if "query" in options and fields.get("query") is None:
-                told = "expected a file; or INPUTS or --inputs that holds a query"
-                raise typer.BadParameter(told, param_hint="--query")
+                detail = "expected a file; or INPUTS or --inputs that holds a query"
+                raise typer.BadParameter(detail, param_hint="--query")
             self.prepare(name, fields, ending)
             if self.operation.reply is None:
                 with client_of(ctx) as client:

@@ -127,14 +127,14 @@ def _print_heads(survey: HeadSurvey, by: str, beside: str | None) -> None:
     rows = []
     for each in ranked[:_ROWS]:
         found = survey.distribution(*each, by, bins=_BINS)
-        told = {"head": str(each), by.replace("_", " "): number(found.mean)}
+        row = {"head": str(each), by.replace("_", " "): number(found.mean)}
         low, quarter, middle, three_quarters, high = map(number, found.quantiles)
-        told |= {"least": low, "25 %": quarter, "median": middle, "75 %": three_quarters, "largest": high}
+        row |= {"least": low, "25 %": quarter, "median": middle, "75 %": three_quarters, "largest": high}
         most = max(found.counts) or 1
-        told["texts"] = "".join(_BLOCKS[-(-each * (len(_BLOCKS) - 1) // most)] for each in found.counts)
+        row["texts"] = "".join(_BLOCKS[-(-each * (len(_BLOCKS) - 1) // most)] for each in found.counts)
         if beside is not None:
-            told[beside.replace("_", " ")] = number(survey.means(beside)[survey.heads.index(each)])
-        rows.append(told)
+            row[beside.replace("_", " ")] = number(survey.means(beside)[survey.heads.index(each)])
+        rows.append(row)
     table(rows)
     more = f"; {len(ranked) - _ROWS} more heads with --json" if len(ranked) > _ROWS else ""
     print_out(f"{survey.model} over {len(survey.texts)} texts{more}", "dim")

@@ -98,10 +98,10 @@ def explain(
     gradients = {tap: _four(each)[sequence] for tap, each in asked.gradients.items()}  # [H, Lq or Lk, …]
 
     formulas = _Formulas(client, spec)
-    told = formulas.forward()
+    steps = formulas.forward()
     rows = {tap: found[tap] if tap in {"k", "v"} else found[tap][0] for tap in taps}
     forward = [
-        Step(_SYMBOLS[tap], tap, told[tap], values, sentences.forward(tap, values, query))
+        Step(_SYMBOLS[tap], tap, steps[tap], values, sentences.forward(tap, values, query))
         for tap, values in rows.items()
     ]
     if exact and spec.score.name == "scaled_dot":
@@ -113,11 +113,11 @@ def explain(
     backward = [
         Step("∂L/∂o", "output", "given; 0 for the other queries", given_row, sentences.backward("output", given_row))
     ]
-    told = formulas.backward()
+    steps = formulas.backward()
     for tap in (tap for tap in _BACKWARD if tap in taps):
         values = gradients[tap][head // (heads // kv_heads)] if tap in {"k", "v"} else gradients[tap][head, query]
         meant = sentences.backward(tap, values)
-        backward.append(Step(f"∂L/∂{_SYMBOLS[tap]}", tap, told[tap], values, meant))
+        backward.append(Step(f"∂L/∂{_SYMBOLS[tap]}", tap, steps[tap], values, meant))
     edited = {edit["tap"] if isinstance(edit, Mapping) else edit.tap for edit in inputs.get("edits") or ()}
     checks = _checks({step.symbol: step.values.astype(np.float64) for step in forward + backward}, edited, exact)
     width = min(DTYPES[reply.ran.dtype].itemsize, output.dtype.itemsize)  # of the module, and of its replies
@@ -149,8 +149,8 @@ def _one_row(output: Array, given: Any, at: tuple[int, ...]) -> Array:
     """Return ∂L/∂output that is zero but for one query's row."""
     whole = np.ones_like(output) if given is None else np.asarray(given)
     if whole.shape != output.shape:
-        told = f"expected the output's shape {list(output.shape)}, got {list(whole.shape)}"
-        raise InvalidRequest.at("upstream", told)
+        detail = f"expected the output's shape {list(output.shape)}, got {list(whole.shape)}"
+        raise InvalidRequest.at("upstream", detail)
     upstream = np.zeros(output.shape, output.dtype)
     upstream[at] = whole[at].astype(output.dtype)
     return upstream
@@ -188,13 +188,13 @@ def _error(computed: Array, expected: Array) -> float:
 def _notes(spec: AttentionSpec, sharing: int) -> list[str]:
     """Return what a reader needs to know; ``sharing`` is the query heads of one key/value head."""
     method, position = spec.method.name, spec.position.name
-    told = {
+    notes = {
         f"method {method} has no score and no weight for a pair of a query and a key: there are q, k, v, the context "
         "and the output": method != "exact",
         f"∂L/∂k and ∂L/∂v are sums over the {sharing} query heads that read this key/value head": sharing > 1,
         f"q and k include the position {position}": position in {"rope", "sinusoidal", "learned"},
     }
-    return [note for note, holds in told.items() if holds]
+    return [note for note, holds in notes.items() if holds]
 
 
 class _Formulas:

@@ -45,8 +45,8 @@ def forward(tap: str, values: Array, query: int) -> str:
     finite = np.isfinite(values)
     if tap == "masked_scores":
         hidden = int((~finite).sum())
-        told = f"{hidden} of {len(values)} keys are hidden, with the score −∞" if hidden else "no key is hidden"
-        return f"Biases and masks are applied: {told}."
+        hidden_keys = f"{hidden} of {len(values)} keys are hidden, with the score −∞" if hidden else "no key is hidden"
+        return f"Biases and masks are applied: {hidden_keys}."
     order = [at for at in (-values).argsort(kind="stable") if finite[at]]
     return _OF_KEYS[tap].format(largest=_largest(values, order), total=f"{float(values[finite].sum()):.4g}")
 

@@ -132,8 +132,8 @@ def differentiated(reply: ModelGradientsReply) -> None:
         values = {name: getattr(reply, name) for name in ("value", "tokens", "baseline")}
         own = {name: each if text is None or each is None else each[text] for name, each in values.items()}
         token = None if reply.token_names is None else reply.token_names[text or 0]
-        told = {"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])}
-        line(told if token is None else {"log p of": readable(token)} | told)
+        fields = {"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])}
+        line(fields if token is None else {"log p of": readable(token)} | fields)
         encoder = reply.encoder_labels
         read = reply.labels_of(index) if encoder is None else encoder[index] if isinstance(encoder, list) else encoder
         shares = [] if own["tokens"] is None else own["tokens"]
@@ -167,12 +167,12 @@ def number_of(value: Any) -> str:
     return "" if value is None else number(value)
 
 
-def model_ran(told: ModelRan) -> None:
+def model_ran(run: ModelRan) -> None:
     """Print one line on what ran."""
-    loaded = f", loaded in {told.load_ms / 1000:.3g} s" if told.load_ms else ""
+    loaded = f", loaded in {run.load_ms / 1000:.3g} s" if run.load_ms else ""
     print_out(
-        f"{told.model} ({told.architecture}) on {told.device} in {told.dtype}: {told.compute_ms:.3g} ms "
-        f"(queued {told.queue_ms:.3g}){loaded}, {', '.join(told.kernels)}",
+        f"{run.model} ({run.architecture}) on {run.device} in {run.dtype}: {run.compute_ms:.3g} ms "
+        f"(queued {run.queue_ms:.3g}){loaded}, {', '.join(run.kernels)}",
         "dim",
     )
 

@@ -21,15 +21,15 @@ _COMPUTED = {
 
 def facts(recording: Recording) -> None:
     """Print the model, the text and the versions."""
-    told = recording.facts
-    sizes = ", ".join(f"{len(labels)} tokens of {stack}" for stack, labels in told.tokens.items())
+    about = recording.facts
+    sizes = ", ".join(f"{len(labels)} tokens of {stack}" for stack, labels in about.tokens.items())
     kinds = sorted({name.rpartition(".")[2] for name in recording.tensors})
-    target = f" → {cell('target', told.target)}" if told.target else ""
-    print_out(f"{told.model}: {cell('text', told.text)}{target}")
+    target = f" → {cell('target', about.target)}" if about.target else ""
+    print_out(f"{about.model}: {cell('text', about.text)}{target}")
     print_out(f"{sizes}; {', '.join(kinds)}", "dim")
-    if told.computed is not None:
-        print_out(f"attention: {_COMPUTED[told.computed]}", "dim")
-    print_out(", ".join(f"{name} {version}" for name, version in told.versions.items()), "dim")
+    if about.computed is not None:
+        print_out(f"attention: {_COMPUTED[about.computed]}", "dim")
+    print_out(", ".join(f"{name} {version}" for name, version in about.versions.items()), "dim")
 
 
 def overview(recording: Recording) -> None:
@@ -56,8 +56,8 @@ def top_keys(recording: Recording, layer: str | None, head: int | None, query: i
             raise InvalidRequest.at("query", f"{query} is out of range; expected 0 to {len(queries) - 1}")
         for row in range(len(queries)) if query is None else [query]:
             found = recording.top_keys(attention.name, at, row, top_k)
-            told: dict[str, Any] = {"layer": attention.name, "head": label, "query": str(row), "token": queries[row]}
-            rows.append(told | {"key (weight), the largest first": "  ".join(f"{key} ({x:.3f})" for key, x in found)})
+            cells: dict[str, Any] = {"layer": attention.name, "head": label, "query": str(row), "token": queries[row]}
+            rows.append(cells | {"key (weight), the largest first": "  ".join(f"{key} ({x:.3f})" for key, x in found)})
     table(rows)
 
 
@@ -76,11 +76,11 @@ def _heads(recording: Recording, layer: str | None, head: int | None) -> Iterato
     found = [each for each in with_weights if name in {None, each.name}]
     if not found:
         known = ", ".join(each.name for each in recording.attentions)
-        told = f"no weights of {name or 'any layer'} are recorded; there is {known}"
-        raise InvalidRequest.at("layer", told)
+        detail = f"no weights of {name or 'any layer'} are recorded; there is {known}"
+        raise InvalidRequest.at("layer", detail)
     for each in found:
         if head is not None and head >= len(each.heads):
-            told = f"{head} is out of range; {each.name} has heads 0 to {len(each.heads) - 1}"
-            raise InvalidRequest.at("head", told)
+            detail = f"{head} is out of range; {each.name} has heads 0 to {len(each.heads) - 1}"
+            raise InvalidRequest.at("head", detail)
         for at, label in enumerate(each.heads) if head is None else [(head, each.heads[head])]:
             yield each, at, label

@@ -84,18 +84,18 @@ def show(reply: WireModel) -> None:
     """Print a reply, and at the end what ran."""
     view = next((_VIEWS[kind] for kind in type(reply).__mro__ if kind in _VIEWS), _fields)
     view(reply)
-    if isinstance(told := getattr(reply, "ran", None), Ran):
-        ran(told)
+    if isinstance(run := getattr(reply, "ran", None), Ran):
+        ran(run)
 
 
-def ran(told: Ran) -> None:
+def ran(run: Ran) -> None:
     """Print one line on what ran."""
-    at = f" version {told.version[:12]}" if told.version else ""
+    at = f" version {run.version[:12]}" if run.version else ""
     print_out(
-        f"{told.kernel} on {told.device} in {told.dtype}{at}: {scaled(told.flops, 'FLOP')}, "
-        f"{told.compute_ms:.3g} ms (predicted {told.predicted_ms:.3g}, from {told.predicted_low_ms:.3g} to "
-        f"{told.predicted_high_ms:.3g}; queued {told.queue_ms:.3g}), "
-        f"up to {scaled(told.peak_bytes, 'B')}, batch of {told.batch}",
+        f"{run.kernel} on {run.device} in {run.dtype}{at}: {scaled(run.flops, 'FLOP')}, "
+        f"{run.compute_ms:.3g} ms (predicted {run.predicted_ms:.3g}, from {run.predicted_low_ms:.3g} to "
+        f"{run.predicted_high_ms:.3g}; queued {run.queue_ms:.3g}), "
+        f"up to {scaled(run.peak_bytes, 'B')}, batch of {run.batch}",
         "dim",
     )
 
@@ -146,8 +146,8 @@ def _tensor_row(name: str, array: NDArray[Any]) -> dict[str, str]:
     finite = finite[np.isfinite(finite)]
     row = {"tensor": name, "shape": str([*array.shape]), "dtype": dtype_name(array)}
     if finite.size:
-        told = {"mean": finite.mean(), "std": finite.std(), "min": finite.min(), "max": finite.max()}
-        row |= {name: number(each) for name, each in (told | {"norm": np.linalg.norm(finite)}).items()}
+        statistics = {"mean": finite.mean(), "std": finite.std(), "min": finite.min(), "max": finite.max()}
+        row |= {name: number(each) for name, each in (statistics | {"norm": np.linalg.norm(finite)}).items()}
     return row
 
 
@@ -168,11 +168,11 @@ def _indexed(part: WireModel, reply: WireModel) -> None:
 
 def _top(top: weights.TopKeys, labels: Sequence[str] | None) -> NDArray[Any]:
     """Return the keys of each query in one text, those without weight left out."""
-    told = np.empty(top.keys.shape[:-1], object)
-    for at in np.ndindex(*told.shape):
+    texts = np.empty(top.keys.shape[:-1], object)
+    for at in np.ndindex(*texts.shape):
         pairs = [(key, weight) for key, weight in zip(top.keys[at], top.weights[at], strict=True) if key >= 0]
-        told[at] = "  ".join(f"{labels[key] if labels else key} ({float(weight):.3f})" for key, weight in pairs)
-    return told
+        texts[at] = "  ".join(f"{labels[key] if labels else key} ({float(weight):.3f})" for key, weight in pairs)
+    return texts
 
 
 # ── replies with a view of their own ─────────────────────────────────────────────────────────────────────────────────

@@ -96,10 +96,10 @@ def records(items: Sequence[Any], before: Sequence[Mapping[str, str]] = (), colu
 
 def facts(reply: WireModel) -> None:
     """Print every field that is set, nested ones by their dotted name."""
-    told = flat(reply.model_dump(by_alias=True, exclude_none=True))
+    values = flat(reply.model_dump(by_alias=True, exclude_none=True))
     words = {
         name: ", ".join(each) if isinstance(each, list) and all(isinstance(item, str) for item in each) else each
-        for name, each in told.items()
+        for name, each in values.items()
     }
     table(
         {"field": name, "value": each if isinstance(each, str) else json.dumps(each, ensure_ascii=False, default=str)}
@@ -109,9 +109,9 @@ def facts(reply: WireModel) -> None:
 
 def line(found: Mapping[str, Any]) -> None:
     """Print what is set in one line."""
-    told = {_spaced(name): cell(name, each) for name, each in found.items()}
-    if any(told.values()):
-        print_out("; ".join(f"{name} {each}" for name, each in told.items() if each), "dim")
+    cells = {_spaced(name): cell(name, each) for name, each in found.items()}
+    if any(cells.values()):
+        print_out("; ".join(f"{name} {each}" for name, each in cells.items() if each), "dim")
 
 
 # ── cells ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -171,12 +171,12 @@ def _unit(name: str) -> str | None:
 
 def _changed(model: WireModel) -> str:
     """Name the parts of a spec that differ from the default, with their options."""
-    told = []
+    parts_shown = []
     for name, value in model:
         if value != type(model).model_fields[name].get_default(call_default_factory=True):
             parts = value if isinstance(value, list) else [value]
-            told += [_named(part) if isinstance(part, WireModel) else f"{name}={part}" for part in parts]
-    return " ".join(told)
+            parts_shown += [_named(part) if isinstance(part, WireModel) else f"{name}={part}" for part in parts]
+    return " ".join(parts_shown)
 
 
 def _named(part: WireModel) -> str:

@@ -83,6 +83,13 @@ def test_without_a_memory_all_goes_through_the_pipe():
     assert room.leave([b"head", piece]) == ([(4, -1), (MIB, -1)], [b"head", piece])
 
 
+def test_a_reply_without_large_pieces_leaves_the_memory_free(memory):
+    """The process may not even have opened it, as for a reply of a pass that is shared."""
+    found = memory.pieces([(4, -1), (2, -1)], memoryview(b"headok"))
+    assert [bytes(piece) for piece in found] == [b"head", b"ok"]
+    assert memory.is_free
+
+
 def test_pages_are_freed_and_come_back(memory):
     room = ReplyRoom(memory.file)
     for value in (1, 2):

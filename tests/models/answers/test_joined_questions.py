@@ -5,8 +5,9 @@ import pytest
 from tests.models.small_models import DECODERS, loaded
 
 from attention_contract.base import ABSENT
-from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsReply, ModelWeightsRequest
 from attention_contract.schemas.weights import HeadStatistics
+from attention_contract.tensor_files import from_pieces, to_safetensors
 from attention_contract.validation import validate
 from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
@@ -34,8 +35,9 @@ def test_the_weights_of_a_text_are_those_that_it_has_alone(family, fields):
     model, asked = questions(family, ModelWeightsRequest, **fields)
     assert len({group_of(model, *each) for each in asked}) == 1
     assert group_of(model, *asked[0]) is not None
-    for (request, own), found in zip(asked, joined_replies(model, asked), strict=True):
+    for (request, own), reply in zip(asked, joined_replies(model, asked), strict=True):
         expected = weights_reply(model, request, own)
+        found = from_pieces(to_safetensors(reply, "reply"), "reply", ModelWeightsReply)  # as it is sent
         assert found.labels == expected.labels
         assert (found.ran.joined, expected.ran.joined) == (3, 1)
         for layer, other in zip(found.layers, expected.layers, strict=True):

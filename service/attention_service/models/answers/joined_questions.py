@@ -98,7 +98,7 @@ def _layer_part(layer: LayerWeights, row: int, tokens: slice) -> LayerWeights:
     fields: dict[str, Any] = {
         "layer": layer.layer,
         "statistics": valid(HeadStatistics, {name: _row(value, row) for name, value in statistics.items()}),
-        "queries": np.asarray(layer.queries)[row],
+        "queries": np.asarray(np.asarray(layer.queries)[row]),  # an array, as in the reply to one text
     }
     if layer.weights is not ABSENT:
         fields["weights"] = np.asarray(layer.weights)[row][..., tokens, tokens]

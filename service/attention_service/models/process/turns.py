@@ -208,6 +208,7 @@ class Turns:
             return
         for each, answer in zip(mates, answers, strict=True):
             with self.guarded(each):
+                each.memory.open(each.need)  # the server may have cut it since the reply before
                 self.end(each, answer)
 
     def _alike(self, first: Question) -> list[Question]:

@@ -1,6 +1,7 @@
 """The passes that give running texts their next tokens: shared by those that can, alone for each other one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from attention_service.models.generation.decode_attention import DecodeAttention
 from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
 from attention_service.models.generation.joined_prompts import read_together, reads_together
 from attention_service.models.generation.running_text import RunningText, largest
+from attention_service.models.generation.token_attention import PassWeights
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 PART: Final = 512
@@ -36,6 +38,7 @@ class Decoder:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded, self.model = loaded, loaded.model
         self.attention = DecodeAttention(loaded)
+        self.states = loaded.states
         self._joining: Joining | None = None
         self._groups: dict[int, JoinedGroup] = {}
         """The texts that share passes: all under 0, or those of one length by it, less the turns."""
@@ -51,6 +54,8 @@ class Decoder:
         if self._joining is None:
             with torch.inference_mode():
                 self._joining = try_joining(self.loaded, self.attention)
+            self.states.learn()
+            self.states.take()
         return self._joining
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -61,7 +66,7 @@ class Decoder:
         if len(part) > PART and self._reads_in_parts(text):
             part = part[:PART]
         whole = len(part) == len(text.ids)
-        with torch.inference_mode(), self.attention.running([text]) as weights:
+        with torch.inference_mode(), self._alone(text) as weights:
             output = self.model(**text.prompt_inputs(part, whole=whole), return_dict=True)
             if part.stop < len(text.ids):
                 text.seen = part.stop
@@ -77,8 +82,8 @@ class Decoder:
         Returns their first steps, none of a prompt of which a part is left, and the number of tokens that were read.
         """
         first, shared = texts[0], [texts[0]]
-        if len(texts) > 1 and reads_together(first) and self.joining.in_parts:
-            for text in texts[1:]:
+        if len(texts) > 1 and reads_together(first) and self.joining.in_parts and not self._is_stretched(first):
+            for text in [each for each in texts if not (each is first or self._is_stretched(each))]:
                 lengths = [len(each.ids) for each in (*shared, text)]
                 if max(lengths) <= 2 * min(lengths) and max(lengths) * len(lengths) <= most and reads_together(text):
                     shared.append(text)
@@ -100,7 +105,23 @@ class Decoder:
         return [] if step is None else [step], max(first.seen - before, 1)
 
     def _reads_in_parts(self, text: RunningText) -> bool:
-        return text.unreadable_in_parts() is None and self.joining.in_parts
+        return text.unreadable_in_parts() is None and self.joining.in_parts and not self._is_stretched(text)
+
+    def _is_stretched(self, text: RunningText) -> bool:
+        """True if the rotation of its tokens depends on its length, which those of others share no pass with."""
+        limit = self.loaded.attention.rotations.limit
+        return limit is not None and len(text.ids) > limit
+
+    @contextmanager
+    def _alone(self, text: RunningText) -> Iterator[PassWeights]:
+        """Let a pass be over one text."""
+        self.states.give(text.held)
+        try:
+            with self.attention.running([text]) as weights:
+                yield weights
+        finally:
+            self.states.learn()
+            text.held = self.states.take()
 
     # ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,7 +152,8 @@ class Decoder:
         able = [text for text in texts if not text.alone]
         joining = self.joining if len(able) > 1 else ALONE
         for text in texts:
-            if text.alone or not (joining.unlike or joining.alike) or text.unjoinable() is not None:
+            apart = text.alone or not (joining.unlike or joining.alike) or self._is_stretched(text)
+            if apart or text.unjoinable() is not None:
                 alone.append(text)
             else:
                 together.setdefault(0 if joining.unlike else text.seen - self._turns, []).append(text)
@@ -147,17 +169,23 @@ class Decoder:
                 continue
             if group is None:
                 group = self._groups[key] = JoinedGroup(self.model, direct=joining.direct)
-            group.hold(wanted)
-            shared.append(group)
+            alone += group.hold(wanted)
+            if group.texts:
+                shared.append(group)
         return shared, alone
 
     def _single(self, text: RunningText) -> Step:
+        if text.fault is not None:
+            return Step(text, fault=text.fault)
         try:
-            with self.attention.running([text]) as weights:
-                output = self.model(**text.step_inputs(), return_dict=True)
+            with self._alone(text) as weights:
+                inputs = text.step_inputs()
+                if (ids := inputs.get("input_ids")) is not None:  # all of them, where no past is kept
+                    text.seen = len(text.ids) - ids.shape[1]
+                output = self.model(**inputs, return_dict=True)
                 text.advance(output)
                 layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
-            text.seen += 1
+            text.seen = len(text.ids)
             return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
         except Exception as fault:
             return Step(text, fault=fault)

@@ -180,6 +180,7 @@ class Generation:
             GeneratedText(loaded.reader.tokenizer, before, plan.sampling.stops), self._edits, None,
             plan.alone, id(self),
         )  # fmt: skip
+        text.held = self._decoder.states.take()
         text.prompt = len(row)
         text.look = self._look(text)
         self._seed(text)

@@ -14,6 +14,7 @@ from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionR
 from attention_contract.schemas.prompts import ImageBytes, Message, images_in
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS
+from attention_service.models.generation.joined_past import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.logit_processors import DrawableLogits, LogitChanges
 from attention_service.models.inputs.model_inputs import Inputs, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -86,13 +87,21 @@ class GenerationPlan:
         """Estimate the memory that it takes besides the model."""
         config = loaded.model.config.get_text_config()
         width = loaded.model.dtype.itemsize
-        length = self.longest + self.sampling.new_tokens
-        cached = sum(each.cached_numbers(length) for each in loaded.places.values())
         largest = max(each.widths.kv_heads * each.widths.head_dim for each in loaded.places.values())
-        cache = self.choices * width * (cached + 4 * length * largest)  # a longer copy of one layer's is made
+        longer = 4 * (self.longest + self.sampling.new_tokens) * largest  # a longer copy of one layer's is made
+        cache = self.cache_bytes(loaded) + self.choices * width * longer
         states = self.choices * self.longest * config.hidden_size * STATES_OF_CACHED_PASS * width
         logits = self.choices * config.vocab_size * 4 * _LOGITS
         return int(cache + states + logits + _TOLD * self.told_numbers() + _KEPT * self.kept_numbers(loaded))
+
+    def cache_bytes(self, loaded: LoadedModel) -> int:
+        """Estimate the memory of keys and values; texts that share passes hold more places than tokens."""
+        length, places = self.longest + self.sampling.new_tokens, loaded.places.values()
+        numbers = sum(each.cached_numbers(length) for each in places)
+        if not (self.alone or loaded.reader.pairs):
+            every = sum(each.token_numbers for each in places if each.queries != "images")
+            numbers = max(numbers, int(ROWS_OF_TEXTS * slab_places(length) * every))
+        return self.choices * loaded.model.dtype.itemsize * numbers
 
     def kept_numbers(self, loaded: LoadedModel) -> int:
         """The numbers of the recording, if the run is kept."""

@@ -15,7 +15,7 @@ from attention_service.models.generation.joined_past import JoinedPast
 from attention_service.models.generation.running_text import RunningText, begin_text
 from attention_service.models.loaded.loaded_model import LoadedModel
 
-_TOLERANCE: Final = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+_TOLERANCE: Final = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """The largest difference of logits in a trial, as a share of the largest."""
 _TRIED: Final = [1, 2, 3], [3, 1, 2, 1, 2], [2, 3, 1]
 """The texts of a trial: the first two have unlike lengths, the first and the last the same."""
@@ -48,30 +48,40 @@ class JoinedGroup:
     def __init__(self, model: Any, *, direct: bool) -> None:
         self._model = model
         self._by_past: dict[int, RunningText] = {}
-        self.past = JoinedPast(direct=direct)
+        config = model.config.get_text_config(decoder=True)
+        self.past = JoinedPast(direct=direct, kinds=getattr(config, "layer_types", None) or ())
 
     @property
     def texts(self) -> list[RunningText]:
         """The texts, in the order of the rows of a pass."""
         return [self._by_past[id(each)] for each in self.past.texts]
 
-    def hold(self, wanted: Sequence[RunningText]) -> None:
-        """Let these texts share passes from now on, and no other."""
+    def hold(self, wanted: Sequence[RunningText]) -> list[RunningText]:
+        """Let these texts share passes from now on, and no other. Returns those for which memory is missing."""
         own = {id(text) for text in wanted}
         for text in self.texts:
             if id(text) not in own:
                 self.remove(text, give_back=True)
+        missing = []
         for text in wanted:
             past = text.state["past_key_values"]
-            if id(past) not in self._by_past:
-                self._by_past[id(past)] = text
+            if id(past) in self._by_past or text.fault is not None:
+                continue
+            try:
                 self.past.add(past, text.seen)
+                self._by_past[id(past)] = text
+            except RuntimeError:  # as PyTorch says that memory is missing
+                missing.append(text)
+        return missing
 
     def remove(self, text: RunningText, *, give_back: bool) -> None:
-        """Let a text go; ``give_back``: it goes on elsewhere."""
+        """Let a text go; ``give_back``: it goes on elsewhere, or has the fault by which it cannot."""
         past: Any = text.state.get("past_key_values")
         if self._by_past.pop(id(past), None) is not None:
-            self.past.remove(past, give_back=give_back)
+            try:
+                self.past.remove(past, give_back=give_back)
+            except RuntimeError as fault:
+                text.fault = fault
 
     def dissolve(self) -> None:
         """Let all texts go on elsewhere."""
@@ -98,18 +108,19 @@ class JoinedGroup:
         for text in self.texts:
             text.seen += 1
             text.was_joined()
-        self.past.end()
+        for past in self.past.end():  # the next ``hold`` gives them more places
+            self.remove(self._by_past[id(past)], give_back=True)
 
 
 def try_joining(loaded: LoadedModel, attention: DecodeAttention) -> Joining:
     """Run short texts alone and joined, and compare their logits."""
-    reason = None
+    reason: str | None = None
     for alike in (False, True):
         chosen = [_TRIED[0], _TRIED[2] if alike else _TRIED[1]]
         try:
             texts = [_prompted(loaded, attention, ids) for ids in chosen]
-            if (reason := texts[0].unjoinable()) is not None:
-                return Joining(unlike=False, alike=False, reason=reason)
+            if (why := texts[0].unjoinable()) is not None:
+                return Joining(unlike=False, alike=False, reason=why)
             states = any(
                 isinstance(each, LinearAttentionCacheLayerMixin) for each in texts[0].state["past_key_values"].layers
             )

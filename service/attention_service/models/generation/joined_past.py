@@ -6,8 +6,9 @@ before and writes them back after it. Shapes: B texts of the pass, R rows of a s
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +27,13 @@ from transformers.cache_utils import (
 from attention_transformers.model_layers import UnsupportedModel
 
 _LEAST: Final = 64
-"""Tokens that the smallest slab has places for; each larger one has twice as many."""
+"""Tokens that the smallest slab has places for; each larger one has twice as many, up to ``_STEP``."""
+_STEP: Final = 1024
+"""Tokens by which longer slabs grow."""
+ROWS_OF_TEXTS: Final = 1.5
+"""The most rows that a slab has for each of its texts."""
+_CHUNKED: Final = "chunked_attention"
+"""The kind of a layer whose query sees its own chunk of the text alone; its cache is that of a sliding window."""
 _ATTENDS: Final = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -45,6 +52,16 @@ def unjoinable(past: object) -> str | None:
     return f"it keeps a {min(each.__name__ for each in others)}" if others else None
 
 
+def slab_places(tokens: int) -> int:
+    """The places of the slab in which a text of so many tokens lies before its next one."""
+    if tokens >= _STEP:
+        return (tokens // _STEP + 1) * _STEP
+    places = _LEAST
+    while places <= tokens:
+        places *= 2
+    return places
+
+
 @dataclass(eq=False)
 class Part:
     """Texts of a pass whose keys and values lie in one tensor."""
@@ -59,7 +76,7 @@ class Part:
 
 
 class Slab:
-    """The keys and values of texts that have at most ``places`` tokens."""
+    """The keys and values of texts that have fewer than ``places`` tokens."""
 
     def __init__(self, places: int) -> None:
         self.places = places
@@ -67,49 +84,70 @@ class Slab:
         self.counts: list[int] = []
         """The tokens of each text."""
         self._tensors: dict[int, list[Tensor]] = {}
-        """Keys and values ``[rows, H, places, D]`` by layer; more rows than texts."""
+        """Keys and values ``[rows, H, places, D]`` by layer."""
 
     def add(self, text: DynamicCache, tokens: int) -> None:
-        """Take over the keys and values of a text."""
+        """Take over the keys and values of a text. If memory is missing, the text keeps them."""
         row = len(self.texts)
-        for number, layer in enumerate(text.layers):
-            if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
-                held = [layer.keys, layer.values]
-                own = self._tensors.setdefault(number, [])
-                for at, x in enumerate(held):
-                    if row == 0:
-                        own.append(x.new_zeros((2, x.shape[1], self.places, x.shape[3])))
-                    elif row == len(own[at]):
-                        own[at] = torch.cat([own[at], torch.zeros_like(own[at])])
-                    start = min(tokens, self.places) - x.shape[2]
-                    own[at][row, :, start : start + x.shape[2]] = x[0]
-                layer.keys = layer.values = layer.keys[:, :, :0]
+        held = {number: each for number, each in enumerate(text.layers) if isinstance(each, DynamicLayer)}
+        pairs = {
+            number: (x.keys, x.values) for number, x in held.items() if x.keys is not None and x.values is not None
+        }
+        for number, pair in pairs.items():
+            own = self._tensors.setdefault(number, [])
+            for at, x in enumerate(pair):
+                if at == len(own):
+                    own.append(x.new_zeros((1, x.shape[1], self.places, x.shape[3])))
+                elif row >= len(own[at]):
+                    own[at] = _rows(own[at], row, row + 1 + (row + 1) // 4)
+        for number, pair in pairs.items():
+            for place, x in zip(self._tensors[number], pair, strict=True):
+                start = tokens - x.shape[2]
+                place[row] = 0  # a masked key counts nothing, but for a NaN that an earlier text left
+                place[row, :, start:tokens] = x[0]
+            held[number].keys = held[number].values = pair[0].new_empty((1, pair[0].shape[1], 0, pair[0].shape[3]))
         self.texts.append(text)
         self.counts.append(tokens)
 
     def remove(self, text: DynamicCache, *, give_back: bool) -> None:
-        """Let a text go; ``give_back``: with its keys and values, as it goes on elsewhere."""
+        """Let a text go; ``give_back``: with its keys and values, as it goes on elsewhere.
+
+        Raises what the copy of them does, with the text gone.
+        """
         row, last = self.texts.index(text), len(self.texts) - 1
-        for number, own in self._tensors.items():
-            layer: Any = text.layers[number]
-            if give_back:
-                count = self.counts[row]
+        count = self.counts[row]
+        try:
+            for number, own in self._tensors.items() if give_back else ():
+                layer: Any = text.layers[number]
                 kept = count if not layer.is_sliding else min(count, layer.sliding_window - 1)
                 layer.keys, layer.values = (x[row : row + 1, :, count - kept : count].clone() for x in own)
                 if layer.is_sliding:
                     layer.cumulative_length = count
-            if row != last:
-                for x in own:
+        finally:
+            for own in self._tensors.values():
+                for x in own if row != last else ():
                     x[row] = x[last]
-        self.texts[row], self.counts[row] = self.texts[last], self.counts[last]
-        self.texts.pop()
-        self.counts.pop()
-        if not self.texts:
-            self._tensors.clear()
+            self.texts[row], self.counts[row] = self.texts[last], self.counts[last]
+            self.texts.pop()
+            self.counts.pop()
+            if not self.texts:
+                self._tensors.clear()
+        for own in self._tensors.values():
+            for at, x in enumerate(own):
+                if len(x) > ROWS_OF_TEXTS * last:
+                    with suppress(RuntimeError):  # without memory for fewer rows, it keeps these
+                        own[at] = _rows(x, last, last + last // 4)
 
     def tensors(self, layer: int) -> list[Tensor]:
         """The keys and values of a layer, ``[rows, H, places, D]``."""
         return self._tensors[layer]
+
+
+def _rows(given: Tensor, kept: int, count: int) -> Tensor:
+    """A copy of the first rows, with so many in all."""
+    found = given.new_zeros((count, *given.shape[1:]))
+    found[:kept] = given[:kept]
+    return found
 
 
 @dataclass(eq=False)
@@ -124,28 +162,48 @@ class _SlabPass:
     """The places of the new tokens ``[R]``."""
     longest: int
 
-    def key_mask(self, window: int | None) -> Tensor | None:
+    def key_mask(self, reach: "_Reach") -> Tensor | None:
         """Return which keys each text sees."""
-        if window is None and len(set(self.slab.counts)) == 1:
+        if reach.window is None and len(set(self.slab.counts)) == 1:
             return None
-        places = torch.arange(self.longest, device=self.ends.device)[None]
-        seen = places <= self.ends[:, None]
-        return seen if window is None else seen & (places > (self.ends - window)[:, None])
+        return reach.seen(self.ends, self.longest)
+
+
+class _Reach(NamedTuple):
+    """The keys that a query of a layer sees."""
+
+    window: int | None
+    """The last so many; None for all before."""
+    chunked: bool
+    """True for those of its own chunk of that size."""
+
+    def seen(self, ends: Tensor, keys: int) -> Tensor:
+        """Return which of the first keys the queries at these places ``[R]`` see, bool ``[R, keys]``."""
+        own = ends[:, None]
+        places = torch.arange(keys, device=ends.device)[None]
+        found = places <= own
+        if self.window is None:
+            return found
+        return found & (places >= own // self.window * self.window if self.chunked else places > own - self.window)
 
 
 class JoinedPast(Cache):
     """The pasts of several texts, as a model's pass takes them: one new token for each."""
 
-    def __init__(self, *, direct: bool) -> None:
-        """``direct``: the model hands on keys and values as they come, so that its attention reads the slabs."""
+    def __init__(self, *, direct: bool, kinds: Sequence[str] = ()) -> None:
+        """``direct``: the model hands on keys and values as they come, so that its attention reads the slabs.
+
+        ``kinds``: those of the layers, as the config names them.
+        """
         super().__init__(layers=[])
+        self._kinds = kinds
         self.slabs: list[Slab] = []
         self._direct = direct
         self._passes: list[_SlabPass] = []
-        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
-        self._returned: dict[int, tuple[Tensor, _JoinedAttention]] = {}
+        self._masks: dict[tuple[int, _Reach], Tensor | None] = {}
+        self._returned: dict[int, tuple[Tensor, Tensor, _JoinedAttention]] = {}
         self.handed_on = True
-        """True as long as every attention got keys as they were returned."""
+        """True as long as every attention got keys and values as they were returned."""
         self.last: _JoinedAttention | None = None
 
     # ── the texts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,21 +220,28 @@ class JoinedPast(Cache):
 
     def add(self, text: DynamicCache, tokens: int) -> None:
         """Take in a past of so many tokens."""
-        places = _LEAST
-        while places <= tokens:
-            places *= 2
+        places = slab_places(tokens)
         slab = next((each for each in self.slabs if each.places == places), None)
-        if slab is None:
-            slab = Slab(places)
-            self.slabs = sorted([*self.slabs, slab], key=lambda each: each.places)
+        if slab is not None:
+            slab.add(text, tokens)
+            return
+        slab = Slab(places)
         slab.add(text, tokens)
+        self.slabs = sorted([*self.slabs, slab], key=lambda each: each.places)
 
     def remove(self, text: DynamicCache, *, give_back: bool) -> None:
-        """Let a past go; ``give_back``: with its keys and values."""
-        for slab in self.slabs:
-            if text in slab.texts:
-                slab.remove(text, give_back=give_back)
-        self.slabs = [each for each in self.slabs if each.texts]
+        """Let a past go; ``give_back``: with its keys and values. Raises what the copy of them does."""
+        try:
+            for slab in self.slabs:
+                if text in slab.texts:
+                    slab.remove(text, give_back=give_back)
+        finally:
+            self.slabs = [each for each in self.slabs if each.texts]
+            self.layers = []
+            self._passes.clear()
+            self._masks.clear()
+            self._returned.clear()
+            self.last = None
 
     # ── a pass ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,35 +261,35 @@ class JoinedPast(Cache):
             for number, layers in enumerate(zip(*(t.layers for t in texts), strict=True))
         ]
 
-    def end(self) -> None:
-        """Keep what the pass has added; without it, the next pass writes over that."""
+    def end(self) -> list[DynamicCache]:
+        """Keep what the pass has added; without it, the next pass writes over that.
+
+        Returns the pasts whose slab has no place for another token: they are to leave.
+        """
         for layer in self.layers:
             if isinstance(layer, _JoinedStates):
                 layer.write_back()
         full = []
         for slab in self.slabs:
             slab.counts = [count + 1 for count in slab.counts]
-            full += [(text, count) for text, count in zip(slab.texts, slab.counts, strict=True) if count >= slab.places]
-        for text, count in full:
-            self.remove(text, give_back=True)
-            self.add(text, count)
+            full += [text for text, count in zip(slab.texts, slab.counts, strict=True) if count >= slab.places]
+        return full
 
     def parts(self, key: Tensor, value: Tensor) -> list[Part]:
         """The keys and values that a call of the attention function is over, which was given these."""
-        _, layer = self._returned.get(id(key), (None, None))
-        if layer is not None and self._direct:
-            return layer.parts()
-        if layer is None:
+        _, returned, layer = self._returned.get(id(key), (None, None, self.last))
+        if returned is not value:
             self.handed_on = False
-            layer = self.last
+        elif self._direct and layer is not None:
+            return layer.parts()
         if layer is None or len(key) != len(self.lengths) or key.shape[2] != max(self.lengths) + 1:
             raise UnsupportedModel(f"its attention gets keys {list(key.shape)} that are not those of its past")
         return [Part(slice(0, len(key)), key, value, layer.padded_mask())]
 
-    def _mask(self, each: _SlabPass, window: int | None) -> Tensor | None:
-        place = (id(each), window)
+    def _mask(self, each: _SlabPass, reach: _Reach) -> Tensor | None:
+        place = (id(each), reach)
         if place not in self._masks:
-            self._masks[place] = each.key_mask(window)
+            self._masks[place] = each.key_mask(reach)
         return self._masks[place]
 
 
@@ -234,7 +299,8 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
     def __init__(self, past: JoinedPast, number: int, layers: Sequence[Any]) -> None:
         self.past, self.number, self.own = past, number, layers
         self.is_sliding = bool(layers[0].is_sliding)
-        self.window = int(layers[0].sliding_window) if self.is_sliding else None
+        chunked = number < len(past._kinds) and past._kinds[number] == _CHUNKED
+        self.reach = _Reach(int(layers[0].sliding_window) if self.is_sliding else None, chunked)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -249,7 +315,7 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
         past.last = self
         if not past._direct:
             key_states, value_states = self._padded()
-        past._returned[id(key_states)] = key_states, self
+        past._returned[id(key_states)] = key_states, value_states, self
         return key_states, value_states
 
     def parts(self) -> list[Part]:
@@ -257,7 +323,7 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
         found = []
         for each in self.past._passes:
             key, value = (x[: len(each.index), :, : each.longest] for x in each.slab.tensors(self.number))
-            found.append(Part(each.rows, key, value, self.past._mask(each, self.window)))
+            found.append(Part(each.rows, key, value, self.past._mask(each, self.reach)))
         return found
 
     def _padded(self) -> tuple[Tensor, Tensor]:
@@ -272,10 +338,8 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
 
     def padded_mask(self) -> Tensor:
         """Which of the padded keys each text sees, bool ``[B, K]``."""
-        lengths = torch.tensor(self.past.lengths, device=self.past._passes[0].ends.device)[:, None]
-        places = torch.arange(max(self.past.lengths) + 1, device=lengths.device)[None]
-        seen = places <= lengths
-        return seen if self.window is None else seen & (places > lengths - self.window)
+        ends = torch.cat([each.ends for each in self.past._passes])
+        return self.reach.seen(ends, max(self.past.lengths) + 1)
 
     def get_seq_length(self) -> int:
         """The tokens of the longest text."""

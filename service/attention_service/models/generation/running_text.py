@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.generation.decode_attention import RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.joined_past import unjoinable
 from attention_service.models.generation.token_attention import TokenAttention
+from attention_service.models.passes.module_states import Held, copied
 
 _OF_A_STEP: Final = frozenset({"position_ids", "attention_mask"})
 """Arguments of a pass that differ from token to token."""
@@ -77,7 +79,10 @@ class RunningText:
     """Its tokens of the passes before."""
     steps: int = 0
     """Its generated tokens."""
-    finished: bool = False
+    held: Held = ()
+    """What modules of the model keep of it between its passes."""
+    fault: Exception | None = None
+    """Why it cannot go on."""
     _joined: int = 0
     """Tokens that its state does not count yet, since joined passes read them."""
     _step: dict[str, Any] | None = None
@@ -130,7 +135,7 @@ class RunningText:
         state = self.state if past is None else self.state | {"past_key_values": past}
         return RunningText(
             choice, self.model, list(self.ids), dict(state), copy.deepcopy(self.processors), self.draws, text,
-            self.edits, look, self.alone, self.request, prompt=self.prompt, seen=self.seen,
+            self.edits, look, self.alone, self.request, prompt=self.prompt, seen=self.seen, held=copied(self.held),
         )  # fmt: skip
 
     # ── joined with others ───────────────────────────────────────────────────────────────────────────────────────────
@@ -186,6 +191,8 @@ class RunningText:
         """Choose the next token by float32 logits ``[1, V]``, as transformers does. Raises what a processor raises."""
         process: Any = self.processors
         scores: Tensor = process(self.tensor, logits) if self.processors else logits
+        if scores.ndim != 2 or len(scores) != 1:
+            raise InvalidCheckpoint.at("model", "it predicts several tokens at a time, as models of audio do")
         if self.draws:
             probabilities = torch.softmax(scores, -1)
             return int(torch.multinomial(probabilities, 1, generator=self.generator))

@@ -32,6 +32,7 @@ from attention_service.models.passes.attention_places import (
     named_layers,
 )
 from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention
+from attention_service.models.passes.module_states import ModuleStates
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import (
@@ -146,6 +147,7 @@ class LoadedModel:
     def _prepare(self, read: Callable[[], InputReader], modules: Sequence[AttentionModule]) -> None:
         """Make the model attend by this package, and find its attentions in a short run. Raises InvalidCheckpoint."""
         model = self.model
+        self.states = ModuleStates(model)
         self.reader = read()
         encodes = isinstance(self.reader, EncoderInputs)
         vision = None if encodes else type(getattr(model.config, "vision_config", None))

@@ -87,15 +87,19 @@ class AttentionPlace:
         return next((mask.left + 1 for mask in windows if mask.left is not None), None)
 
     def cached_numbers(self, tokens: int) -> int:
-        """The numbers that transformers' cache holds of so many tokens: behind a window, without the oldest key.
+        """The numbers that transformers' cache holds of so many tokens: behind a window, without the oldest key."""
+        return self.token_numbers * (tokens if self.reach is None else min(tokens, self.reach - 1))
 
-        Of multi-head latent attention (DeepSeek-AI 2024, section 2.1) it holds latents and rotated keys.
+    @property
+    def token_numbers(self) -> int:
+        """The numbers that a cache holds of a token.
+
+        Of multi-head latent attention (DeepSeek-AI 2024, section 2.1) they are its latent and its rotated key.
         """
-        kept = tokens if self.reach is None else min(tokens, self.reach - 1)
         module: Any = self.module
         if self._caches_latents:
-            return int(kept * (module.kv_lora_rank + module.qk_rope_head_dim))
-        return kept * self.widths.kv_heads * (self.widths.head_dim + self.widths.value_dim)
+            return int(module.kv_lora_rank + module.qk_rope_head_dim)
+        return self.widths.kv_heads * (self.widths.head_dim + self.widths.value_dim)
 
     def expansion_flops(self, tokens: int) -> int:
         """FLOPs of making keys and values of so many cached tokens, as each pass does of latents; 0 of others."""

@@ -28,6 +28,7 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.kernels import KERNELS, MATERIALIZED, Kernel, Needs
 from attention_service.core.problem import Problem, Selection, Widths
 from attention_service.core.tensors import torch_dtype_name
+from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
 from attention_service.runtime.binding.bound_statistics import BoundStatistics
 from attention_service.runtime.device.torch_device import Device
@@ -296,6 +297,7 @@ class LayerAttention:
                 "checkpoint", f"{type(model).__name__} does not let the attention of {', '.join(kept)} be changed"
             )
         self._eager = not model._supports_sdpa
+        self.rotations = GrowingRotations(model)
 
     def give_way(self, model: PreTrainedModel, name: str) -> None:
         """Let the model attend by another function, until the next pass of this one."""
@@ -353,8 +355,9 @@ class LayerAttention:
         return context.transpose(1, 2).contiguous(), None
 
     def restart(self) -> None:
-        """Count the calls of shared modules anew, for another pass over the model."""
+        """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
         self._calls.clear()
+        self.rotations.restart()
 
     def layer_of(self, module: nn.Module) -> LayerKey:
         """The layer of a call, which counts as one if several layers share the module."""

@@ -1,0 +1,57 @@
+"""What a model keeps of a text in its modules instead of in its past: recurrent states, offsets of positions."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+Held = Sequence[Tensor | None]
+"""The states of one text."""
+
+
+class _State(NamedTuple):
+    module: nn.Module
+    name: str
+    first: Tensor | None
+    """Its value before any text."""
+
+
+class ModuleStates:
+    """The attributes of a model's modules that belong to the text of the last pass.
+
+    They are found by a pass: the tensors that it has set.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._possible: list[_State] | None = [
+            _State(module, name, value)
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if value is None or isinstance(value, Tensor)
+        ]
+        """Those that a pass could set; None once one has shown which it sets."""
+        self._found: list[_State] = []
+
+    def learn(self) -> None:
+        """Find what the pass before has set, the first time. It is one that keeps a past."""
+        if self._possible is not None:
+            changed = [each for each in self._possible if getattr(each.module, each.name, None) is not each.first]
+            self._found = [each for each in changed if isinstance(getattr(each.module, each.name, None), Tensor)]
+            self._possible = None
+
+    def take(self) -> Held:
+        """Return the states of the text of the last pass, and leave the modules as before any."""
+        held = [getattr(each.module, each.name) for each in self._found]
+        for each in self._found:
+            setattr(each.module, each.name, each.first)
+        return held
+
+    def give(self, held: Held) -> None:
+        """Let the modules go on with a text."""
+        for each, value in zip(self._found, held, strict=False):
+            setattr(each.module, each.name, value)
+
+
+def copied(held: Held) -> Held:
+    """States of their own for another text that begins alike."""
+    return [None if each is None else each.clone() for each in held]

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Final
 
 from tests.models_walk.compared import CLOSE, Found
+from tests.models_walk.joined import BOUND
 
 _PAGE: Final = """# Models of transformers, one by one
 
@@ -18,16 +19,21 @@ difference, as a share of the largest number that is compared.
 - *whole*: the logits of a text of 9 tokens, or its last hidden states; of a model that reads images alone, those of
   an image. *weights*: those of every attention, by the eager function of the model's own file.
 - *gradients*: of log p(token) after the text, by the embeddings of its tokens.
-- *tokens*: those of `generate`, the likeliest and those drawn after a seed, 6 after each of three prompts in one batch.
+- *tokens*: those of `generate` for each of three prompts alone, 6 after each: the likeliest, and those drawn after a
+  seed. Here the three run at once.
+- *joined*: which texts share the passes that generate, *unlike* ones of any lengths, *alike* ones of the same length or
+  *no* texts, and the largest difference of logits from those of the same texts alone, over 6 tokens of three texts.
 - *invariants*: the largest error of what holds for any model: weights times values are the context, rows sum to one
   less their sink, edits by a factor of one change nothing, and a text of a padded batch gives the numbers that it gives
   alone.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).
 
 **{whole} model types are whole**: every number compared differs by less than {close:g}. {most}
+Of those that generate, texts of any lengths share passes in {unlike}, texts of one length in {alike} more, and none in
+{apart}; joined logits differ by at most {joined:.1e} of the largest (the bound is {bound:g}).
 
-| type | class | attentions | whole | weights | gradients | tokens | invariants | import |
-|---|---|---|---|---|---|---|---|---|
+| type | class | attentions | whole | weights | gradients | tokens | joined | invariants | import |
+|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 ## What is not compared, or differs
@@ -53,7 +59,10 @@ def page(found: Sequence[Found]) -> str:
     others = [each for each in ordered if not each.equal]
     counts = Counter(_sort(each) for each in others)
     largest = max((each.whole or 0 for each in whole), default=0)
+    kinds = Counter(each.joined for each in whole)
     return _PAGE.format(
+        unlike=kinds["unlike"], alike=kinds["alike"], apart=kinds["no"], bound=BOUND,
+        joined=max((each.apart or 0 for each in whole), default=0),
         date=date.today(), transformers=version("transformers"), torch=version("torch").partition("+")[0],
         whole=len(whole), close=CLOSE, most=f"The largest difference of a whole pass is {largest:.1e}.",
         rows="\n".join(map(_row, whole)), parts="\n".join(_parts(whole)),
@@ -64,9 +73,10 @@ def page(found: Sequence[Found]) -> str:
 
 def _row(each: Found) -> str:
     tokens = {None: "–", True: "equal", False: "differ"}[each.generated]
-    numbers = [each.whole, each.weights, each.gradients, each.invariants]
-    *errors, held = (f"{x:.0e}" if x is not None else "–" for x in numbers)
-    cells = [each.kind, each.architecture, str(each.layers), *errors, tokens, held, each.family or "–"]
+    numbers = [each.whole, each.weights, each.gradients, each.apart, each.invariants]
+    *errors, apart, held = (f"{x:.0e}" if x is not None else "–" for x in numbers)
+    joined = each.joined if each.apart is None else f"{each.joined} {apart}"
+    cells = [each.kind, each.architecture, str(each.layers), *errors, tokens, joined or "–", held, each.family or "–"]
     return f"| {' | '.join(cells)} |"
 
 

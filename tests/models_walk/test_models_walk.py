@@ -7,6 +7,7 @@ from transformers.models.auto import modeling_auto
 
 from tests.docs.snippets import ROOT
 from tests.models_walk.compared import CLOSE, Found, error, limited, prepare
+from tests.models_walk.joined import BOUND
 from tests.models_walk.small_configs import SMALL, shrunk
 from tests.models_walk.table_page import page
 
@@ -41,6 +42,8 @@ def test_a_type_with_its_own_ways_is_whole(kind):
     assert found.gradients < CLOSE
     assert found.invariants < CLOSE
     assert found.generated
+    assert found.joined is not None
+    assert found.apart is None or found.apart <= BOUND
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("git", "a text passes no attention"), ("bloom", "attention interface")])
@@ -63,11 +66,11 @@ def test_errors_are_shares_of_the_largest_number():
 
 
 def test_the_page_says_what_was_found():
-    whole = Found("net", "Net", 1e-7, 2e-7, 3e-7, True, "llama", 2, 4e-7)
+    whole = Found("net", "Net", 1e-7, 2e-7, 3e-7, True, "unlike", 5e-7, "llama", 2, 4e-7)
     refused = Found("other", reasons={"whole": "checkpoint: it is | odd"})
     text = page([refused, whole])
     assert "**1 model types are whole**" in text
-    assert "| net | Net | 2 | 1e-07 | 2e-07 | 3e-07 | equal | 4e-07 | llama |" in text
+    assert "| net | Net | 2 | 1e-07 | 2e-07 | 3e-07 | equal | unlike 5e-07 | 4e-07 | llama |" in text
     assert r"| other | it is \| odd |" in text
 
 
@@ -81,7 +84,8 @@ def test_the_page_has_every_type_that_predicts_tokens():
     assert not whole.keys() & others.keys()
     assert f"**{len(whole)} model types are whole**" in PAGE.read_text("utf-8")
     assert len(whole) >= 150
-    assert all(float(number) < CLOSE for row in whole.values() for number in (*row[3:5], row[7]) if number != "–")
+    assert sum(row[7].startswith("unlike") for row in whole.values()) >= 105
+    assert all(float(number) < CLOSE for row in whole.values() for number in (*row[3:5], row[8]) if number != "–")
 
 
 @pytest.mark.slow
@@ -89,10 +93,12 @@ def test_the_page_has_every_type_that_predicts_tokens():
 def test_each_type_is_as_the_page_says(kind):
     found = limited(kind)
     assert found.equal, found
-    _, _, layers, _, weights, _, tokens, invariants, family = rows("are whole**")[kind]
+    _, _, layers, _, weights, _, tokens, joined, invariants, family = rows("are whole**")[kind]
     assert str(found.layers) == layers
     assert (found.weights is None) == (weights == "–")
     assert (found.invariants is None) == (invariants == "–")
     assert (found.invariants or 0) < CLOSE
     assert {None: "–", True: "equal", False: "differ"}[found.generated] == tokens
+    assert (found.joined or "–") == joined.partition(" ")[0]
+    assert (found.apart or 0) <= BOUND
     assert (found.family or "–") == family

@@ -405,3 +405,39 @@ def test_states_that_a_model_keeps_in_its_modules_stay_with_their_text():
     found = callers.end()
     for length in (1, 9, 30):
         same(found[length], alone(model, TEXT[:length], n=2, temperature=0.8, seed=4))
+
+
+def read_at_once(model, prompts):
+    """Return the tokens of plain texts whose prompts are read in one call, and the shapes of the passes over them."""
+    callers, shapes = Callers(model), []
+    callers.decoder.joining  # noqa: B018
+    for number, prompt in enumerate(prompts):
+        asked = {"model": model.name, "prompt": prompt, "max_tokens": 6, "temperature": 0}
+        request = validate(CompletionRequest, asked)
+        plan = plan_generation(model, request)
+        callers.running[number] = Generation(callers.decoder, request, plan, lambda _: None)
+    hook = model.model.register_forward_pre_hook(
+        lambda _, __, given: shapes.append([*given["input_ids"].shape]), with_kwargs=True
+    )
+    try:
+        assert not read_prompts(callers.decoder, list(callers.running.values()), 10_000)
+    finally:
+        hook.remove()
+    found = [each.texts[0].ids for each in callers.running.values()]
+    while callers.turn():
+        pass
+    _OPEN.remove(callers.decoder)
+    callers.decoder.close()
+    return found, shapes
+
+
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "qwen3", "mistral", "llama4_text", "deepseek_v3", "lfm2_moe", "recurrent_gemma"]
+)
+def test_prompts_that_are_read_together_have_the_tokens_of_each_alone(kind):
+    model = loaded(kind, **FAMILIES[kind][1])
+    prompts = [TEXT[2:11], TEXT[:14], TEXT[5:14]]
+    found, shapes = read_at_once(model, prompts)
+    together = kind in {"gpt2", "qwen3", "deepseek_v3"}  # windows and states keep no past that could be cut
+    assert shapes == ([[3, 14]] if together else [[1, 9], [1, 14], [1, 9]])
+    assert found == [read_at_once(model, [prompt])[0][0] for prompt in prompts]

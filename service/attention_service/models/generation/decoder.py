@@ -19,14 +19,14 @@ PART: Final = 512
 
 
 class Step(NamedTuple):
-    """What one pass gave a text, or why it gave nothing."""
+    """The result of one pass for a text, or the fault that it has instead."""
 
     text: RunningText
     logits: Tensor | None = None
     """Float32 ``[1, V]``, before anything changes them."""
     token: int = 0
     layers: list[dict[str, Any]] | None = None
-    """What is told of the attention that chose the token."""
+    """The report on the attention that chose the token."""
     joined: int = 1
     """The number of requests that shared the pass."""
     fault: Exception | None = None
@@ -50,7 +50,7 @@ class Decoder:
 
     @property
     def joining(self) -> Joining:
-        """Which texts share passes, by a trial before the first that could."""
+        """The texts that share passes, by a trial before the first that could."""
         if self._joining is None:
             with torch.inference_mode():
                 self._joining = try_joining(self.loaded, self.attention)

@@ -57,13 +57,13 @@ class Generation:
         self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
         self._deadline = deadline()
         self.within = copy_context()
-        """Where it began: its passes are cancelled as its request is."""
+        """The context in which it began: its passes are cancelled as its request is."""
         self._came = 0.0
         """Time of the last step, in ``time.monotonic``."""
         self._unread = list(enumerate(plan.rows))
         self._reading: RunningText | None = None
         self.texts: list[RunningText] = []
-        """Those that wait for their next token."""
+        """The texts that wait for their next token."""
         self._kept: list[int] = []
         """The tokens of the first choice, once it has ended."""
         self.joined = 1

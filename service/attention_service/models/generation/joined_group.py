@@ -25,7 +25,7 @@ _NEXT: Final = 2, 1, 3
 
 @dataclass(frozen=True)
 class Joining:
-    """Which texts of a model share passes."""
+    """The texts of a model that share passes."""
 
     unlike: bool
     """True for texts of any lengths."""

@@ -337,7 +337,7 @@ class _JoinedAttention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of 
         return key, value
 
     def padded_mask(self) -> Tensor:
-        """Which of the padded keys each text sees, bool ``[B, K]``."""
+        """The padded keys that each text sees, bool ``[B, K]``."""
         ends = torch.cat([each.ends for each in self.past._passes])
         return self.reach.seen(ends, max(self.past.lengths) + 1)
 

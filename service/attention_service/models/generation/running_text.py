@@ -24,7 +24,7 @@ class BegunText(NamedTuple):
     """A text as transformers prepares it for its first pass."""
 
     ids: list[int]
-    """Those of the decoder, of an encoder-decoder, whose encoder has run."""
+    """Its tokens; of an encoder-decoder, whose encoder has run, those of the decoder."""
     state: dict[str, Any]
     processors: LogitsProcessorList
     draws: bool
@@ -80,7 +80,7 @@ class RunningText:
     steps: int = 0
     """Its generated tokens."""
     held: Held = ()
-    """What modules of the model keep of it between its passes."""
+    """The states of it that modules of the model keep between its passes."""
     fault: Exception | None = None
     """Why it cannot go on."""
     _joined: int = 0

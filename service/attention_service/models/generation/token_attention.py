@@ -97,7 +97,7 @@ class PassWeights:
 
 
 class TokenAttention:
-    """What is told of the attention of one text's tokens."""
+    """The report on the attention of one text's tokens."""
 
     def __init__(self, wanted: AttentionOfTokens, places: Sequence[AttentionPlace], prompt: int) -> None:
         """``places``: the layers to tell of; ``prompt``: the tokens of the prompt."""

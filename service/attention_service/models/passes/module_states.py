@@ -1,4 +1,4 @@
-"""What a model keeps of a text in its modules instead of in its past: recurrent states, offsets of positions."""
+"""States of a text that a model keeps in its modules instead of in its past: of recurrences, offsets of positions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class ModuleStates:
             for name, value in vars(module).items()
             if value is None or isinstance(value, Tensor)
         ]
-        """Those that a pass could set; None once one has shown which it sets."""
+        """The attributes that a pass could set; None once one has shown which it sets."""
         self._found: list[_State] = []
 
     def learn(self) -> None:

@@ -121,7 +121,7 @@ class Question:
     cancellation: Cancellation
     memory: ReplyRoom
     work: Work | None = None
-    """What it does once it is admitted; None before it is priced, and once it runs."""
+    """Its work once it is admitted; None before it is priced, and once it runs."""
     need: int = 0
     """The most bytes that it was priced at."""
     running: Any = None
@@ -138,7 +138,7 @@ class Turns:
     """The memories in which replies are made."""
     questions: dict[int, Question] = field(default_factory=dict)
     ready: deque[Question] = field(default_factory=deque)
-    """Those that were admitted, in the order of their admission."""
+    """The questions that were admitted, in the order of their admission."""
     running: list[Question] = field(default_factory=list)
     """Generations."""
     least: int = 0
@@ -212,7 +212,7 @@ class Turns:
                 self.end(each, answer)
 
     def _alike(self, first: Question) -> list[Question]:
-        """Those of the ready questions that share a pass with one, within the memory that all were admitted for."""
+        """The ready questions that share a pass with one, within the memory that all were admitted for."""
         work, found = first.work, list[Question]()
         if work is None or work.group is None:
             return found

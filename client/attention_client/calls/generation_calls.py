@@ -33,6 +33,7 @@ class SamplingFields(CallOptions, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[str, float] | None
     attention: AttentionOfTokens | Mapping[str, Any] | None
+    alone: bool | None
 
 
 class CompletionFields(SamplingFields, total=False):
@@ -59,6 +60,7 @@ class Generation(Group[WayT]):
         ``stop`` names texts that end a choice, and ``n`` asks for several. ``logprobs`` is the number of likeliest
         tokens to name beside each. ``attention`` tells what the heads looked at when they chose a token, and edits
         them: ``{"layers": [0, 3], "top_k": 3, "edits": {"3": [{"tap": "context", "heads": [0], "set": 0}]}}``.
+        ``alone=True`` shares no pass with other requests, for the same bits every time.
         Raises ModelNotFound and InvalidRequest.
         """
         return call(operations.create_completion, locals())

@@ -29,7 +29,7 @@ CONFIG: Final = {
     "vocab_size": 8000, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6,
     "num_attention_heads": 6, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
-TEXT = f"""A Llama of 6 layers of 6 heads and 384 features with random parameters, float32, default settings, tokens in.
+TEXT = f"""A Llama of 6 layers of 6 heads and 384 features with random parameters, float32, tokens in.
 Each caller sends one request a round over a connection of its own; {NEW} greedy tokens a generation. The baseline is
 one call of transformers for all texts together, filled up at the left, with as many threads: `generate` with `sdpa`
 attention, or one pass with eager attention and `output_attentions`. Rounds of both take turns; `of one batch` is the
@@ -58,7 +58,7 @@ class Server:
     def first_token(self, ids: list[int]) -> float:
         """Return the seconds until a generation's first token has come."""
         began = time.perf_counter()
-        with self._client.stream("POST", "/v1/completions", json=_generation(ids) | {"stream": True}) as answer:
+        with self._client.stream("POST", "/v1/completions", json=_generation(ids, stream=True, logprobs=0)) as answer:
             lines = answer.iter_lines()
             next(line for line in lines if line.startswith("data: {"))
             found = time.perf_counter() - began
@@ -86,17 +86,23 @@ class Server:
         return sum(sum(psutil.Process(each.pid).cpu_times()[:2]) for each in self._process.family())
 
 
-def rows(callers: Sequence[int], rounds: int, folder: Path) -> Iterator[str]:
+def rows(callers: Sequence[int], rounds: int, threads: int, folder: Path) -> Iterator[str]:
     """The table, line by line."""
     yield table(["asked", "callers", "of one batch", "requests/s", "batch", "cpu, s"], [])
     torch.manual_seed(0)
+    torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).eval()
     model.save_pretrained(folder / "models" / "llama")
     letters().save_pretrained(folder / "models" / "llama")
     command = [str(Path(sys.executable).with_name("attention")), "serve", "--models-dir", str(folder / "models")]
     port = free_port()
     with running(
-        [*command, "--port", str(port)], port, "/health/ready", cores_for(2)[0], {}, folder / "log"
+        [*command, "--port", str(port)],
+        port,
+        "/health/ready",
+        cores_for(2)[0],
+        {"ATTENTION_THREADS": str(threads)},
+        folder / "log",
     ) as process:
         server = Server(f"http://127.0.0.1:{port}", process)
         server.send("/v1/completions", _generation([5, 6]))
@@ -192,10 +198,11 @@ def main() -> None:
     """Measure, print, write."""
     told = parser(__doc__, ROUNDS)
     told.add_argument("--callers", type=lambda text: [int(each) for each in text.split(",")], default=CALLERS)
+    told.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the model, and of transformers")
     options = told.parse_args()
     rounds = options.rounds or (fewer(ROUNDS) if options.quick else ROUNDS)
     with TemporaryDirectory() as folder:
-        lines = rows(options.callers, rounds, Path(folder))
+        lines = rows(options.callers, rounds, options.threads, Path(folder))
         publish("Many callers of one model", TEXT, lines, options.output, ("torch", "transformers"))
 
 

@@ -55,7 +55,8 @@ class Models(Generation[WayT], Surveys[WayT]):
     @method
     def forward(
         self, model: str, text: str | Sequence[str] | None = None, *, return_: Sequence[ModelTap] = (),
-        top_k: int = 5, average_heads: bool = False, keep: bool = False, **options: Unpack[ModelForwardFields],
+        top_k: int = 5, average_heads: bool = False, keep: bool = False, alone: bool = False,
+        **options: Unpack[ModelForwardFields],
     ) -> Call[ModelForwardReply]:  # fmt: skip
         """Return what a model predicts after a text, and taps of its layers.
 
@@ -65,13 +66,14 @@ class Models(Generation[WayT], Surveys[WayT]):
         ``edits`` are by layer: ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps,
         ``hidden`` or ``logits``; ``select`` the heads and queries. ``positions`` are the tokens whose predictions are
         told, by default the last. ``compare="unedited"`` tells both runs. ``keep`` stores the run as a recording.
+        ``alone`` shares no pass with other requests, for the same bits every time.
         """
         return call(operations.model_forward, with_images(locals()))
 
     @method
     def weights(
         self, model: str, text: str | Sequence[str] | None = None, *, top_k: int = 0, return_weights: bool = True,
-        average_heads: bool = False, keep: bool = False, **options: Unpack[ModelWeightsFields],
+        average_heads: bool = False, keep: bool = False, alone: bool = False, **options: Unpack[ModelWeightsFields],
     ) -> Call[ModelWeightsReply]:  # fmt: skip
         """Return statistics, top keys and weights of the heads of each layer of a model.
 
@@ -82,7 +84,7 @@ class Models(Generation[WayT], Surveys[WayT]):
     @method
     def gradients(
         self, model: str, text: str | Sequence[str] | None = None, *, wrt: Sequence[ModelGradient] = ("tokens",),
-        by_head: bool = True, check: bool = False, **options: Unpack[ModelGradientsFields],
+        by_head: bool = True, check: bool = False, alone: bool = False, **options: Unpack[ModelGradientsFields],
     ) -> Call[ModelGradientsReply]:  # fmt: skip
         """Return exact gradients of log p(token at a position), or of another number that a model predicts.
 

@@ -24,6 +24,10 @@ from attention_service.runtime.operations.complexity.capacity import last_that
 
 STATES_OF_CACHED_PASS: Final = 24
 """Tensors as wide as the hidden states, of every token read, that a layer has at once in a pass that caches."""
+_SHORT: Final = 512
+"""Tokens of passes that take less than a second on any machine."""
+_SLOWER: Final = 8
+"""The time of a pass on a busy machine, as a multiple of the prediction."""
 _STATES: Final = 12
 """Tensors as wide as the hidden states that one layer holds at once."""
 _INNER: Final = 4
@@ -107,6 +111,13 @@ class ModelCosts:
             need += sum(each.nbytes for each in self._parameters) * 3 if request.check else 0
             need += sum(each.nbytes for each in self._parameters if each.is_meta)  # read from disk, and kept meanwhile
         return need
+
+    def silent_seconds(self, asked: Asked, passes: int = 1) -> float:
+        """Return a bound of the time of so many passes; 0 if they are short."""
+        batch, length = asked.inputs.predicted.ids.shape
+        if passes * batch * length <= _SHORT:
+            return 0.0
+        return passes * _SLOWER * self._cost(batch, length, length, weights=True).predicted_ms / 1e3
 
     def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:
         """The memory of a pass that tells of so many rows of logits."""

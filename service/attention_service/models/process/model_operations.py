@@ -27,6 +27,8 @@ from attention_service.models.process.turns import Answer, Emit, Work
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
 
+_CHECKS: Final = 64
+"""Passes that central differences take."""
 RequestT = TypeVar("RequestT", bound=WireModel)
 
 
@@ -104,7 +106,11 @@ class ServedModel:
             asked, points = gradients.asked, 1
             if request.integrated is not None and gradients.joins:
                 points = self.costs.points_at_once(asked, request.integrated, room)
-            return Work(self.costs.needed_bytes(asked, request, points), lambda: Answer(gradients.reply(points)))
+            passes = 3 * (request.integrated or 1) * (_CHECKS if request.check else 1)
+            return Work(
+                self.costs.needed_bytes(asked, request, points), lambda: Answer(gradients.reply(points)),
+                self.costs.silent_seconds(asked, passes),
+            )  # fmt: skip
 
         return self._after_images(request.all_images, work)
 
@@ -152,8 +158,9 @@ class ServedModel:
                 return Answer(answer(self.loaded, request, asked), self.loaded.take_recording())
 
             return Work(
-                self.costs.needed_bytes(asked, request), run, group=group_of(self.loaded, request, asked),
-                length=asked.inputs.text.length, question=(request, asked),
+                self.costs.needed_bytes(asked, request), run, self.costs.silent_seconds(asked),
+                group=group_of(self.loaded, request, asked), length=asked.inputs.text.length,
+                question=(request, asked),
             )  # fmt: skip
 
         return self._after_images(request.all_images, work)

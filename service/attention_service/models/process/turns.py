@@ -200,6 +200,7 @@ class Turns:
             return
         for each in mates[1:]:
             self.ready.remove(each)
+        self._announce(sum(each.work.seconds for each in mates if each.work is not None))
         try:
             answers = self.model.answer_joined([each.work.question for each in mates if each.work is not None])
         except Exception:  # whoever is at fault, nobody else has the fault
@@ -232,8 +233,7 @@ class Turns:
         work, question.work = question.work, None
         if work is None:
             return
-        if work.seconds > _LONG_S:
-            self.pipes.send("pass", {"seconds": work.seconds})
+        self._announce(work.seconds)
         with self.guarded(question):
             checkpoint()
             question.memory.open(question.need)
@@ -247,6 +247,11 @@ class Turns:
             else:
                 question.running = found
                 self.running.append(question)
+
+    def _announce(self, seconds: float) -> None:
+        """Tell the server that nothing may come for so long."""
+        if seconds > _LONG_S:
+            self.pipes.send("pass", {"seconds": seconds})
 
     def decode(self) -> None:
         """Read prompts, and give each running text its next token."""

@@ -13,7 +13,8 @@ from attention_contract.schemas.openai import ChatCompletion, ChatCompletionRequ
 from attention_contract.schemas.prompts import Message
 from attention_contract.validation import validate
 from attention_service.models.answers.model_inspection import forward_reply
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.decoder import Decoder
+from attention_service.models.generation.generation import Generation, decode, generate, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.process.model_operations import lines_of
 
@@ -60,6 +61,34 @@ def test_tokens_after_an_image_are_those_of_transformers(kind, options):
         assert found == own[: len(found)]
         assert choice.attention[0].position == arguments["input_ids"].shape[1]
         assert {str(each.layer) for each in choice.attention[0].layers} == {"0", "1"}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_conversations_that_run_beside_each_other_have_the_tokens_of_each_alone(kind):
+    """Some models keep the positions behind an image in their modules."""
+    model = loaded(kind)
+    plain = [{"role": "user", "content": "the cat sat on the mat"}]
+    requests = [
+        validate(ChatCompletionRequest, {"model": kind, "messages": told, "max_tokens": 7, "temperature": 0})
+        for told in (messages(noise(60, 44)), plain, messages(noise(24, 40)))
+    ]
+
+    def together(asked):
+        decoder = Decoder(model)
+        running = [Generation(decoder, each, plan_generation(model, each), lambda _: None) for each in asked]
+        found = []
+        try:
+            for each in running:  # one comes a turn
+                assert not read_prompts(decoder, [each], 10_000)
+                found += [text.ids for text in each.texts]
+                assert not decode(decoder, running)
+            while any(each.texts for each in running):
+                assert not decode(decoder, running)
+        finally:
+            decoder.close()
+        return found
+
+    assert together(requests) == [together([each])[0] for each in requests]
 
 
 def test_keys_of_generated_tokens_are_places_among_the_labels_of_the_same_messages():

@@ -21,6 +21,7 @@ PAGES = (
     "training",
     "long_inspection",
     "models",
+    "callers",
     "serving",
     "scaling",
     "abuse",

@@ -203,7 +203,8 @@ class Turns:
         self._announce(sum(each.work.seconds for each in mates if each.work is not None))
         try:
             answers = self.model.answer_joined([each.work.question for each in mates if each.work is not None])
-        except Exception:  # whoever is at fault, nobody else has the fault
+        except Exception as fault:  # whoever is at fault, nobody else has the fault
+            self.model.recover(fault)
             for each in mates:
                 self.answer(each)
             return

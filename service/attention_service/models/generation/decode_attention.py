@@ -96,10 +96,6 @@ class DecodeAttention:
         self._core.use(self._model)
         forget_function(self._name)
 
-    def install(self) -> None:
-        """Make this the attention of the model."""
-        self._core.give_way(self._model, self._name)
-
     @contextmanager
     def preparing(self, edits: RowEdits) -> Iterator[None]:
         """Let an encoder run before the first pass of a text."""
@@ -109,7 +105,7 @@ class DecodeAttention:
     @contextmanager
     def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:
         """Let a pass be over these texts; ``joined``: their pasts, if they are several."""
-        self.install()
+        self._core.give_way(self._model, self._name)
         self._core.restart()
         self._rows, self._joined, self._found = rows, joined, PassWeights()
         edited = {layer for row in rows for layer in row.edits.outputs}
@@ -170,7 +166,7 @@ class DecodeAttention:
         special = any(options.get(name) is not None for name in (*_UNKNOWN, "position_bias"))
         if special or (on_gpu(query) and not looking):
             mask = None if part.key_mask is None else part.key_mask[:, None, None]
-            own = {name: _cut(given, part) for name in _BY_QUERY if (given := options.get(name)) is not None}
+            own = _of_rows(options, part.rows, slice(part.key.shape[2]))
             call = attention_call(module, query, part.key, part.value, mask, **{**options, **own})
             raw = call.raw(whole=True)
             problem = problem_of(raw)
@@ -205,10 +201,7 @@ class DecodeAttention:
         if not edits:
             return None
         key, value = (x[at : at + 1, :, keys.start : keys.stop] for x in (part.key, part.value))
-        own = {name: given if len(given) == 1 else given[number : number + 1] for name in _BY_QUERY
-               if (given := options.get(name)) is not None}  # fmt: skip
-        if (bias := own.get("position_bias")) is not None:
-            own["position_bias"] = bias[..., keys.start : keys.stop]
+        own = _of_rows(options, slice(number, number + 1), slice(keys.start, keys.stop))
         raw = attention_call(module, query[at : at + 1], key, value, None, **{**options, **own}).raw(whole=True)
         problem = problem_of(raw)
         found = attend(problem, (), edits=edits, kernel=self._core.kernel(raw, edits=True)[1]).context
@@ -247,10 +240,11 @@ def _seen(part: Part, row: int, count: int) -> range:
     return range(first, count)
 
 
-def _cut(given: Tensor, part: Part) -> Tensor:
-    """The rows of a part in an argument with a dimension of queries, and the keys of its bias."""
-    own = given if len(given) == 1 else given[part.rows]
-    return own[..., : part.key.shape[2]] if own.ndim == 4 else own
+def _of_rows(options: Mapping[str, Any], rows: slice, keys: slice) -> dict[str, Tensor]:
+    """The arguments with a dimension of queries as they are for some texts, and the bias for their keys."""
+    given = {name: each for name in _BY_QUERY if (each := options.get(name)) is not None}
+    found = {name: each if len(each) == 1 else each[rows] for name, each in given.items()}
+    return {name: each[..., keys] if name == "position_bias" else each for name, each in found.items()}
 
 
 def last_query(

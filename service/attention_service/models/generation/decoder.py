@@ -10,7 +10,7 @@ from torch import Tensor
 from attention_service.models.generation.decode_attention import DecodeAttention
 from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
 from attention_service.models.generation.joined_prompts import read_together, reads_together
-from attention_service.models.generation.running_text import RunningText, largest
+from attention_service.models.generation.running_text import RunningText
 from attention_service.models.generation.token_attention import PassWeights
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -71,10 +71,7 @@ class Decoder:
             if part.stop < len(text.ids):
                 text.seen = part.stop
                 return None
-            text.advance(output)
-            layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
-            text.seen = part.stop
-            return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
+            return self._stepped(text, output, weights)
 
     def read_some(self, texts: Sequence[RunningText], most: int) -> tuple[list[Step], int]:
         """Read prompts of the first text, and of those that can be read with it, up to so many tokens.
@@ -105,7 +102,7 @@ class Decoder:
         return [] if step is None else [step], max(first.seen - before, 1)
 
     def _reads_in_parts(self, text: RunningText) -> bool:
-        return text.unreadable_in_parts() is None and self.joining.in_parts and not self._is_stretched(text)
+        return text.reads_tokens_alone and self.joining.in_parts and not self._is_stretched(text)
 
     def _is_stretched(self, text: RunningText) -> bool:
         """True if the rotation of its tokens depends on its length, which those of others share no pass with."""
@@ -153,7 +150,7 @@ class Decoder:
         joining = self.joining if len(able) > 1 else ALONE
         for text in texts:
             apart = text.alone or not (joining.unlike or joining.alike) or self._is_stretched(text)
-            if apart or text.unjoinable() is not None:
+            if apart or text.sharing.reason is not None:
                 alone.append(text)
             else:
                 together.setdefault(0 if joining.unlike else text.seen - self._turns, []).append(text)
@@ -183,10 +180,7 @@ class Decoder:
                 if (ids := inputs.get("input_ids")) is not None:  # all of them, where no past is kept
                     text.seen = len(text.ids) - ids.shape[1]
                 output = self.model(**inputs, return_dict=True)
-                text.advance(output)
-                layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
-            text.seen = len(text.ids)
-            return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
+                return self._stepped(text, output, weights)
         except Exception as fault:
             return Step(text, fault=fault)
 
@@ -204,7 +198,7 @@ class Decoder:
             return [self._single(text) for text in texts]
         group.end()
         requests = len({text.request for text in texts})
-        greedy = largest(logits) if any(text.is_greedy for text in texts) else []
+        greedy = logits.argmax(-1).tolist() if any(text.is_greedy for text in texts) else []
         found = []
         for row, text in enumerate(texts):
             own = None if text.look is None else layers[text.look]
@@ -213,6 +207,13 @@ class Decoder:
             else:
                 found.append(self._chosen(text, logits[row : row + 1], own, requests))
         return found
+
+    def _stepped(self, text: RunningText, output: Any, weights: PassWeights) -> Step:
+        """The step of a text that had a pass of its own over the last of its tokens."""
+        text.advance(output)
+        layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
+        text.seen = len(text.ids)
+        return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
 
     def _chosen(self, text: RunningText, logits: Tensor, layers: Any, joined: int = 1) -> Step:
         try:

@@ -67,7 +67,7 @@ class Generation:
         self._kept: list[int] = []
         """The tokens of the first choice, once it has ended."""
         self.joined = 1
-        """The most texts that shared a pass."""
+        """The most requests that shared a pass."""
         self._edits = RowEdits(self._loaded, plan.edits)
         if began := self._objects.begin():
             emit(began)
@@ -98,11 +98,10 @@ class Generation:
         text, steps = step.text, [step]
         self._reading = None
         for index in range(1, self._plan.sampling.choices):
-            other = text.fork(text.choice + index, self._text(text), self._look(text))
+            other = text.fork(text.choice + index, self._text(text.ids), self._look(text))
             self._seed(other)
-            layers = None if step.layers is None else step.layers
             token = 0 if step.logits is None else other.choose(step.logits.clone())
-            steps.append(Step(other, step.logits, token, layers, fault=step.fault))
+            steps.append(Step(other, step.logits, token, step.layers, fault=step.fault))
         self.texts += [each.text for each in steps]
         self.take(steps)
 
@@ -162,7 +161,7 @@ class Generation:
 
     def _begun(self, number: int, row: list[int]) -> RunningText:
         """Prepare a prompt as ``generate`` does. Raises InvalidCheckpoint for settings that it refuses."""
-        plan, loaded, model = self._plan, self._loaded, self._loaded.model
+        plan, model = self._plan, self._loaded.model
         settings = plan.sampling.options() | {
             "pad_token_id": plan.padding, "eos_token_id": sorted(plan.ends) or None,
             "logits_processor": LogitsProcessorList(plan.sampling.processors()),
@@ -174,11 +173,9 @@ class Generation:
         except _OF_SETTINGS as fault:
             reason = str(fault).strip().partition("\n")[0]
             raise InvalidCheckpoint.at("model", f"its generation_config.json cannot be used: {reason}") from fault
-        before = [] if loaded.reader.pairs else row
         text = RunningText(
             number * plan.sampling.choices, model, begun.ids, begun.state, begun.processors, begun.draws,
-            GeneratedText(loaded.reader.tokenizer, before, plan.sampling.stops), self._edits, None,
-            plan.alone, id(self),
+            self._text(row), self._edits, None, plan.alone, id(self),
         )  # fmt: skip
         text.held = self._decoder.states.take()
         text.prompt = len(row)
@@ -190,8 +187,8 @@ class Generation:
         plan = self._plan
         return None if plan.look is None else TokenAttention(plan.look, plan.places, text.prompt)
 
-    def _text(self, text: RunningText) -> GeneratedText:
-        before = [] if self._loaded.reader.pairs else text.ids
+    def _text(self, prompt: list[int]) -> GeneratedText:
+        before = [] if self._loaded.reader.pairs else prompt
         return GeneratedText(self._loaded.reader.tokenizer, before, self._plan.sampling.stops)
 
     def _seed(self, text: RunningText) -> None:

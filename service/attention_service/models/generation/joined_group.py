@@ -93,9 +93,9 @@ class JoinedGroup:
         texts, past = self.texts, self.past
         device = self._model.device
         past.begin(device)
-        arguments: dict[str, Any] = dict(texts[0].constants)
+        arguments: dict[str, Any] = dict(texts[0].sharing.constants)
         arguments["input_ids"] = torch.tensor([[text.ids[-1]] for text in texts], device=device)
-        offsets = [offset for text in texts if (offset := text.offset) is not None]
+        offsets = [offset for text in texts if (offset := text.sharing.offset) is not None]
         if offsets:
             seen = torch.tensor(past.lengths, device=device)[:, None]
             arguments["position_ids"] = torch.cat(offsets, -2) + seen
@@ -119,7 +119,7 @@ def try_joining(loaded: LoadedModel, attention: DecodeAttention) -> Joining:
         chosen = [_TRIED[0], _TRIED[2] if alike else _TRIED[1]]
         try:
             texts = [_prompted(loaded, attention, ids) for ids in chosen]
-            if (why := texts[0].unjoinable()) is not None:
+            if (why := texts[0].sharing.reason) is not None:
                 return Joining(unlike=False, alike=False, reason=why)
             states = any(
                 isinstance(each, LinearAttentionCacheLayerMixin) for each in texts[0].state["past_key_values"].layers

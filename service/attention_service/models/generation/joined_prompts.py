@@ -15,7 +15,7 @@ from attention_service.models.generation.running_text import RunningText
 def reads_together(text: RunningText) -> bool:
     """True if a text's past may be cut out of that of a batch, and nothing is asked of the passes over its prompt."""
     past = text.state.get("past_key_values")
-    if text.alone or text.seen or text.edits or text.look is not None or text.unreadable_in_parts() is not None:
+    if text.alone or text.seen or text.edits or text.look is not None or not text.reads_tokens_alone:
         return False
     return isinstance(past, DynamicCache) and bool(past.layers) and all(_cuttable(each, text) for each in past.layers)
 

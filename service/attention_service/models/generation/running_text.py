@@ -3,7 +3,9 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +18,16 @@ from attention_service.models.generation.joined_past import unjoinable
 from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.passes.module_states import Held, copied
 
-_OF_A_STEP: Final = frozenset({"position_ids", "attention_mask"})
-"""Arguments of a pass that differ from token to token."""
+
+class Sharing(NamedTuple):
+    """The passes over the tokens of a text, as they are joined with those of others."""
+
+    reason: str | None
+    """Why they cannot be joined; None if they can."""
+    constants: Mapping[str, Any] = MappingProxyType({})
+    """The arguments that are the same for each pass and text."""
+    offset: Tensor | None = None
+    """The position of a token less the tokens before it, ``[…, 1, 1]``; None if passes take no positions."""
 
 
 class BegunText(NamedTuple):
@@ -85,10 +95,6 @@ class RunningText:
     """Why it cannot go on."""
     _joined: int = 0
     """Tokens that its state does not count yet, since joined passes read them."""
-    _step: dict[str, Any] | None = None
-    """The arguments of a pass over one token, as they were for the first that was joined."""
-    _first: int = 0
-    """Its tokens of the passes before that one."""
 
     # ── alone ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,41 +146,26 @@ class RunningText:
 
     # ── joined with others ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def unjoinable(self) -> str | None:
-        """Return why its passes cannot be joined with those of others; None if they can."""
+    @cached_property
+    def sharing(self) -> Sharing:
+        """The passes over its tokens, beside those of others; the same for all of them, once its prompt was read."""
         if (reason := unjoinable(self.state.get("past_key_values"))) is not None:
-            return reason
-        others = {name: each for name, each in self._prepared().items() if name not in _OF_A_STEP}
+            return Sharing(reason)
+        made = self.step_inputs()
+        positions, mask = made.pop("position_ids", None), made.pop("attention_mask", None)
+        others = {name: each for name, each in made.items() if name not in {"input_ids", "past_key_values"}}
         named = sorted(name for name, each in others.items() if not isinstance(each, bool | int | float | str | None))
-        if self._prepared().get("attention_mask") is not None:
-            named.append("attention_mask")
-        return f"its passes take {', '.join(named)}" if named else None
+        named += [] if mask is None else ["attention_mask"]
+        if named:
+            return Sharing(f"its passes take {', '.join(named)}")
+        return Sharing(None, others, None if positions is None else positions - self.seen)
 
-    def unreadable_in_parts(self) -> str | None:
-        """Return why its prompt is to be read in one pass; None if it may be read in parts."""
+    @property
+    def reads_tokens_alone(self) -> bool:
+        """True if the passes over its prompt take no more than tokens and positions, so that they may be divided."""
         others = {name for name, each in self.state.items() if isinstance(each, Tensor)} - {"position_ids"}
-        others |= {name for name in self.state if name.endswith("encoder_outputs")}
-        return unjoinable(self.state.get("past_key_values")) or (
-            f"it takes {', '.join(sorted(others))}" if others else None
-        )
-
-    @property
-    def constants(self) -> Mapping[str, Any]:
-        """The arguments of its passes that are the same for each."""
-        return {name: each for name, each in self._prepared().items() if name not in _OF_A_STEP}
-
-    @property
-    def offset(self) -> Tensor | None:
-        """The position of a token less the tokens before it, ``[…, 1, 1]``; None if passes take no positions."""
-        positions = self._prepared().get("position_ids")
-        return None if positions is None else positions - self._first
-
-    def _prepared(self) -> dict[str, Any]:
-        if self._step is None:
-            made = self.step_inputs()
-            self._step = {name: each for name, each in made.items() if name not in {"input_ids", "past_key_values"}}
-            self._first = self.seen
-        return self._step
+        encoded = any(name.endswith("encoder_outputs") for name in self.state)
+        return not (others or encoded) and unjoinable(self.state.get("past_key_values")) is None
 
     def was_joined(self) -> None:
         """Count a token that a joined pass has read."""
@@ -197,9 +188,3 @@ class RunningText:
             probabilities = torch.softmax(scores, -1)
             return int(torch.multinomial(probabilities, 1, generator=self.generator))
         return int(scores.argmax(-1))
-
-
-def largest(logits: Tensor) -> Sequence[int]:
-    """The tokens of the largest logits ``[B, V]``."""
-    found: list[int] = logits.argmax(-1).tolist()
-    return found

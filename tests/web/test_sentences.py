@@ -3,7 +3,9 @@
 import base64
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from threading import Event
 
 import httpx
 import numpy as np
@@ -268,6 +270,27 @@ def test_models_are_loaded_and_ended_from_the_list(visit):
     page.get_by_text("More models").click()
     page.get_by_text("its operator allows it by ATTENTION_HUB=true (--hub).").wait_for()
     assert visit.violations() == []
+
+
+def test_the_list_shows_how_many_requests_a_model_has(visit):
+    """A model's process has at most 32; the others wait."""
+    page = visit.open("#/model")
+    state = page.locator("tr", has=page.get_by_role("rowheader", name="tiny", exact=True)).locator("td").first
+    seen = Event()
+
+    def generate() -> None:
+        while not seen.is_set():
+            body = {"model": "tiny", "prompt": "the cat", "max_tokens": 100}
+            visit.http.post("/v1/completions", json=body).raise_for_status()
+
+    with ThreadPoolExecutor(34) as callers:
+        found = [callers.submit(generate) for _ in range(34)]
+        try:
+            state.filter(has_text="resident, 32 running, 2 waiting").wait_for()
+        finally:
+            seen.set()
+    assert [each.result() for each in found] == [None] * 34
+    state.filter(has_text=re.compile(r"^resident$")).wait_for()
 
 
 def test_a_head_is_knocked_out_up_to_the_logits(visit):

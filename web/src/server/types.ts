@@ -66,6 +66,10 @@ export interface ModelInfo {
   state: "idle" | "loading" | "resident" | "stuck";
   /** The share that is loaded, 0 to 1, while it is loading. */
   progress?: number | null;
+  /** Requests that its process has. */
+  running: number;
+  /** Requests that wait until others have their answers, or until it is loaded. */
+  waiting: number;
   architecture?: string | null;
   takes: string[];
   generates: boolean;

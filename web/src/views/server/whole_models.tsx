@@ -11,18 +11,29 @@ import { MoreModels } from "../../parts/more_models";
 import { Button, Table } from "../../parts/ui";
 import { Answer, Remover, useWork } from "../../parts/work";
 
-const LOOK_AGAIN_MS = 500;
+const LOADING_MS = 500; // between two lists while a model is loading
+const WATCHING_MS = 2000; // between two lists else: what runs and what waits changes by other callers
 
-const stateOf = ({ state, progress }: ModelInfo) =>
-  state === "loading" ? `loading, ${Math.round(100 * (progress ?? 0))} %` : state === "stuck" ? "stuck: its process computes nothing although it is asked" : state;
+const STATES: Record<ModelInfo["state"], (model: ModelInfo) => string> = {
+  idle: () => "idle",
+  loading: ({ progress }) => `loading, ${Math.round(100 * (progress ?? 0))} %`,
+  resident: () => "resident",
+  stuck: () => "stuck: its process computes nothing although it is asked",
+};
+
+/** The state, and how many requests the model's process has, and how many wait for it. */
+function stateOf(model: ModelInfo): string {
+  const counts = (["running", "waiting"] as const).flatMap((name) => (model[name] ? [`${model[name]} ${name}`] : []));
+  return [STATES[model.state](model), ...counts].join(", ");
+}
 
 export function WholeModels() {
   const { go, models, refreshModels } = usePage();
   const { busy, problem, done, run } = useWork();
   const loading = busy || (models ?? []).some(({ state }) => state === "loading");
   useEffect(() => {
-    if (!loading) return;
-    const timer = setInterval(() => void refreshModels().catch(() => undefined), LOOK_AGAIN_MS);
+    const list = () => { if (!document.hidden) void refreshModels().catch(() => undefined); };
+    const timer = setInterval(list, loading ? LOADING_MS : WATCHING_MS);
     return () => clearInterval(timer);
   }, [loading]);
   const ask = (method: Asked["method"], path: string, text: string, body?: Body) => run(async () => {
@@ -39,7 +50,7 @@ export function WholeModels() {
       {models?.length === 0 && <p class="empty">There is none: the server has no transformers, or its model repository no checkpoint.</p>}
       {models && models.length > 0 && <Table caption="Whole models and their states" quiet rows={models} columns={[
         { head: "name", header: true, cell: (m) => m.id },
-        { head: "state", cell: stateOf },
+        { head: "state", title: "running: requests that its process has; waiting: those that wait until others are answered, or until it is loaded", cell: stateOf },
         { head: "computed by", cell: (m) => m.architecture ?? "—" },
         { head: "takes", cell: (m) => m.takes.join(", ") },
         { head: "bytes", number: true, title: "an estimate until it is resident", cell: (m) => bytes(m.bytes) },

@@ -127,6 +127,7 @@ class _Busy(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @needs_haproxy
 def test_the_proxy_answers_problem_documents_where_no_process_does(tmp_path):
     with proxied(tmp_path, _free_ports(0)[0]) as url:
@@ -144,6 +145,7 @@ def test_the_proxy_answers_problem_documents_where_no_process_does(tmp_path):
         assert from_problem(status, problem).to_problem() | {"status": status} == problem
 
 
+@pytest.mark.slow
 @needs_haproxy
 def test_the_last_process_is_asked_though_its_checks_fail(tmp_path):
     port, _ = _free_ports(1)

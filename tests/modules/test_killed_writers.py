@@ -55,7 +55,7 @@ def same(module, at):
 
 rng, done, acknowledged = random.Random(seed), 0, 0
 states = [{} for _ in range(writers)]
-while done < operations:
+while done < operations or not acknowledged:
     children = []
     for writer in range(writers):
         reading, told = os.pipe()

@@ -172,7 +172,7 @@ def test_a_process_killed_under_many_callers_gives_each_an_answer_of_their_own(h
         return http.post("/v1/models/one/forward", json={"text": text})
 
     process = int(forward("a").json()["ran"]["architecture"])
-    texts = ["sleep 0.05" + number * " " for number in range(16)]
+    texts = ["sleep 0.15" + number * " " for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
         asking = [pool.submit(forward, text) for text in texts]
         eventually(lambda: http.get("/v1/models/one").json()["running"] > 8)

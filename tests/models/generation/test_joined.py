@@ -441,3 +441,11 @@ def test_prompts_that_are_read_together_have_the_tokens_of_each_alone(kind):
     together = kind in {"gpt2", "qwen3", "deepseek_v3"}  # windows and states keep no past that could be cut
     assert shapes == ([[3, 14]] if together else [[1, 9], [1, 14], [1, 9]])
     assert found == [read_at_once(model, [prompt])[0][0] for prompt in prompts]
+
+
+def test_prompts_are_read_with_the_most_others_that_are_alike_in_length():
+    model = loaded("qwen3", **FAMILIES["qwen3"][1])
+    prompts = [TEXT[:length] for length in (18, 33, 9, 60, 40, 10, 59)]
+    found, shapes = read_at_once(model, prompts)
+    assert shapes == [[3, 18], [4, 60]]
+    assert found == [read_at_once(model, [prompt])[0][0] for prompt in prompts]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_service.models.generation.decode_attention import DecodeAttention
 from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
-from attention_service.models.generation.joined_prompts import read_together, reads_together
+from attention_service.models.generation.joined_prompts import alike_in_length, read_together, reads_together
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.generation.token_attention import PassWeights
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -73,17 +73,14 @@ class Decoder:
                 return None
             return self._stepped(text, output, weights)
 
-    def read_some(self, texts: Sequence[RunningText], most: int) -> tuple[list[Step], int]:
-        """Read prompts of the first text, and of those that can be read with it, up to so many tokens.
+    def read_some(self, texts: Sequence[RunningText]) -> tuple[list[Step], int]:
+        """Read prompts of the first text, and of those that can be read with it, up to ``PART`` tokens.
 
         Returns their first steps, none of a prompt of which a part is left, and the number of tokens that were read.
         """
         first, shared = texts[0], [texts[0]]
         if len(texts) > 1 and reads_together(first) and self.joining.in_parts and not self._is_stretched(first):
-            for text in [each for each in texts if not (each is first or self._is_stretched(each))]:
-                lengths = [len(each.ids) for each in (*shared, text)]
-                if max(lengths) <= 2 * min(lengths) and max(lengths) * len(lengths) <= most and reads_together(text):
-                    shared.append(text)
+            shared = alike_in_length([first, *filter(self._can_be_mate, texts[1:])], PART)
         if len(shared) > 1:
             try:
                 with torch.inference_mode():
@@ -100,6 +97,9 @@ class Decoder:
         except Exception as fault:
             return [Step(first, fault=fault)], len(first.ids)
         return [] if step is None else [step], max(first.seen - before, 1)
+
+    def _can_be_mate(self, text: RunningText) -> bool:
+        return reads_together(text) and not self._is_stretched(text)
 
     def _reads_in_parts(self, text: RunningText) -> bool:
         return text.reads_tokens_alone and self.joining.in_parts and not self._is_stretched(text)

@@ -231,7 +231,7 @@ def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int)
         if not texts:
             break
         first = generations[next(iter(texts))]
-        steps, count = first.within.run(decoder.read_some, list(texts.values()), most)
+        steps, count = first.within.run(decoder.read_some, list(texts.values()))
         most -= count
         for at, text in texts.items():
             for step in steps:

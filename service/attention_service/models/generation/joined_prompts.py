@@ -26,6 +26,22 @@ def _cuttable(layer: Any, text: RunningText) -> bool:
     return type(layer) is DynamicLayer
 
 
+def alike_in_length(texts: Sequence[RunningText], most: int) -> list[RunningText]:
+    """The first text, and the most others whose lengths are within a factor of two of each other and of its own.
+
+    ``most``: their tokens together, if they are several.
+    """
+    lengths, found = [len(text.ids) for text in texts], [texts[0]]
+    for shortest in {each for each in lengths if lengths[0] / 2 <= each <= lengths[0]}:
+        tried, left = [texts[0]], most - lengths[0]
+        for text, length in zip(texts[1:], lengths[1:], strict=True):
+            if shortest <= length <= 2 * shortest and length <= left:
+                tried.append(text)
+                left -= length
+        found = max(found, tried, key=len)
+    return found
+
+
 def read_together(model: Any, attention: DecodeAttention, texts: Sequence[RunningText]) -> list[Tensor]:
     """Read the prompts of several texts in one pass. Returns the float32 logits ``[1, V]`` of each one's next token."""
     longest = max(texts, key=lambda text: len(text.ids))

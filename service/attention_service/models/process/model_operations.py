@@ -138,7 +138,8 @@ class ServedModel:
             def run() -> Generation:
                 return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)))
 
-            return Work(plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision), run)
+            needed = plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision)
+            return Work(needed, run, generates=True)
 
         return self._after_images(
             images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work

@@ -44,10 +44,11 @@ class ProcessPipes:
         """Wait for the next message."""
         return self._inbox.get()
 
-    def arrived(self, *, wait: bool) -> list[Message]:
-        """Return the messages that came; ``wait``: for one at least."""
-        found = [self._inbox.get()] if wait else []
+    def arrived(self, *, wait_s: float | None) -> list[Message]:
+        """Return the messages that came; ``wait_s``: seconds to wait for the first, None for as long as it takes."""
+        found = []
         with suppress(Empty):
+            found.append(self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get_nowait())
             while True:
                 found.append(self._inbox.get_nowait())
         return found

@@ -28,6 +28,8 @@ _PROMPTS: Final = 512
 """Tokens of prompts that are read in one turn, so that texts that run wait no longer."""
 _SHARED: Final = 1.1
 """Memory that a pass of several questions may take, as a multiple of what they were admitted for."""
+_MOMENT_S: Final = 0.002
+"""Seconds for which requests that could share a pass are waited for, if they are priced and not yet admitted."""
 _LONG_S: Final = 1.0
 """Seconds that a pass may take without the server being told before."""
 
@@ -69,12 +71,18 @@ class Work(NamedTuple):
     """Returns work if the request can be checked only now, as one with images that had to be decoded."""
     seconds: float = 0.0
     """Estimate of the time for which the process will be silent."""
+    generates: bool = False
+    """True if it only begins a generation, and takes no pass."""
     group: Hashable = None
     """Equal for questions that may be answered by one pass; None for one that has its own."""
     length: int = 0
     """The tokens of its text."""
     question: Any = None
     """The question, as ``Served.answer_joined`` takes it."""
+
+    def may_share(self, other: "Work") -> bool:
+        """True if it could take its pass together with other work."""
+        return (self.generates and other.generates) or (self.group is not None and self.group == other.group)
 
 
 Emit = Callable[[bytes], None]
@@ -149,15 +157,32 @@ class Turns:
         self.least = held_after_giving_back()
         while True:
             self.take_messages()
+            self.begin_generations()
             if self.ready:
                 self.answer_next()
             if self.running:
                 self.decode()
 
     def take_messages(self) -> None:
-        """Take in what came; if there is nothing to do, wait for a message."""
-        for message in self.pipes.arrived(wait=not (self.ready or self.running)):
+        """Take in what came; if there is nothing to do, wait for a message.
+
+        Requests that come at the same time are admitted one after the other. If nothing runs, a pass is put off while
+        they are, as long as a message comes within a moment of the one before.
+        """
+        for message in self.pipes.arrived(wait_s=0 if self.ready or self.running else None):
             self.take(message)
+        while self.expects_mates() and (messages := self.pipes.arrived(wait_s=_MOMENT_S)):
+            for message in messages:
+                self.take(message)
+
+    def expects_mates(self) -> bool:
+        """True if nothing runs, and a request that is not admitted yet could share the pass that is next."""
+        if self.running or not self.ready:
+            return False
+        ready = set(map(id, self.ready))
+        next_one = self.ready[0].work
+        priced = [each.work for each in self.questions.values() if id(each) not in ready]
+        return any(one is not None and next_one is not None and one.may_share(next_one) for one in priced)
 
     def take(self, message: Message) -> None:
         """Take in one message about a request."""
@@ -190,6 +215,12 @@ class Turns:
         if question.work is not None:
             question.need = max(question.need, question.work.needed_bytes)
             self.pipes.send("need", {"bytes": question.need}, request=question.number)
+
+    def begin_generations(self) -> None:
+        """Begin all generations that are ready, so that their prompts are read together."""
+        for question in [each for each in self.ready if each.work is not None and each.work.generates]:
+            self.ready.remove(question)
+            self.answer(question)
 
     def answer_next(self) -> None:
         """Answer the question that has waited longest, and with it those that can share its pass."""

@@ -1,0 +1,128 @@
+"""The loop of a model's process: which requests a turn takes, and with whom a pass is shared."""
+
+from queue import Empty
+
+import pytest
+
+from attention_contract.schemas.models import ModelList
+from attention_service.core.cancellation import Cancellation
+from attention_service.models.process.turns import Answer, Turns, Work
+from attention_service.models.worker_messages import Message
+
+
+class Pipes:
+    """The messages of a test. ``later`` come one by one, each within a moment of the one before."""
+
+    def __init__(self, *messages):
+        self.now, self.later, self.sent = list(messages), [], []
+
+    def arrived(self, *, wait_s):
+        if wait_s is None and not self.now:
+            raise Empty  # the test is over
+        found, self.now = self.now, []
+        return found or ([self.later.pop(0)] if wait_s and self.later else [])
+
+    def cancellation(self, _):
+        return Cancellation(None)
+
+    def send(self, kind, facts=None, body=(), *, request=None):
+        self.sent.append((kind, request))
+
+
+class Generation:
+    """A generation that ends with its second token; its prompt is read in one turn."""
+
+    unread, has_ended = 0, False
+
+    def __init__(self):
+        self.tokens = 0
+
+    def leave(self):
+        pass
+
+
+class Model:
+    """Questions are of group ``alike``, and generations take two turns."""
+
+    def __init__(self):
+        self.passes = []
+
+    def held_bytes(self):
+        return None
+
+    def recover(self, fault):
+        pass
+
+    def prepare(self, operation, body, room, emit):
+        if operation == "chat":
+            return Work(10, Generation, generates=True)
+
+        def alone():
+            self.passes.append(1)
+            return Answer(ModelList(data=[]))
+
+        return Work(10, alone, group=operation, length=4, question=operation)
+
+    def answer_joined(self, questions):
+        self.passes.append(len(questions))
+        return [Answer(ModelList(data=[])) for _ in questions]
+
+    def read(self, running, most):
+        return {}
+
+    def step(self, running):
+        self.passes.append(len(running))
+        for each in running:
+            each.tokens += 1
+            each.has_ended = each.tokens == 2
+        return {}
+
+    def finish(self, running):
+        return Answer(last=b"", tokens=running.tokens)
+
+
+def ask(number, operation):
+    return Message("ask", {"request": number, "operation": operation, "room": 99, "memory": None}, memoryview(b""))
+
+
+def go(number):
+    return Message("go", {"request": number}, memoryview(b""))
+
+
+def run(pipes):
+    """Run until there is nothing more to do. Returns the sizes of the passes."""
+    model = Model()
+    with pytest.raises(Empty):
+        Turns(pipes, model, []).run()
+    return model.passes
+
+
+def test_requests_that_come_at_once_share_a_pass_although_they_are_admitted_one_after_the_other():
+    pipes = Pipes(*[ask(number, "weights") for number in range(4)], go(0))
+    pipes.later = [go(1), go(2), go(3)]
+    assert run(pipes) == [4]
+    assert [kind for kind, _ in pipes.sent].count("reply") == 4
+
+
+def test_a_pass_waits_for_nobody_who_cannot_share_it():
+    pipes = Pipes(ask(0, "weights"), ask(1, "forward"), go(0))
+    pipes.later = [go(1)]
+    with pytest.raises(Empty):
+        Turns(pipes, model := Model(), []).run()
+    assert model.passes == [1]
+    assert pipes.later
+
+
+def test_a_request_that_is_not_admitted_holds_up_no_pass():
+    assert run(Pipes(ask(0, "weights"), ask(1, "weights"), go(0))) == [1]
+
+
+def test_generations_that_are_ready_begin_in_one_turn():
+    asked = [each for number in range(3) for each in (ask(number, "chat"), go(number))]
+    assert run(Pipes(*asked)) == [3, 3]
+
+
+def test_nobody_waits_for_mates_beside_texts_that_run():
+    pipes = Pipes(ask(0, "chat"), go(0), ask(1, "weights"), ask(2, "weights"), go(1))
+    pipes.later = [go(2)]
+    assert run(pipes)[:2] == [1, 1]

@@ -44,7 +44,9 @@ StepLike = SessionStep | Mapping[str, Any]
 class ModelFields(CallOptions, total=False):
     """The inputs of a whole model beside one text, and the settings of the call; see ``client.models.forward``."""
 
+    text_pair: str | Sequence[str] | None
     tokens: Sequence[int] | Sequence[Sequence[int]] | None
+    token_type_ids: Sequence[int] | Sequence[Sequence[int]] | None
     messages: Sequence[Message | Mapping[str, str]] | None
     target: str | None
     images: Sequence[ImageLike] | None

@@ -287,7 +287,7 @@ def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[tor
 
 
 def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
-    if loaded.predicts is None:
+    if loaded.head.predicts is None:
         return
     reply = ModelGradients(loaded, ModelGradientsRequest(tokens=IDS, of={"token": 7}, wrt=["embeddings"])).reply()
     table: Any = (model.get_encoder() if loaded.reader.pairs else model).get_input_embeddings()

@@ -60,8 +60,9 @@ class Models(Generation[WayT], Surveys[WayT]):
     ) -> Call[ModelForwardReply]:  # fmt: skip
         """Return what a model predicts after a text, and taps of its layers.
 
-        Give exactly one of ``text``, ``tokens`` and ``messages``; several texts are one batch. ``target`` is the
-        decoder's text of an encoder-decoder. ``images`` are paths, the bytes of files, or images of Pillow; an encoder
+        Give exactly one of ``text``, ``tokens`` and ``messages``; several texts are one batch. ``text_pair`` is a
+        second text beside each, as classifiers of pairs and rerankers read it. ``target`` is the decoder's text of an
+        encoder-decoder. ``images`` are paths, the bytes of files, or images of Pillow; an encoder
         of images takes them alone. ``layers`` are those to answer for, as in ``[0, 3]`` or ``["decoder.0"]``.
         ``edits`` are by layer: ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps,
         ``hidden`` or ``logits``; ``select`` the heads and queries. ``positions`` are the tokens whose predictions are
@@ -88,8 +89,9 @@ class Models(Generation[WayT], Surveys[WayT]):
     ) -> Call[ModelGradientsReply]:  # fmt: skip
         """Return exact gradients of log p(token at a position), or of another number that a model predicts.
 
-        ``of`` says which: ``{"position": -1, "token": "mat", "against": "dog"}`` for the margin of two tokens, or
-        ``{"upstream": ∂L/∂logits}``; by default the likeliest token after the last. ``wrt`` names tokens, embeddings,
+        ``of`` says which: ``{"position": -1, "token": "mat", "against": "dog"}`` for the margin of two tokens,
+        ``{"token": "POSITIVE"}`` for a class, or ``{"upstream": ∂L/∂logits}``; by default the likeliest token after the
+        last. ``wrt`` names tokens, embeddings,
         hidden, output and taps; ``by_head`` adds Σ gradient · context of each head. ``integrated`` integrates those of
         tokens over so many steps from zeros. ``check`` compares with central differences. Inputs as in ``forward``.
         """

@@ -32,7 +32,8 @@ class ModelForwardRequest(ModelInput):
     """The heads and queries of those taps; default: all."""
     positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
     """The positions of the tokens whose predictions are returned, negative ones counted from the end; default: the
-    last. At most 16,384 predictions and tokens named in them: texts · positions · (1 + ``top_k``)."""
+    last; of a model that classifies tokens all, and of one that finds an answer in a text the likeliest first and last
+    token of it. At most 16,384 predictions and tokens named in them: texts · positions · (1 + ``top_k``)."""
     top_k: int = Field(default=5, ge=0, le=1024)
     """The number of most likely tokens to return for each prediction; 0 for none."""
     average_heads: bool = False
@@ -92,14 +93,21 @@ class ModelWeightsRequest(ModelInput):
 
 
 class PredictedLogit(WireModel):
-    """The differentiated number: log p(token at a position), minus that of another token if one is given."""
+    """The differentiated number: log p(token at a position), minus that of another token if one is given.
+
+    For a model that predicts classes, a class takes the place of the token. The score of a model with one class, such
+    as a reranker, is its logit.
+    """
 
     position: int = -1
-    """The position of the token that makes the prediction, negative ones counted from the end."""
+    """The position of the token that makes the prediction, negative ones counted from the end. A model that classifies
+    tokens, or finds an answer in a text, takes by default the position at which the class is likeliest."""
     token: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """A token id, or a text that is one token. Default: the most likely token."""
+    """A token id, or a text that is one token; the number or the name of a class. Default: the most likely one."""
     against: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Differentiate log p(token) − log p(against)."""
+    logit: bool = False
+    """Differentiate the logit in place of the log-probability."""
 
 
 class GivenUpstream(WireModel):
@@ -138,12 +146,13 @@ class ModelGradientsRequest(ModelInput):
 
 
 class LikelyToken(WireModel):
-    """One token of the vocabulary in a prediction."""
+    """One token of the vocabulary, or one class, in a prediction."""
 
     token: str
     id: int
     logit: AnyNumber
     probability: AnyNumber
+    """If the model has one class, the logistic function of its logit."""
     unedited_logit: IfRequested[AnyNumber] = ABSENT
     unedited_probability: IfRequested[AnyNumber] = ABSENT
     """With ``compare``."""
@@ -176,8 +185,9 @@ class ModelForwardReply(ModelReply):
 
     predicts: Literal["next", "own", "class"] | None = None
     """``next``: each token predicts the following token. ``own``: each predicts the token at its own position, as in
-    BERT. ``class``: the model classifies the image, and the tokens of the predictions are classes. Null for a model
-    without a prediction head."""
+    BERT. ``class``: the model classifies the text, the image or each token, and the tokens of the predictions are
+    classes; or it finds an answer in a text, and each token has a probability to be its ``start`` and its ``end``;
+    or it chooses one of several texts, by their numbers. Null for a model without a prediction head."""
     predictions: list[Prediction] = Field(default_factory=list)
     logits: IfRequested[FloatArray] = ABSENT
     """``[B, positions, V]``: for the requested positions."""

@@ -75,10 +75,15 @@ class ModelInfo(WireModel):
     architecture: str | None = None
     """The class of transformers that computes it, as in ``GPT2LMHeadModel``."""
     model_type: str | None = None
-    takes: list[Literal["text", "messages", "images", "audio", "target"]] = Field(default_factory=list)
+    takes: list[Literal["text", "text_pair", "messages", "images", "audio", "target"]] = Field(default_factory=list)
     """The kinds of input that its requests may have, besides ``tokens``. A model of ``audio`` is refused."""
     generates: bool = False
     """True if it predicts the next token, so that it can generate."""
+    predicts: Literal["next", "own", "class"] | None = None
+    """``next``: the following token, of each. ``own``: the token in its place. ``class``: classes of texts, of tokens
+    or of images. Null for a model without a prediction head."""
+    classes: list[str] = Field(default_factory=list)
+    """The names of the first 1,000 classes that it predicts, by number."""
     dtype: str | None = None
     device: str | None = None
     bytes: int = 0

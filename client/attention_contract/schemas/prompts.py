@@ -124,6 +124,10 @@ def images_in(messages: Iterable[Any]) -> list[ImageBytes]:
     return [ImageBytes(base64=url.partition(",")[2]) for url in urls]
 
 
+def _lengths(ids: list[int] | list[list[int]]) -> list[int] | int:
+    return [len(row) for row in ids if isinstance(row, list)] or len(ids)
+
+
 class ModelInput(WireModel):
     """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images alone for encoders.
 
@@ -132,8 +136,14 @@ class ModelInput(WireModel):
 
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     """One text, or several as one batch."""
+    text_pair: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    """A second text that the tokenizer joins to ``text``, as a classifier of pairs, a reranker or a model that answers
+    questions reads it. A list has one for each text; one text, or one pair, goes with every other."""
     tokens: TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     """Token ids; no special tokens are added."""
+    token_type_ids: TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    """The type of each of ``tokens``, for models that tell a first text from a second one so, such as BERT; default:
+    0."""
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024)] | None = None
     """A conversation. The checkpoint's chat template formats it, up to the beginning of the model's answer."""
     target: Text | None = None
@@ -162,12 +172,32 @@ class ModelInput(WireModel):
             raise at_fault("text", "expected text, tokens, messages or images; got none")
         if self.images and images_in(self.messages or ()):
             raise at_fault("images", "the messages bring their own; send them in one way")
+        self._check_pairs()
+        self._check_types()
         return self
+
+    def _check_pairs(self) -> None:
+        if self.text_pair is None:
+            return
+        if self.text is None:
+            raise at_fault("text_pair", "it goes with text; send the first text of the pair there")
+        if isinstance(self.text, list) and isinstance(self.text_pair, list):
+            counts = len(self.text), len(self.text_pair)
+            if counts[0] != counts[1]:
+                raise at_fault("text_pair", f"expected one for each of {counts[0]} texts; got {counts[1]}")
+
+    def _check_types(self) -> None:
+        if self.token_type_ids is None:
+            return
+        if self.tokens is None:
+            raise at_fault("token_type_ids", "they go with tokens; those of text and text_pair are the tokenizer's")
+        if _lengths(self.tokens) != _lengths(self.token_type_ids):
+            raise at_fault("token_type_ids", "expected one for each token, in the same lists as tokens")
 
     @property
     def inputs(self) -> int:
         """The number of texts, or of images alone."""
-        texts = self.tokens if self.text is None else self.text
+        texts = self.text_pair if isinstance(self.text_pair, list) else self.text or self.tokens
         if texts is None:
             return 1 if self.messages is not None else len(self.images)
         return len(texts) if isinstance(texts, list) and not isinstance(texts[0], int) else 1
@@ -189,7 +219,9 @@ class TokenLabelsReply(WireModel):
     """The token ids; for an image encoder, the positions of the tokens; −1 for a key that stands for several tokens,
     whose label is their first and last position, as in ``[4…7]``."""
     spans: list[tuple[int, int] | None]
-    """Start and end (exclusive) of each token in the characters of the text; null for a token without text."""
+    """Start and end (exclusive) of each token in the characters of its text; null for a token without text."""
+    parts: IfRequested[list[str | None]] = ABSENT
+    """With ``text_pair``: the text that each token comes from, ``text`` or ``text_pair``; null for a special token."""
     patches: IfRequested[list[tuple[int, int, int] | None]] = ABSENT
     """Image, row and column of each token that is a patch of an image, counted inside its crop."""
     crops: IfRequested[list[int | None]] = ABSENT

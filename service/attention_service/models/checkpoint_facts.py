@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.head_kinds import HeadKind
 from attention_service.models.input_kinds import READS
 from attention_service.modules.checkpoints.attention_blocks import blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.import_plan import missing_fields
 from attention_service.modules.store_files import read_regular
 
-Input = Literal["text", "messages", "images", "audio", "target"]
+Input = Literal["text", "text_pair", "messages", "images", "audio", "target"]
 _TOKENIZERS: Final = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
 )  # fmt: skip
@@ -58,19 +59,22 @@ _DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors
 """Files that transformers reads as a distributed checkpoint, whatever else a folder holds."""
 
 
-def inputs_of(folder: Path, config: Mapping[str, Any], *, generates: bool) -> list[Input]:
+def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None) -> list[Input]:
     """The inputs that requests to a model may have."""
-    pairs: list[Input] = ["target"] if config.get("is_encoder_decoder") is True else []
+    classifies = head is not None and head.predicts == "class"
+    pairs: list[Input] = ["target"] if config.get("is_encoder_decoder") is True and not classifies else []
     if READS.get(str(config.get("model_type"))) == "audio":
         return ["audio", *pairs]
     found: list[Input] = ["text"] if has_tokenizer(folder) else []
     if any(_IMAGE_ENTRIES.search(_beginning(folder / name)) for name in _PROCESSORS):
         found.append("images")
     # Of an encoder of texts beside one of images, such as CLIP, the half that reads images is loaded.
+    generates = head is not None and head.predicts == "next"
     both = config.keys() >= _PAIR and _IMAGE_TOKENS.isdisjoint(config) and not generates
     if "images" in found and both:
         return ["images"]
     if "text" in found:
+        found += ["text_pair"] if classifies else []
         says = b'"chat_template"' in _beginning(folder / "tokenizer_config.json")  # as older checkpoints do
         found += ["messages"] if says or _has(folder, *_TEMPLATES) else []
         found += pairs

@@ -16,6 +16,7 @@ from attention_service.models.checkpoint_facts import (
     lack_of_config,
     refusal_of,
 )
+from attention_service.models.head_kinds import LISTED_CLASSES, HeadKind, class_names, head_kind
 from attention_service.modules.checkpoints.catalogue import paths, told
 from attention_service.modules.checkpoints.checkpoint_files import TINY, located, open_checkpoint
 from attention_service.modules.store_files import reason
@@ -32,11 +33,6 @@ _MISSING: Final = (
     "the other layers of whole models run by transformers, which this server lacks; install its extra "
     "(attention-service[transformers])"
 )
-_GENERATING: Final = (
-    "ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
-    "BertGenerationDecoder",
-)  # fmt: skip
-"""Ends of the class names of models that predict the next token."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,8 @@ class ModelFolder:
             model_type=kind[:80] if isinstance(kind, str) else None,
             takes=self.takes,
             generates=self._generates,
+            predicts=None if self._head is None else self._head.predicts,
+            classes=[*class_names(self._head, self.config.get("id2label"))][:LISTED_CLASSES],
             bytes=self.resident_bytes(dtype),
             refused=self.refused,
         )
@@ -103,12 +101,16 @@ class ModelFolder:
 
     @property
     def _generates(self) -> bool:
-        return self._class is not None and self._class.endswith(_GENERATING)
+        return self._head is not None and self._head.predicts == "next"
+
+    @property
+    def _head(self) -> HeadKind | None:
+        return head_kind(self._class or "")
 
     @cached_property
     def takes(self) -> list[Input]:
         """The inputs that its requests may have, by the names of its files and by its config."""
-        return inputs_of(self.folder, self.config, generates=self._generates)
+        return inputs_of(self.folder, self.config, self._head)
 
 
 def find_folder(root: Path, checkpoint: str) -> ModelFolder:

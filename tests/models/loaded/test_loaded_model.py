@@ -70,11 +70,11 @@ def reference(family, ids, **options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_weights_are_those_of_the_eager_model(family):
     model = loaded(family)
-    returns = ["weights", "hidden", *(["logits"] if model.predicts else [])]
+    returns = ["weights", "hidden", *(["logits"] if model.head.predicts else [])]
     count = 1 if family in PAIRS else len(IDS)
     reply = forward_reply(model, ModelForwardRequest(tokens=IDS, return_=returns, positions=[*range(count)], top_k=3))
     outputs, weights = reference(family, IDS)
-    if model.predicts:
+    if model.head.predicts:
         near(reply.logits, outputs.logits[0])
         best = outputs.logits[0].double().softmax(-1).topk(3)
         for each in reply.predictions:
@@ -158,13 +158,13 @@ def test_statistics_alone_compute_each_weight_once(family, monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_and_single_texts_agree(family):
     model, texts = loaded(family), [IDS, IDS[:4]]
-    returns = ["weights", "context", *(["logits"] if model.predicts else [])]
+    returns = ["weights", "context", *(["logits"] if model.head.predicts else [])]
     batch = forward_reply(model, ModelForwardRequest(tokens=texts, return_=returns))
     statistics = weights_reply(model, ModelWeightsRequest(tokens=texts, statistics=[*HEAD_STATISTICS]))
     for number, ids in enumerate(texts):
         single = forward_reply(model, ModelForwardRequest(tokens=ids, return_=returns))
         alone = weights_reply(model, ModelWeightsRequest(tokens=ids, statistics=[*HEAD_STATISTICS]))
-        if model.predicts:
+        if model.head.predicts:
             near(batch.logits[number], single.logits)
         pads = len(texts[0]) - len(ids)
         left = family in DECODERS

@@ -14,7 +14,7 @@ from tests.modules.checkpoints.test_families import built
 from tests.modules.checkpoints.tiny_models import BERT, SIZES, Tiny, model
 from transformers import (
     BertConfig,
-    BertForSequenceClassification,
+    BertForNextSentencePrediction,
     DebertaV2Config,
     DebertaV2Model,
     XLNetConfig,
@@ -55,16 +55,16 @@ def entry(folder, **entries):
     return folder
 
 
-def test_a_classifier_of_texts_says_what_is_left_out(tmp_path):
-    config = BertConfig(**BERT, num_labels=3)
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "net")
+def test_a_head_that_predicts_neither_tokens_nor_classes_is_left_out(tmp_path):
+    config = BertConfig(**BERT)
+    BertForNextSentencePrediction(config).save_pretrained(tmp_path / "net")
     tokenizer().save_pretrained(tmp_path / "net")
     loaded = load(tmp_path / "net")
-    assert loaded.info()["left_out"] == ["classifier.bias", "classifier.weight"]
+    assert loaded.info()["left_out"] == ["cls.seq_relationship.bias", "cls.seq_relationship.weight"]
     assert ModelInfo(id="a", created=0, checkpoint="a", state="resident", **ServedModel(loaded).info()).left_out
     reply = forward_reply(loaded, ModelForwardRequest(tokens=IDS))
     assert (reply.predicts, reply.predictions) == (None, [])
-    words = r"no prediction head \(classifier\.bias, classifier\.weight are left out of the checkpoint"
+    words = r"no prediction head \(cls\.seq_relationship\.bias, cls\.seq_relationship\.weight are left out of the che"
     with pytest.raises(InvalidRequest, match=words):
         forward_reply(loaded, ModelForwardRequest(tokens=IDS, return_=["logits"]))
     with pytest.raises(InvalidRequest, match=words) as caught:

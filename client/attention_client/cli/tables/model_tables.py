@@ -105,14 +105,19 @@ def largest_weights(reply: ModelWeightsReply, count: int) -> str:
 
 
 def predicted(reply: ModelForwardReply) -> None:
-    """Print a row for each prediction: the token, and those that follow it or stand in its place."""
+    """Print a row for each prediction: the token, and those that follow it or stand in its place; or the classes."""
+    texts = len(reply.labels) if isinstance(reply.labels, list) else 1
+    of_texts = reply.predicts == "class" and len(reply.predictions) <= texts
+
+    def token(text: int, position: int) -> str:
+        return "" if of_texts else f"{position} {readable(reply.labels_of(text).tokens[position])}"
+
     table(
         {
             "text": str(each.text) if isinstance(reply.labels, list) else "",
-            "token": f"{each.position} {readable(reply.labels_of(each.text).tokens[each.position])}",
+            "token": token(each.text, each.position),
             "probability": "  ".join(
-                f"{readable(token.token)} ({token.probability:.3f}{_before(token.unedited_probability)})"
-                for token in each.top
+                f"{readable(top.token)} ({top.probability:.3f}{_before(top.unedited_probability)})" for top in each.top
             ),
             "divergence": "" if each.divergence is None else number(each.divergence),
         }
@@ -130,8 +135,11 @@ def differentiated(reply: ModelGradientsReply) -> None:
     """Print what was differentiated, a row for each token with its share, and a row for each layer with its heads'."""
     for text, index in _texts(reply):
         values = {name: getattr(reply, name) for name in ("value", "tokens", "baseline")}
-        own = {name: each if text is None or each is None else each[text] for name, each in values.items()}
-        token = None if reply.token_names is None else reply.token_names[text or 0]
+        # A choice of one of several texts is one number.
+        own = {name: each if text is None or each is None else each[min(text, len(each) - 1)]
+               for name, each in values.items()}  # fmt: skip
+        names = reply.token_names
+        token = None if names is None else names[min(text or 0, len(names) - 1)]
         fields = {"text": text, "value": number_of(own["value"]), "baseline": number_of(own["baseline"])}
         line(fields if token is None else {"log p of": readable(token)} | fields)
         encoder = reply.encoder_labels

@@ -44,7 +44,7 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
     kind, layers = type(request), tuple(str(place.key) for place in asked.places)
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
-        return None if several_taps or loaded.predicts != "next" else (kind, request.top_k)
+        return None if several_taps or loaded.head.predicts != "next" else (kind, request.top_k)
     numbers = sum(place.widths.heads for place in asked.places) * inputs.text.length**2 * request.return_weights
     if request.pool is not None or numbers > _REPLY_NUMBERS:
         return None

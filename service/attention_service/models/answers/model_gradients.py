@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from attention_contract.base import valid
-from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.model_requests import (
-    GivenUpstream,
     LayerGradients,
     ModelGradientsReply,
     ModelGradientsRequest,
@@ -29,8 +28,10 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.core.problem import Selection
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
-from attention_service.core.tensors import to_numpy, to_torch
+from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_loading import places_of_parts
@@ -58,34 +59,6 @@ Point = tuple[LayerKey | None, str]
 EMBEDDINGS: Final[Point] = (None, "embeddings")
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The number L of each text, as a function of the logits."""
-
-    places: list[list[int]]
-    """The position of each text whose logits count; [] for all positions."""
-    ids: list[int] | None = None
-    """The token of each text; None for a given upstream."""
-    against: int | None = None
-    upstream: Tensor | None = None
-    """``[B, positions, V]``"""
-
-    def value(self, rows: Tensor) -> Tensor:
-        """L ``[B]`` of logits ``[B, positions, V]``."""
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        if self.upstream is not None:
-            return (rows * self.upstream.to(rows)).sum((1, 2))
-        logs = rows[:, 0].log_softmax(-1)
-        told = logs.gather(1, torch.tensor(self.ids, device=rows.device)[:, None])[:, 0]
-        return told if self.against is None else told - logs[:, self.against]
-
-    def repeated(self, times: int) -> "Objective":
-        """The same number of texts that come so many times, one batch behind the other."""
-        ids = None if self.ids is None else self.ids * times
-        upstream = None if self.upstream is None else self.upstream.repeat(times, 1, 1)
-        return replace(self, places=self.places * times, ids=ids, upstream=upstream)
-
-
 @dataclass
 class GraphRun:
     """One differentiable run: L and the tensors that stand at each point."""
@@ -100,7 +73,7 @@ class ModelGradients:
 
     def __init__(self, loaded: LoadedModel, request: ModelGradientsRequest) -> None:
         """Check the request. Raises InvalidRequest that names the field at fault."""
-        if loaded.predicts is None and isinstance(request.of, PredictedLogit):
+        if loaded.head.predicts is None and isinstance(request.of, PredictedLogit):
             raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
         self._loaded = loaded
         self._request = request
@@ -113,7 +86,7 @@ class ModelGradients:
         self._taps = taps
         self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
         self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
-        self._objective = self._checked_objective(request.of)
+        self._objective = objective_of(loaded, self.asked.inputs, request.of)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest.at(
                 "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
@@ -139,7 +112,7 @@ class ModelGradients:
         fields: dict[str, Any] = {"value": self._told(run.value)}
         if self._objective.ids is not None:
             fields["token"] = self._objective.ids
-            fields["token_names"] = loaded.reader.readable(self._objective.ids)
+            fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
         if request.integrated is not None:
             gradient, baseline = self._integrated(embedded, request.integrated, points)
@@ -174,43 +147,16 @@ class ModelGradients:
 
     # ── L ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _checked_objective(self, of: PredictedLogit | GivenUpstream) -> Objective:
-        loaded, stack, reader = self._loaded, self.asked.inputs.predicted, self._loaded.reader
-        classifies = loaded.predicts == "class"
-        if isinstance(of, PredictedLogit):
-            try:
-                places = loaded.predicted_places(None if classifies else [of.position], self.asked.inputs)
-            except InvalidRequest as fault:
-                detail = fault.detail.replace("positions.0", "of.position")
-                raise InvalidRequest(detail, param="of.position", **fault.facts) from None
-            ids = None if of.token is None else [reader.token_id(of.token, "of.token")] * len(places)
-            against = None if of.against is None else reader.token_id(of.against, "of.against")
-            return Objective(places, ids, against)
-        batch, length = stack.ids.shape
-        length = 1 if classifies else length
-        given = to_torch(np.asarray(of.upstream))
-        given = given if self.asked.inputs.several else given[None]
-        lengths = 1, length
-        width = reader.predictable if loaded.predicts else int(loaded.model.config.get_text_config().hidden_size)
-        if given.ndim != 3 or given.shape[0] != batch or given.shape[1] not in lengths or given.shape[2] != width:
-            expected = [batch, length, width] if self.asked.inputs.several else [length, width]
-            raise ShapeMismatch.at(
-                "of.upstream",
-                f"expected the shape of the logits, {expected}, or 1 in place of {length}; got "
-                f"{list(of.upstream.shape)}",
-                expected=expected,
-                actual=list(of.upstream.shape),
-            )
-        chosen = [length - 1] if given.shape[1] == 1 else [*range(length)]
-        return Objective([chosen] * batch, upstream=given.to(self._loaded.model.device))
-
     def _name_tokens(self) -> None:
-        """Find the likeliest token of each text, if the request names none."""
-        objective = self._objective
-        if objective.ids is None and objective.upstream is None:
+        """Find the likeliest token of each text, or place of a class, if the request names none."""
+        objective, stack = self._objective, self.asked.inputs.predicted
+        if objective.upstream is None and (objective.ids is None or objective.places is None):
+            every = objective
+            if objective.places is None:
+                every = replace(objective, places=[[*range(stack.length)]] * len(stack.ids))
             with torch.no_grad():
-                rows = self._rows(AttentionPass(self._questions(())), objective)
-            self._objective = replace(objective, ids=rows[:, 0].argmax(-1).tolist())
+                rows = self._rows(AttentionPass(self._questions(())), every)
+            self._objective = objective.named(rows, stack.mask)
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,13 +178,15 @@ class ModelGradients:
         at |= {(layer, tap): x for layer, taps in asking.traced.items() for tap, x in taps.items()}
         return GraphRun(value, at, asking)
 
-    def _rows(self, asking: AttentionPass, objective: Objective, times: int = 1) -> Tensor:
-        """The logits that L depends on, ``[B, positions, V]``, of the texts so many times."""
+    def _rows(self, asking: AttentionPass, objective: Objective, times: int = 1) -> Rows:
+        """The logits that L depends on, of the texts so many times."""
         loaded, arguments = self._loaded, self.asked.inputs.arguments
         if times > 1:
             arguments = {name: torch.cat([x] * times) for name, x in arguments.items()}
         with LayerStates(loaded.places.values(), self.asked.edits).reading((), output=False, hidden=False):
-            return loaded.output_rows(arguments, asking, objective.places)[0]
+            stack = self.asked.inputs.predicted
+            stack = stack if times == 1 else stack.repeated(times)
+            return loaded.output_rows(arguments, asking, objective.places, stack)[0]
 
     def _questions(
         self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None, times: int = 1

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
@@ -30,6 +29,7 @@ from attention_contract.schemas.weights import (
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.model_recordings import recording_of
+from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
 from attention_service.models.passes.attention_places import VISION, AttentionPlace
@@ -57,24 +57,24 @@ def forward_reply(loaded: LoadedModel, request: ModelForwardRequest, asked: Aske
     Raises InvalidRequest that names the field at fault.
     """
     asked, wanted, keep = asked or loaded.asked(request), set(request.return_), request.keep
-    predicted = loaded.predicted_places(request.positions, asked.inputs)
-    if loaded.predicts is None and "logits" in wanted:
+    head, predicted = loaded.head, loaded.head.places(request.positions, asked.inputs)
+    if head.predicts is None and "logits" in wanted:
         raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
     taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
     asking = AttentionPass(
         _questions(loaded, asked, request, lambda place, bound: _taps_question(place, request, taps))
     )
-    compares = request.compare and loaded.predicts
+    compares = request.compare and head.predicts
     before = _rows(loaded, asked, AttentionPass({}), predicted)[0] if compares else None
     states = LayerStates(loaded.places.values(), asked.edits)
     with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
         rows, output = _rows(loaded, asked, asking, predicted)
     found, several = asking.take(), asked.inputs.several
-    fields: dict[str, Any] = {"predicts": loaded.predicts, "predictions": [], "layers": []}
+    fields: dict[str, Any] = {"predicts": head.predicts, "predictions": [], "layers": []}
     if rows is not None and request.top_k:
-        fields["predictions"] = predictions(loaded.reader, rows, predicted, request.top_k, before)
+        fields["predictions"] = predictions(head, loaded.reader, rows, asked.inputs.predicted, request.top_k, before)
     if rows is not None and "logits" in wanted:
-        fields["logits"] = to_numpy(rows if several else rows[0])
+        fields["logits"] = to_numpy(rows.logits if several else rows.logits[0])
     if "hidden" in wanted:
         first = next(x for stack, x in states.inputs.items() if stack != VISION)
         fields["embeddings"] = first if several else first[0]
@@ -150,13 +150,11 @@ def _questions(
     return found
 
 
-def _rows(
-    loaded: LoadedModel, asked: Asked, asking: AttentionPass, places: Sequence[Sequence[int]]
-) -> tuple[Tensor | None, Any]:
+def _rows(loaded: LoadedModel, asked: Asked, asking: AttentionPass, places: Places | None) -> tuple[Rows | None, Any]:
     """Run the model. Return its logits at these places of each text, None without a head, and its output."""
-    if loaded.predicts is None:
+    if loaded.head.predicts is None:
         return None, loaded.run(asked.inputs.arguments, asking)
-    return loaded.output_rows(asked.inputs.arguments, asking, places)
+    return loaded.output_rows(asked.inputs.arguments, asking, places, asked.inputs.predicted)
 
 
 def _recorded(

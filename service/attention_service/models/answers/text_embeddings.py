@@ -115,7 +115,7 @@ def _settings(loaded: LoadedModel) -> SentenceSettings:
     model, reader = loaded.model, loaded.reader
     found = read_sentence_settings(Path(str(model.name_or_path)))
     if found is None:
-        causal = loaded.predicts == "next" and not reader.pairs and getattr(model.config, "is_causal", True)
+        causal = loaded.head.predicts == "next" and not reader.pairs and getattr(model.config, "is_causal", True)
         return SentenceSettings(("lasttoken" if causal else "mean",), steps=(normalized,))
     limits = [found.limit, reader.max_length]
     if found.limit is None:

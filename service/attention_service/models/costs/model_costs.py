@@ -60,7 +60,8 @@ class ModelCosts:
         encodes, every = self._images.encodes, [*loaded.places.values()]
         config = vision if encodes and vision is not None else model.config.get_text_config()
         self._width = int(config.hidden_size)
-        self._vocabulary = int(getattr(config, "vocab_size", 0) or loaded.reader.vocabulary)
+        known = int(getattr(config, "vocab_size", 0) or loaded.reader.vocabulary)
+        self._vocabulary = len(loaded.head.classes) or known
         self._itemsize = model.dtype.itemsize
         self._tile_bytes = _TILES * scores_at_once(gpu=loaded.device.is_cuda)
         self._parameters = [*model.parameters()]

@@ -195,7 +195,7 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     """Check a request. Raises InvalidRequest that names the field at fault."""
     model, reader = loaded.model, loaded.reader
     if not model.can_generate():
-        why = loaded.without_head if loaded.predicts is None else f"{type(model).__name__} does not generate"
+        why = loaded.without_head if loaded.head.predicts is None else f"{type(model).__name__} does not generate"
         raise InvalidRequest.at("model", f"{why}; take a causal language model")
     images: list[ImageBytes] = []
     more: dict[str, Any] = {}

@@ -33,8 +33,7 @@ class EncoderInputs(InputReader):
             )
         self.pairs, self.tokenizer, self.template, self.max_length = False, None, None, None
         self.names = frozenset(inspect.signature(model.forward).parameters)
-        self._classes = {int(each): name for each, name in (model.config.id2label or {}).items()}
-        self.vocabulary = self.predictable = len(self._classes)
+        self.vocabulary = self.predictable = len(model.config.id2label or ())
         sees: Any = getattr(model.config, "vision_config", model.config)  # of CLIP that classifies, one of two
         self._registers = int(getattr(sees, "num_register_tokens", None) or 0)
         self._device, self._processor = model.device, processor
@@ -71,7 +70,7 @@ class EncoderInputs(InputReader):
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
-        for field in ("text", "tokens", "messages", "target"):
+        for field in ("text", "tokens", "messages", "target", "text_pair"):
             if getattr(request, field) is not None:
                 raise InvalidRequest.at(field, "this model reads only images")
         images = decoded(request.images)
@@ -93,19 +92,6 @@ class EncoderInputs(InputReader):
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest: tokens are no input here."""
         raise InvalidRequest.at(param, "this model reads only images")
-
-    def readable(self, ids: Sequence[int]) -> list[str]:
-        """The names of these classes."""
-        return [str(self._classes.get(each, each)) for each in ids]
-
-    def token_id(self, token: int | str, param: str) -> int:
-        """The number of a class, given as such or by its name. Raises InvalidRequest."""
-        found = [each for each, name in self._classes.items() if token in (each, name)]
-        if len(found) != 1:
-            raise InvalidRequest.at(
-                param, f"{token!r} is not one of the {self.vocabulary} classes", limit=self.vocabulary
-            )
-        return found[0]
 
     def _processed(self, images: Sequence[Image.Image], mask_seed: int = 0) -> dict[str, Tensor]:
         try:

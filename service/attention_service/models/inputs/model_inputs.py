@@ -4,9 +4,9 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import Message, ModelInput, TextPart, TokenLabelsReply
+from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.patch_grids import Patch, patch_labels
 from attention_service.models.passes.attention_places import TARGET, TEXT
 
@@ -28,7 +29,9 @@ _STRETCHED: Final = frozenset({"linear", "yarn"})
 depends on the texts before, so its factor is not taken."""
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte of sentencepiece."""
+_NO_TOKEN: Final = -1
 Span = tuple[int, int] | None
+FactT = TypeVar("FactT")
 
 
 class Tokens(NamedTuple):
@@ -37,6 +40,10 @@ class Tokens(NamedTuple):
     ids: list[int]
     spans: list[Span]
     """The characters of each token."""
+    parts: list[str | None] | None = None
+    """The field of the request that each token comes from, if there are several; None for a special token."""
+    segments: list[int] | None = None
+    """The type of each token, of a text whose tokens have several."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class Stack:
     """The tokens for reading, if their ids do not tell."""
     patches: list[list[Patch | None]] | None = None
     """The patch of an image that each token is."""
+    parts: list[list[str | None]] | None = None
+    """The field of the request that each token comes from, if there are several."""
+    segments: Tensor | None = None
+    """``[B, L]``: the type of each token, if there are several."""
     compressed: tuple[range, ...] = ()
     """The tokens that each of the last entries stands for, in a layer that has keys of several tokens."""
     foreign: int = 0
@@ -61,6 +72,11 @@ class Stack:
     def length(self) -> int:
         """L."""
         return self.ids.shape[1]
+
+    def repeated(self, times: int) -> "Stack":
+        """The same tokens so many times, one batch behind the other."""
+        mask = None if self.mask is None else self.mask.repeat(times, 1)
+        return replace(self, ids=self.ids.repeat(times, 1), mask=mask, spans=self.spans * times)
 
     @cached_property
     def host_ids(self) -> NDArray[np.int64]:
@@ -137,6 +153,8 @@ class InputReader:
     """True if all images are one sequence in the layers that see them."""
     edge = 0
     """The ``shortest_edge`` of the image processor."""
+    shifts = False
+    """True if the decoder reads the text itself, moved by one token, as in classifiers of BART and T5."""
     no_tokenizer = "the checkpoint has no tokenizer"
     """The reason for which texts are refused, if they are."""
 
@@ -154,10 +172,13 @@ class InputReader:
         self.vocabulary = _vocabulary(model)
         """The number of token ids that the model reads."""
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self._classifies = is_classifier(model)
+        self.shifts = self.pairs and self._classifies
         self.predictable = self.vocabulary if head is None else int(head.weight.shape[0])
         """The number of token ids that the model predicts, and that its decoder reads if it has an encoder too."""
+        self._types: int | None = getattr(config.get_text_config(), "type_vocab_size", None) or None
         self._device = model.device
-        self.pads_left = bool(model.can_generate()) and not self.pairs
+        self.pads_left = (bool(model.can_generate()) or takes_last_token(model)) and not self.pairs
         """True if texts of one batch are filled up at their beginnings."""
         self._counts_positions = "position_ids" in self.names and behind is None
         """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
@@ -180,8 +201,10 @@ class InputReader:
     def takes(self) -> list[str]:
         """The inputs that requests may have."""
         found = [] if self.tokenizer is None else ["text"]
+        found += ["text_pair"] if self.tokenizer is not None and self._classifies else []
         found += ["messages"] if self.tokenizer is not None and self.template else []
-        return [*found, "target"] if self.pairs and self.tokenizer is not None else found
+        reads_target = self.pairs and not self.shifts and self.tokenizer is not None
+        return [*found, "target"] if reads_target else found
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
@@ -192,11 +215,14 @@ class InputReader:
             self.check(text.ids, f"{field}.{index}" if several else field)
         stack, target = self.batch(texts), None
         arguments = self.arguments(stack)
-        if self.pairs:
+        if self.shifts and request.target is None:
+            target = self._shifted(stack)
+        elif self.pairs and not self.shifts:
             target = self._target(request.target, len(texts))
+        if target is not None:
             arguments["decoder_input_ids"] = target.ids
         elif request.target is not None:
-            raise InvalidRequest.at("target", "the model has one stack and reads only the text")
+            raise InvalidRequest.at("target", "the model reads only the text, and no target")
         return Inputs(several, stack, target, arguments)
 
     def sized(self, width: int, height: int) -> SizedImage:
@@ -208,19 +234,33 @@ class InputReader:
         length = max(len(text.ids) for text in texts)
         ids = torch.full((len(texts), length), self._pad, dtype=torch.int64)
         mask = torch.zeros(len(texts), length, dtype=torch.bool)
-        spans: list[list[Span]] = []
+        typed = any(text.segments for text in texts)
+        segments = torch.zeros_like(ids) if typed else None
         for row, text in enumerate(texts):
             missing = length - len(text.ids)
             place = slice(missing, length) if self.pads_left else slice(0, length - missing)
             ids[row, place], mask[row, place] = torch.tensor(text.ids), True
-            nothing: list[Span] = [None] * missing
-            spans.append(nothing + text.spans if self.pads_left else text.spans + nothing)
+            if segments is not None and text.segments:
+                segments[row, place] = torch.tensor(text.segments)
         padded = not bool(mask.all())
-        return Stack(ids.to(self._device), mask.to(self._device) if padded else None, spans)
+        parts = [self._filled(text.parts or [None] * len(text.ids), length) for text in texts]
+        return Stack(
+            ids.to(self._device), mask.to(self._device) if padded else None,
+            [self._filled(text.spans, length) for text in texts],
+            parts=parts if any(text.parts for text in texts) else None,
+            segments=None if segments is None else segments.to(self._device),
+        )  # fmt: skip
+
+    def _filled(self, facts: Sequence[FactT | None], length: int) -> list[FactT | None]:
+        """Facts of tokens, filled up as these are."""
+        missing: list[FactT | None] = [None] * (length - len(facts))
+        return [*missing, *facts] if self.pads_left else [*facts, *missing]
 
     def arguments(self, stack: Stack) -> dict[str, Tensor]:
         """The model's arguments for one batch: positions count from the first token that is no padding."""
         found = {"input_ids": stack.ids}
+        if stack.segments is not None:
+            found["token_type_ids"] = stack.segments
         if stack.mask is not None:
             found["attention_mask"] = stack.mask.long()
             if self.pads_left and self._counts_positions:
@@ -234,8 +274,10 @@ class InputReader:
             single = ids[: len(ids) - len(stack.compressed)]
             tokens = self._cleaner.tokens(single) if stack.names is None else stack.names[row]
             tokens = [*tokens, *(f"[{each.start}…{each.stop - 1}]" for each in stack.compressed)]
-            patches = {} if stack.patches is None else patch_labels(stack.patches[row])
-            found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **patches))
+            more = {} if stack.patches is None else patch_labels(stack.patches[row])
+            if stack.parts is not None:
+                more["parts"] = stack.parts[row]
+            found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **more))
         return found
 
     def readable(self, ids: Sequence[int]) -> list[str]:
@@ -289,19 +331,41 @@ class InputReader:
     def _texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
         """The texts of a request, the field that they came in, and True if they came as a list."""
         if request.tokens is not None:
-            several = bool(request.tokens) and isinstance(request.tokens[0], list)
+            several = isinstance(request.tokens[0], list)
             lists: Any = request.tokens if several else [request.tokens]
-            return [Tokens(ids, [None] * len(ids)) for ids in lists], "tokens", several
+            types: Any = request.token_type_ids if several else [request.token_type_ids]
+            types = types or [None] * len(lists)
+            self._check_types(types)
+            told = zip(lists, types, strict=True)
+            return [Tokens(ids, [None] * len(ids), segments=kinds) for ids, kinds in told], "tokens", several
         if request.messages is not None:
             return [self.tokens(self.conversation(request.messages), "messages", special=False)], "messages", False
         if request.text is None:
             raise InvalidRequest.at("text", "expected text, tokens or messages")
-        if isinstance(request.text, str):
-            return [self.tokens(request.text, "text")], "text", False
-        return [self.tokens(text, f"text.{index}") for index, text in enumerate(request.text)], "text", True
+        texts, pairs = as_list(request.text), as_list(request.text_pair)
+        count = max(len(texts), len(pairs))
+        several = not isinstance(request.text, str) or isinstance(request.text_pair, list)
+        found = []
+        for index in range(count):
+            text, pair = texts[index % len(texts)], pairs[index % len(pairs)] if pairs else None
+            place = f"text.{index}" if len(texts) > 1 or isinstance(request.text, list) else "text"
+            found.append(self.tokens(text, place, pair=pair))
+        return found, "text", several
 
-    def tokens(self, text: str, param: str, *, special: bool = True, limit: int | None = None) -> Tokens:
-        """The tokens of a text, cut to ``limit``; ``special``: with those that the tokenizer adds.
+    def _check_types(self, types: Sequence[Sequence[int] | None], param: str = "token_type_ids") -> None:
+        """Raise InvalidRequest for types of tokens that the model does not have."""
+        given = [each for each in types if each is not None]
+        if given and "token_type_ids" not in self.names:
+            raise InvalidRequest.at(param, "the model has no types of tokens; leave them out")
+        if given and self._types is not None and (largest := max(map(max, given))) >= self._types:
+            raise InvalidRequest.at(
+                param, f"a token has type {largest}; the model has {self._types} types", limit=self._types
+            )
+
+    def tokens(
+        self, text: str, param: str, *, pair: str | None = None, special: bool = True, limit: int | None = None
+    ) -> Tokens:
+        """The tokens of a text, or of two, cut to ``limit``; ``special``: with those that the tokenizer adds.
 
         Raises InvalidRequest.
         """
@@ -309,15 +373,30 @@ class InputReader:
             raise InvalidRequest.at(param, f"{self.no_tokenizer}; send tokens")
         fast = bool(self.tokenizer.is_fast)
         found = self.tokenizer(
-            text, add_special_tokens=special, return_offsets_mapping=fast, truncation=limit is not None,
+            text, pair, add_special_tokens=special, return_offsets_mapping=fast, truncation=limit is not None,
             max_length=limit,
         )  # fmt: skip
         ids = list(found["input_ids"])
         if not ids:
             raise InvalidRequest.at(param, "the tokenizer returns no tokens for it; send a longer text")
+        kinds = found.get("token_type_ids") if pair is not None and "token_type_ids" in self.names else None
+        segments = list(kinds) if kinds is not None and any(kinds) else None
+        self._check_types([segments], param)
         if not fast:
-            return Tokens(ids, [None] * len(ids))
-        return Tokens(ids, [(a, b) if a < b else None for a, b in found["offset_mapping"]])
+            return Tokens(ids, [None] * len(ids), segments=segments)
+        spans = [(a, b) if a < b else None for a, b in found["offset_mapping"]]
+        parts = None
+        if pair is not None:
+            parts = [None if each is None else ("text", "text_pair")[each] for each in found.sequence_ids(0)]
+        return Tokens(ids, spans, parts, segments)
+
+    def _shifted(self, stack: Stack) -> Stack:
+        """The decoder's tokens of a classifier: those of the text behind its first token."""
+        ids = stack.ids.roll(1, 1)
+        ids[:, 0] = self._start
+        spans = [[None, *row[:-1]] for row in stack.spans]
+        parts = None if stack.parts is None else [[None, *row[:-1]] for row in stack.parts]
+        return Stack(ids, None, spans, parts=parts)
 
     def _target(self, target: str | None, batch: int) -> Stack:
         ids = [self._start]
@@ -360,6 +439,35 @@ class InputReader:
 def span_middle(tokens: range) -> float:
     """The position of a key that stands for several tokens: the middle of them."""
     return (tokens.start + tokens.stop - 1) / 2
+
+
+def as_list(texts: str | list[str] | None) -> list[str]:
+    """Texts as a list: one, several, or none."""
+    return [texts] if isinstance(texts, str) else texts or []
+
+
+def is_classifier(model: PreTrainedModel) -> bool:
+    """True for a model that predicts classes."""
+    kind = head_kind(type(model).__name__)
+    return kind is not None and kind.predicts == "class"
+
+
+def takes_last_token(model: PreTrainedModel) -> bool:
+    """True for a classifier that takes the state of the last token, and knows no padding by which to find it.
+
+    transformers refuses several texts then. With a padding that no token is, the last token is the last of the batch.
+    """
+    config = model.config.get_text_config()
+    kind = head_kind(type(model).__name__)
+    if kind is None or kind.predicts != "class" or kind.unit != "input" or config.pad_token_id is not None:
+        return False
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros(2, 2, dtype=torch.int64, device=model.device))
+    except ValueError:
+        config.pad_token_id = _NO_TOKEN
+        return True
+    return False
 
 
 def default_template(named: Any) -> Any:

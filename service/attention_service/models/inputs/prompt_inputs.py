@@ -97,6 +97,8 @@ class PromptInputs(InputReader):
         if not sent:
             return super().read(request)
         images = decoded(sent)
+        if request.text_pair is not None:
+            raise InvalidRequest.at("text_pair", "images go with one text")
         if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
             raise InvalidRequest.at("images", "they go with one text, without a target")
         if request.tokens is not None:
@@ -153,9 +155,11 @@ class PromptInputs(InputReader):
         if not images and self._places.intersection(ids):
             raise InvalidRequest.at(param, "it has a place for an image, but no image was sent")
 
-    def tokens(self, text: str, param: str, *, special: bool = True, limit: int | None = None) -> Tokens:
+    def tokens(
+        self, text: str, param: str, *, pair: str | None = None, special: bool = True, limit: int | None = None
+    ) -> Tokens:
         """The tokens of a text without images. Raises InvalidRequest."""
-        found = super().tokens(text, param, special=special, limit=limit)
+        found = super().tokens(text, param, pair=pair, special=special, limit=limit)
         self.check(found.ids, param)
         return found
 

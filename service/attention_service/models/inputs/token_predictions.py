@@ -1,45 +1,15 @@
-"""The tokens that a model predicts at some positions, and how edits change them."""
+"""The tokens or classes that a model predicts at some positions, and how edits change them."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import LikelyToken, Prediction
 from attention_service.models.inputs.model_inputs import InputReader, Stack
-
-
-def predicts(model: PreTrainedModel) -> str | None:
-    """``next``, ``own``, ``class``, or None for a model without a head that predicts."""
-    whole: Any = model
-    if "ForImageClassification" in type(model).__name__:
-        return "class"
-    if model.main_input_name == "pixel_values":
-        return None
-    if whole.get_output_embeddings() is None:
-        return None
-    return "own" if type(model).__name__.endswith("ForMaskedLM") else "next"
-
-
-def places_of(positions: Sequence[int] | None, stack: Stack) -> list[list[int]]:
-    """The indices of these positions in each text; negative ones count from the end of the text. Default: the last.
-
-    Raises InvalidRequest for one that is out of range.
-    """
-    wanted = [-1] if positions is None else list(positions)
-    for index, position in enumerate(wanted):
-        least = min(stack.ends)
-        if not -least <= position < stack.length:
-            raise InvalidRequest.at(
-                f"positions.{index}",
-                f"{position} is out of range; expected {-least} to {stack.length - 1}",
-                limit=stack.length,
-            )
-    return [[end + each if each < 0 else each for each in wanted] for end in stack.ends]
+from attention_service.models.inputs.prediction_head import PredictionHead, Rows
 
 
 def pooled(output: Any) -> Tensor:
@@ -51,47 +21,59 @@ def pooled(output: Any) -> Tensor:
     return found
 
 
-def rows_at(logits: Tensor, places: Sequence[Sequence[int]]) -> Tensor:
-    """``[B, positions, V]``: the rows of logits ``[B, L, V]`` at these places of each text."""
-    index = torch.tensor([list(row) for row in places], device=logits.device)
-    return logits.gather(1, index[:, :, None].expand(-1, -1, logits.shape[-1]))
-
-
 def predictions(
-    reader: InputReader, logits: Tensor, places: Sequence[Sequence[int]], top_k: int, unedited: Tensor | None
+    head: PredictionHead, reader: InputReader, rows: Rows, stack: Stack, top_k: int, unedited: Rows | None
 ) -> list[Prediction]:
-    """The likeliest tokens of rows of logits ``[B, positions, V]``; with those of the unedited run, of either."""
+    """The likeliest tokens of rows; with those of the unedited run, of either. None of padding.
+
+    ``stack``: the tokens whose predictions they are.
+    """
+    real = None if stack.mask is None or not head.by_token else stack.mask.tolist()
     found = []
-    for text, row in enumerate(places):
+    for text, row in enumerate(rows.places):
         for index, position in enumerate(row):
-            before = None if unedited is None else unedited[text, index].double()
-            found.append(_prediction(reader, text, position, logits[text, index].double(), before, top_k))
+            if real is not None and not real[text][position]:
+                continue
+            now = _row(head, rows, text, index)
+            before = None if unedited is None else _row(head, unedited, text, index)
+            values: dict[str, Any] = {"text": text, "position": position}
+            ids = now.logs.topk(min(top_k, len(now.logs))).indices.tolist()
+            if before is not None:
+                ids = list(dict.fromkeys([*ids, *before.logs.topk(min(top_k, len(before.logs))).indices.tolist()]))
+                if rows.partition is None and not head.scores:
+                    values["divergence"] = _divergence(head, before.logs, now.logs)
+            top = []
+            for each, token in zip(ids, head.named(reader, ids), strict=True):
+                fields = {"token": token, "id": each, "logit": float(now.logits[each]),
+                          "probability": float(now.probabilities[each])}  # fmt: skip
+                if before is not None:
+                    fields |= {
+                        "unedited_logit": float(before.logits[each]),
+                        "unedited_probability": float(before.probabilities[each]),
+                    }
+                top.append(valid(LikelyToken, fields))
+            found.append(valid(Prediction, values | {"top": top}))
     return found
 
 
-def _prediction(
-    reader: InputReader, text: int, position: int, row: Tensor, before: Tensor | None, top_k: int
-) -> Prediction:
-    logs = row.log_softmax(-1)
-    count = min(top_k, len(row))
-    ids = logs.topk(count).indices.tolist()
-    values: dict[str, Any] = {"text": text, "position": position}
-    logs_before = None
-    if before is not None:
-        logs_before = before.log_softmax(-1)
-        ids = list(dict.fromkeys([*ids, *logs_before.topk(count).indices.tolist()]))
-        values["divergence"] = max(0.0, float((logs_before.exp() * (logs_before - logs)).nan_to_num(0.0).sum()))
-    top = []
-    for each, token in zip(ids, reader.readable(ids), strict=True):
-        fields: dict[str, Any] = {
-            "token": token,
-            "id": each,
-            "logit": float(row[each]),
-            "probability": float(logs[each].exp()),
-        }
-        if before is not None and logs_before is not None:
-            fields |= {
-                "unedited_logit": float(before[each]), "unedited_probability": float(logs_before[each].exp()),
-            }  # fmt: skip
-        top.append(valid(LikelyToken, fields))
-    return valid(Prediction, values | {"top": top})
+class _Row(NamedTuple):
+    """One row in float64 ``[V]``."""
+
+    logits: Tensor
+    logs: Tensor
+    probabilities: Tensor
+
+
+def _row(head: PredictionHead, rows: Rows, text: int, index: int) -> _Row:
+    logits = rows.logits[text, index].double()
+    logs = head.logs(logits, None if rows.partition is None else rows.partition[text, 0])
+    return _Row(logits, logs, head.probabilities(logs))
+
+
+def _divergence(head: PredictionHead, before: Tensor, after: Tensor) -> float:
+    """Σ p · ln(p / q) of two rows of ln p; of each class by itself where several can hold."""
+    total = (before.exp() * (before - after)).nan_to_num(0.0).sum()
+    if head.several:
+        rests = [torch.log1p(-each.exp()) for each in (before, after)]
+        total += (rests[0].exp() * (rests[0] - rests[1])).nan_to_num(0.0).sum()
+    return max(0.0, float(total))

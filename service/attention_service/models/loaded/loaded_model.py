@@ -17,11 +17,12 @@ from attention_contract.schemas.prompts import ModelInput, ModelRan
 from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.checkpoint_facts import import_instead
+from attention_service.models.head_kinds import LISTED_CLASSES
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.key_stacks import extended, joined
 from attention_service.models.inputs.model_inputs import InputReader, Inputs, Stack
+from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
-from attention_service.models.inputs.token_predictions import places_of, predicts, rows_at
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_places import (
@@ -125,6 +126,7 @@ class LoadedModel:
         self.left_out = list(left_out)
         self._read_again: tuple[Path, dict[str, tuple[int, int]]] | None = None
         """The folder whose files are read for each pass, with times and sizes as they were; None: all is in memory."""
+        self.head = PredictionHead.of(model)
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
         self.seen_in_parts = False
@@ -141,7 +143,6 @@ class LoadedModel:
             self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
         if unread is not None:
             self.reader.no_tokenizer = f"the checkpoint's tokenizer cannot be read ({unread})"
-        self.predicts = predicts(model)
         self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
     def _prepare(self, read: Callable[[], InputReader], modules: Sequence[AttentionModule]) -> None:
@@ -229,6 +230,8 @@ class LoadedModel:
             "model_type": self.model.config.model_type,
             "takes": self.reader.takes,
             "generates": bool(self.model.can_generate()),
+            "predicts": self.head.predicts,
+            "classes": [*self.head.classes[:LISTED_CLASSES]],
             "dtype": torch_dtype_name(self.model.dtype),
             "device": ", ".join(places_of_parts(self.model)) or str(self.device.torch),
             "bytes": self.bytes,
@@ -265,8 +268,14 @@ class LoadedModel:
             place.check_edits(edits, asked.bound(place))
         return asked
 
-    def run(self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, logits: Tensor | None = None) -> Any:
-        """Run the model once; ``logits``: the places of the rows of logits that are needed, if not all are."""
+    def run(
+        self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, logits: Tensor | None = None,
+        model: nn.Module | None = None,
+    ) -> Any:  # fmt: skip
+        """Run the model once; ``logits``: the places of the rows of logits that are needed, if not all are.
+
+        ``model``: a part of it to run in its place.
+        """
         options: dict[str, Any] = {"return_dict": True}
         if "use_cache" in self.reader.names:
             options["use_cache"] = False
@@ -274,8 +283,10 @@ class LoadedModel:
             options["logits_to_keep"] = logits.to(self.model.device)
         dtype = self.model.dtype
         arguments = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
+        if self.head.unit == "choice" and model is None:  # of one question
+            arguments = {name: x[None] for name, x in arguments.items()}
         with self.attention.running(asking):
-            return self.model(**arguments, **options)
+            return (model or self.model)(**arguments, **options)
 
     def about(self, asked: Asked, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
         """The fields of a reply that tell of the input and of the run; ``joined``: the requests that shared it."""
@@ -317,33 +328,24 @@ class LoadedModel:
             raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {told}")
         return place
 
-    def predicted_places(self, positions: Sequence[int] | None, inputs: Inputs) -> list[list[int]]:
-        """The indices of these positions in each text; of a classifier of images, the first. Raises InvalidRequest."""
-        if self.predicts != "class":
-            return places_of(positions, inputs.predicted)
-        if positions is not None:
-            raise InvalidRequest.at("positions", "the model predicts one class for an image")
-        return [[0]] * len(inputs.text.ids)
-
     def output_rows(
-        self, arguments: Mapping[str, Tensor], asking: AttentionPass, places: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, Any]:
-        """Run the model. Return its logits ``[B, positions, V]`` at these places of each text, and its whole output.
+        self, arguments: Mapping[str, Tensor], asking: AttentionPass, places: Places | None, stack: Stack
+    ) -> tuple[Rows, Any]:
+        """Run the model. Return its logits at these places of each text, and its whole output.
 
-        Of a model without a head, the rows of its last hidden states.
+        ``places``: as ``PredictionHead.places`` returns them; ``stack``: the tokens whose predictions they are.
         """
-        alike = all(row == places[0] for row in places) and "logits_to_keep" in self.reader.names
-        output = self.run(arguments, asking, logits=torch.tensor(places[0]) if alike else None)
-        if self.predicts == "class":
-            return output.logits[:, None], output
-        rows: Tensor = output.last_hidden_state if self.predicts is None else output.logits
-        return rows if alike and self.predicts else rows_at(rows, places), output
+        able = self.head.predicts != "class" and "logits_to_keep" in self.reader.names
+        shared = places[0] if able and places and all(row == places[0] for row in places) else None
+        output = self.run(arguments, asking, logits=None if shared is None else torch.tensor(shared))
+        return self.head.rows(output, places, stack, alike=shared is not None), output
 
     def _short_run(self, asking: AttentionPass) -> Any:
         """Run the model over a few tokens, or a small image, or over both."""
         for arguments in self.reader.short_runs():
             with counted_products(self.model) as self.short_products:
-                self.run(arguments, asking)
+                # The head of such a classifier needs a token that ends the text.
+                self.run(arguments, asking, model=self.model.base_model if self.reader.shifts else None)
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:

@@ -30,13 +30,9 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
+from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.prompt_inputs import image_tokens
 
-_HEADS: Final = (
-    "ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
-    "BertGenerationDecoder", "ForImageClassification", "ForImageClassificationWithTeacher",
-)  # fmt: skip
-"""Ends of the class names of models that predict tokens or classes."""
 _VISION: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
 _OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
@@ -156,7 +152,7 @@ def _memory(device: torch.device, room: int) -> dict[int | str, int]:
 def _class_of(config: Any) -> Any:
     """The class that the config names, if it predicts; else the one without a head, or its half that reads images."""
     name = next(iter(config.architectures or []), "")
-    names = [name] if name.endswith(_HEADS) else []
+    names = [] if head_kind(name) is None else [name]
     pair = hasattr(config, "vision_config") and hasattr(config, "text_config") and not image_tokens(config)
     if pair and not name.endswith("ForImageClassification"):
         names = [name.removesuffix("Model") + end for end in _VISION]

@@ -1,0 +1,103 @@
+"""The number that gradients differentiate, as a function of a model's logits."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidRequest, ShapeMismatch
+from attention_contract.schemas.model_requests import GivenUpstream, PredictedLogit
+from attention_service.core.tensors import to_torch
+from attention_service.models.inputs.model_inputs import Inputs
+from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
+from attention_service.models.loaded.loaded_model import LoadedModel
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The number L of each text, as a function of the logits."""
+
+    head: PredictionHead
+    places: Places | None
+    """The position of each text whose logits count; None for that at which the logits tell ``ids`` to be likeliest."""
+    ids: list[int] | None = None
+    """The token of each text; None for a given upstream."""
+    against: int | None = None
+    of_logit: bool = False
+    """True for the logit in place of the logarithm of the probability."""
+    upstream: Tensor | None = None
+    """``[B, positions, V]``"""
+
+    def value(self, rows: Rows) -> Tensor:
+        """L ``[B]`` of logits ``[B, positions, V]``."""
+        logits = rows.logits.to(torch.promote_types(rows.logits.dtype, torch.float32))
+        if self.upstream is not None:
+            return (logits * self.upstream.to(logits)).sum((1, 2))
+        found = logits if self.of_logit else self.head.logs(logits, rows.partition)
+        told = found[:, 0].gather(1, torch.tensor(self.ids, device=logits.device)[:, None])[:, 0]
+        return told if self.against is None else told - found[:, 0, self.against]
+
+    def named(self, rows: Rows, real: Tensor | None) -> "Objective":
+        """The same of the likeliest token or class at each place, or at the likeliest place of the class.
+
+        ``rows``: those of every token, if the place is not given; ``real [B, L]``: the tokens that are no padding.
+        """
+        logs, batch = self.head.logs(rows.logits, rows.partition), range(len(rows.logits))
+        ids = self.ids
+        if self.places is None:
+            ids = ids or [0] * len(logs)
+            logs = logs if real is None else logs.masked_fill(~real[..., None], -torch.inf)
+            places = [[int(logs[text, :, ids[text]].argmax())] for text in batch]
+            return replace(self, places=places, ids=ids)
+        return replace(self, ids=logs[:, 0].argmax(-1).tolist() if ids is None else ids)
+
+    def repeated(self, times: int) -> "Objective":
+        """The same number of texts that come so many times, one batch behind the other."""
+        ids = None if self.ids is None else self.ids * times
+        upstream = None if self.upstream is None else self.upstream.repeat(times, 1, 1)
+        return replace(self, places=None if self.places is None else self.places * times, ids=ids, upstream=upstream)
+
+
+def objective_of(loaded: LoadedModel, inputs: Inputs, of: PredictedLogit | GivenUpstream) -> Objective:
+    """Check the number that a request differentiates. Raises InvalidRequest that names the field at fault."""
+    head = loaded.head
+    stack, batch = inputs.predicted, 1 if head.unit == "choice" else len(inputs.predicted.ids)
+    if isinstance(of, PredictedLogit):
+        choices = len(inputs.text.ids)
+        ids = None if of.token is None else [head.find(loaded.reader, of.token, "of.token", choices)] * batch
+        against = None if of.against is None else head.find(loaded.reader, of.against, "of.against", choices)
+        return Objective(head, _place(head, inputs, of), ids, against, of.logit)
+    length = stack.length if head.by_token else 1
+    given = to_torch(np.asarray(of.upstream))
+    given = given if inputs.several else given[None]
+    lengths = 1, length
+    if head.predicts == "class":
+        width = len(head.classes) or len(inputs.text.ids)
+    else:
+        hidden = int(loaded.model.config.get_text_config().hidden_size)
+        width = loaded.reader.predictable if head.predicts else hidden
+    if given.ndim != 3 or given.shape[0] != batch or given.shape[1] not in lengths or given.shape[2] != width:
+        expected = [batch, length, width] if inputs.several else [length, width]
+        raise ShapeMismatch.at(
+            "of.upstream",
+            f"expected the shape of the logits, {expected}, or 1 in place of {length}; got {list(of.upstream.shape)}",
+            expected=expected,
+            actual=list(of.upstream.shape),
+        )
+    chosen = [length - 1] if given.shape[1] == 1 else [*range(length)]
+    return Objective(head, [chosen] * batch, upstream=given.to(loaded.model.device))
+
+
+def _place(head: PredictionHead, inputs: Inputs, of: PredictedLogit) -> Places | None:
+    """The place of the prediction in each text; None for the likeliest one of a class. Raises InvalidRequest."""
+    if not head.by_token:
+        return head.places(None, inputs)
+    likeliest = head.predicts == "class" and "position" not in of.model_fields_set
+    if likeliest and (head.unit == "span" or of.token is not None):
+        return None
+    try:
+        return head.places([of.position], inputs)
+    except InvalidRequest as fault:
+        detail = fault.detail.replace("positions.0", "of.position").replace("positions", "position")
+        raise InvalidRequest(detail, param="of.position", **fault.facts) from None

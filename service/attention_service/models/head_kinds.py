@@ -1,0 +1,64 @@
+"""The heads of models, by the names of their classes in transformers: what each predicts, and for which part of a text.
+
+A class that is not named here is loaded without a head.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+Predicts = Literal["next", "own", "class"]
+"""``next``: the following token; ``own``: the token in its place; ``class``: one of some classes."""
+Unit = Literal["token", "input", "span", "choice"]
+"""The part of an input that has one prediction: each token; the whole; each token as the first or last of an answer;
+several texts, of which one is chosen."""
+
+LISTED_CLASSES: Final = 1000
+"""Classes that the description of a model names."""
+
+
+class HeadKind(NamedTuple):
+    """One kind of heads."""
+
+    predicts: Predicts
+    unit: Unit = "token"
+
+
+_KINDS: Final = {
+    **dict.fromkeys(
+        ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
+         "BertGenerationDecoder"), HeadKind("next"),
+    ),
+    "ForMaskedLM": HeadKind("own"),
+    **dict.fromkeys(
+        ("ForImageClassification", "ForImageClassificationWithTeacher", "ForSequenceClassification"),
+        HeadKind("class", "input"),
+    ),
+    "ForTokenClassification": HeadKind("class"),
+    **dict.fromkeys(("ForQuestionAnswering", "ForQuestionAnsweringSimple"), HeadKind("class", "span")),
+    "ForMultipleChoice": HeadKind("class", "choice"),
+}  # fmt: skip
+"""The kind of each end of a class name."""
+_OTHERS: Final = frozenset({
+    "FlaubertForQuestionAnswering", "TapasForQuestionAnswering", "ViltForQuestionAnswering",
+    "LxmertForQuestionAnswering", "XLMForQuestionAnswering", "XLNetForQuestionAnswering",
+})  # fmt: skip
+"""Classes whose answers are found by a search over spans, or are cells of a table or answers of a list."""
+
+
+def head_kind(name: str) -> HeadKind | None:
+    """The kind of the head of a class; None for a class without one that predicts."""
+    if name in _OTHERS:
+        return None
+    return next((kind for end, kind in _KINDS.items() if name.endswith(end)), None)
+
+
+def class_names(kind: HeadKind | None, id2label: Any) -> tuple[str, ...]:
+    """The names of the classes of a head, by the entry of its config; none if it chooses one of several texts."""
+    if kind is None or kind.predicts != "class" or kind.unit == "choice":
+        return ()
+    if kind.unit == "span":
+        return ("start", "end")
+    if not isinstance(id2label, Mapping):
+        return ("LABEL_0", "LABEL_1")  # which transformers takes and does not write
+    numbered = {int(each): str(name) for each, name in id2label.items() if str(each).isdecimal()}
+    return tuple(numbered[each] for each in sorted(numbered))

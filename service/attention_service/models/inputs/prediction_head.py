@@ -1,0 +1,163 @@
+"""The head of a model: the rows of logits that it makes of an input, and their probabilities.
+
+Notation: B texts, L tokens, P positions whose predictions are wanted, V tokens of a vocabulary, or classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attention_contract.errors import InvalidRequest
+from attention_service.models.head_kinds import Predicts, Unit, class_names, head_kind
+from attention_service.models.inputs.model_inputs import InputReader, Inputs, Stack
+
+Places = list[list[int]]
+"""The indices of the positions of each text."""
+
+
+class Rows(NamedTuple):
+    """The rows of logits at some positions."""
+
+    logits: Tensor
+    """``[B, P, V]``"""
+    places: Places
+    partition: Tensor | None = None
+    """``[B, 1, V]``: ln Σ exp(logit) over the tokens of a text, if that is what a probability is a share of."""
+
+
+@dataclass(frozen=True)
+class PredictionHead:
+    """The predictions of one model."""
+
+    predicts: Predicts | None
+    """None for a model without a head that predicts."""
+    unit: Unit = "token"
+    classes: tuple[str, ...] = ()
+    """Names of the classes, if it predicts classes and not texts or tokens of a vocabulary."""
+    several: bool = False
+    """True if an input may have several of the classes, so that each has a probability of its own."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        """Return the head of a model."""
+        kind, whole = head_kind(type(model).__name__), model
+        if kind is not None and kind.predicts == "class":
+            several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+            classes = class_names(kind, model.config.id2label)
+            return cls("class", kind.unit, classes, several=several and kind.unit == "input")
+        head: Any = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if model.main_input_name == "pixel_values" or head is None:
+            return cls(None)
+        return cls("own" if kind is not None and kind.predicts == "own" else "next")
+
+    @property
+    def by_token(self) -> bool:
+        """True if each token has a prediction."""
+        return self.unit in {"token", "span"}
+
+    @property
+    def scores(self) -> bool:
+        """True if it gives an input one number, as a reranker does, whose logit is the answer itself."""
+        return self.unit == "input" and len(self.classes) == 1
+
+    # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def places(self, positions: Sequence[int] | None, inputs: Inputs) -> Places | None:
+        """The indices of these positions in each text; None for those that its logits tell. Raises InvalidRequest.
+
+        By default the last token, of a head that classifies tokens every one, and of one that finds a span the
+        likeliest ends.
+        """
+        if not self.by_token:
+            if positions is not None:
+                told = {"choice": "one of the texts"}.get(self.unit, "one class for an input")
+                raise InvalidRequest.at("positions", f"the model predicts {told}; leave positions out")
+            return [[0]] * (1 if self.unit == "choice" else len(inputs.predicted.ids))
+        if positions is None and self.unit == "span":
+            return None
+        if positions is None and self.predicts == "class":
+            return [[*range(inputs.predicted.length)]] * len(inputs.predicted.ids)
+        return places_of(positions, inputs.predicted)
+
+    # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def rows(self, output: Any, places: Places | None, stack: Stack, *, alike: bool) -> Rows:
+        """The rows of a model's output at these places; ``alike``: it has those of these places alone.
+
+        Without a head, the rows of the last hidden states.
+        """
+        if self.predicts is None or self.predicts != "class":
+            states: Tensor = output.last_hidden_state if self.predicts is None else output.logits
+            found = places or []
+            return Rows(states if alike and self.predicts else rows_at(states, found), found)
+        if self.unit == "choice":
+            return Rows(output.logits[:, None], places or [[0]])
+        if self.unit == "input":
+            return Rows(output.logits[:, None], places or [[0]] * len(stack.ids))
+        if self.unit == "token":
+            return Rows(rows_at(output.logits, places or []), places or [])
+        logits = torch.stack([output.start_logits, output.end_logits], -1)
+        real = logits if stack.mask is None else logits.masked_fill(~stack.mask[..., None], -torch.inf)
+        found = places or real.argmax(1).tolist()
+        return Rows(rows_at(logits, found), found, real.float().logsumexp(1, keepdim=True))
+
+    def logs(self, logits: Tensor, partition: Tensor | None = None) -> Tensor:
+        """The logarithms of the probabilities of rows ``[…, V]``; of a head that scores, the scores."""
+        if self.scores:
+            return logits
+        if self.several:
+            return torch.nn.functional.logsigmoid(logits)
+        return logits.log_softmax(-1) if partition is None else logits - partition.to(logits)
+
+    def probabilities(self, logs: Tensor) -> Tensor:
+        """The probabilities of what ``logs`` returned; of a score its logistic function, as rerankers show it."""
+        return logs.sigmoid() if self.scores else logs.exp()
+
+    # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def named(self, reader: InputReader, ids: Sequence[int]) -> list[str]:
+        """The tokens or classes of these ids, for reading."""
+        if self.predicts != "class":
+            return reader.readable(ids)
+        return [self.classes[each] if self.classes else str(each) for each in ids]
+
+    def find(self, reader: InputReader, token: int | str, param: str, choices: int) -> int:
+        """The id of a token or a class, given as such or by its text. Raises InvalidRequest.
+
+        ``choices``: the texts of which a head chooses one.
+        """
+        if self.predicts != "class":
+            return reader.token_id(token, param)
+        names = self.classes or tuple(map(str, range(choices)))
+        found = [each for each, name in enumerate(names) if token in (each, name)]
+        if len(found) != 1:
+            told = f"classes ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if self.classes else "texts"
+            raise InvalidRequest.at(param, f"{token!r} is not one of the {len(names)} {told}", limit=len(names))
+        return found[0]
+
+
+def places_of(positions: Sequence[int] | None, stack: Stack) -> Places:
+    """The indices of these positions in each text; negative ones count from the end of the text. Default: the last.
+
+    Raises InvalidRequest for one that is out of range.
+    """
+    wanted = [-1] if positions is None else list(positions)
+    for index, position in enumerate(wanted):
+        least = min(stack.ends)
+        if not -least <= position < stack.length:
+            raise InvalidRequest.at(
+                f"positions.{index}",
+                f"{position} is out of range; expected {-least} to {stack.length - 1}",
+                limit=stack.length,
+            )
+    return [[end + each if each < 0 else each for each in wanted] for end in stack.ends]
+
+
+def rows_at(logits: Tensor, places: Sequence[Sequence[int]]) -> Tensor:
+    """``[B, positions, V]``: the rows of logits ``[B, L, V]`` at these places of each text."""
+    index = torch.tensor([list(row) for row in places], device=logits.device)
+    return logits.gather(1, index[:, :, None].expand(-1, -1, logits.shape[-1]))

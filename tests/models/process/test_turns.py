@@ -44,8 +44,8 @@ class Generation:
 class Model:
     """Questions are of group ``alike``, and generations take two turns."""
 
-    def __init__(self):
-        self.passes = []
+    def __init__(self, *, fails=False):
+        self.passes, self.fails = [], fails
 
     def held_bytes(self):
         return None
@@ -64,6 +64,8 @@ class Model:
         return Work(10, alone, group=operation, length=4, question=operation)
 
     def answer_joined(self, questions):
+        if self.fails:
+            raise RuntimeError("one of them is at fault")
         self.passes.append(len(questions))
         return [Answer(ModelList(data=[])) for _ in questions]
 
@@ -126,3 +128,12 @@ def test_nobody_waits_for_mates_beside_texts_that_run():
     pipes = Pipes(ask(0, "chat"), go(0), ask(1, "weights"), ask(2, "weights"), go(1))
     pipes.later = [go(2)]
     assert run(pipes)[:2] == [1, 1]
+
+
+def test_a_shared_pass_that_fails_runs_each_alone():
+    asked = [each for number in range(3) for each in (ask(number, "weights"), go(number))]
+    pipes, model = Pipes(*asked), Model(fails=True)
+    with pytest.raises(Empty):
+        Turns(pipes, model, []).run()
+    assert model.passes == [1, 1, 1]
+    assert [request for kind, request in pipes.sent if kind == "reply"] == [0, 1, 2]

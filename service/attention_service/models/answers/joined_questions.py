@@ -1,13 +1,16 @@
 """Questions of several requests that are answered by one pass: texts alike in length, and options that are equal.
 
-The pass is that of one request with several texts, filled up to the longest; each reply has its own text's part.
+The pass is that of one request with several texts, filled up to the longest. Each reply has the part of its own texts.
+An attention that a request edits is computed for its texts apart, as if it ran alone.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from itertools import compress
+from typing import Any, Final
 
 import numpy as np
+import torch
 
 from attention_contract.base import ABSENT, WireModel, valid
 from attention_contract.schemas.model_requests import (
@@ -18,80 +21,127 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsRequest,
 )
 from attention_contract.schemas.weights import HeadStatistics, TopKeys
-from attention_service.models.answers.model_inspection import forward_reply, weights_reply
-from attention_service.models.inputs.model_inputs import Inputs, Tokens
+from attention_service.models.answers.model_inspection import (
+    forward_pass,
+    forward_reply,
+    layer_weights,
+    weights_pass,
+    weights_reply,
+)
+from attention_service.models.inputs.model_inputs import Inputs, Stack, Tokens
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.passes.layer_attention import AttentionPass, OwnTexts
 
 Question = tuple[Any, Asked]
 """A request, and what was read of it."""
-ReplyT = TypeVar("ReplyT", ModelForwardReply, ModelWeightsReply)
 LONGEST: Final = 2048
 """Tokens of a text up to which its question is answered together with others."""
+_ARGUMENTS: Final = frozenset({"input_ids", "attention_mask", "position_ids"})
+"""The arguments of models whose texts can be filled up with those of others."""
 _REPLY_NUMBERS: Final = 2**18
 """Numbers of weights in a reply up to which the same holds: 1 MiB."""
 
 
 def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
     """Equal for questions that may share a pass if their texts are alike in length; None for one that runs alone."""
-    if not isinstance(request, ModelForwardRequest | ModelWeightsRequest) or request.alone or request.edits:
+    if not isinstance(request, ModelForwardRequest | ModelWeightsRequest) or request.alone or request.keep:
         return None
-    inputs = asked.inputs
-    plain = not (inputs.several or inputs.images or inputs.target or request.images or request.keep or request.compare)
-    if not plain or request.select is not None or inputs.text.length > LONGEST:
+    inputs, places = asked.inputs, [*asked.places, *(loaded.places[key] for key in asked.edits)]
+    seen = inputs.images or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
+    if seen or loaded.head.unit == "choice":  # its texts are those of one question
         return None
-    if set(inputs.arguments) - {"input_ids"} or any(place.keys_of != "tokens" for place in asked.places):
+    if inputs.text.length > LONGEST or any(place.keys_of != "tokens" for place in places):
         return None
-    kind, layers = type(request), tuple(str(place.key) for place in asked.places)
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
-        return None if several_taps or loaded.head.predicts != "next" else (kind, request.top_k)
-    numbers = sum(place.widths.heads for place in asked.places) * inputs.text.length**2 * request.return_weights
-    if request.pool is not None or numbers > _REPLY_NUMBERS:
+        plain = loaded.head.predicts == "next" and request.select is None and not several_taps
+        return (ModelForwardRequest, request.top_k, request.compare) if plain else None
+    heads = None if request.select is None else tuple(request.select.heads or ())
+    pairs = len(inputs.text.ids) * inputs.text.length**2 * request.return_weights
+    numbers = pairs * sum(len(heads or range(place.widths.heads)) for place in asked.places)
+    by_query = request.select is not None and request.select.queries is not None
+    if by_query or request.compare or request.pool is not None or numbers > _REPLY_NUMBERS:
         return None
     statistics = None if request.statistics is None else tuple(request.statistics)
-    options = (request.top_k, request.return_weights, request.average_heads, statistics)
-    return (kind, layers, options, request.statistic_options.model_dump_json())
+    options = (request.top_k, request.return_weights, request.average_heads, statistics, heads)
+    layers = tuple(str(place.key) for place in asked.places)
+    return (ModelWeightsRequest, layers, options, request.statistic_options.model_dump_json())
 
 
+@torch.no_grad()
 def joined_replies(loaded: LoadedModel, questions: Sequence[Question]) -> list[WireModel]:
     """Answer questions of one group by one pass. Raises what it does."""
     request = questions[0][0]
-    texts = [Tokens(asked.inputs.text.host_ids[0].tolist(), asked.inputs.text.spans[0]) for _, asked in questions]
-    stack = loaded.reader.batch(texts)
+    stack = loaded.reader.batch([text for _, asked in questions for text in _texts(asked.inputs.text)])
     inputs = Inputs(several=True, text=stack, target=None, arguments=loaded.reader.arguments(stack))
-    whole = replace(questions[0][1], inputs=inputs)
+    whole = replace(questions[0][1], inputs=inputs, edits={})
+    places = _places(loaded, questions)
+    edited = [texts for (_, asked), texts in zip(questions, places, strict=True) if asked.edits]
     if isinstance(request, ModelForwardRequest):
-        return _parted(loaded, questions, forward_reply(loaded, request, whole), _forward_part)
-    return _parted(loaded, questions, weights_reply(loaded, request, whole), _weights_part)
+        return _parted(loaded, questions, places, forward_reply(loaded, request, whole, edited), _forward_part)
+    return _parted(loaded, questions, places, weights_reply(loaded, request, whole, edited), _weights_part)
 
 
-def _parted(
-    loaded: LoadedModel, questions: Sequence[Question], reply: ReplyT,
-    part: Callable[[ReplyT, int, slice], dict[str, Any]],
-) -> list[WireModel]:  # fmt: skip
-    """The reply to each question, from that to all."""
-    longest = max(asked.inputs.text.length for _, asked in questions)
-    found: list[WireModel] = []
-    for row, (_, asked) in enumerate(questions):
-        length = asked.inputs.text.length
-        tokens = slice(longest - length, longest) if loaded.reader.pads_left else slice(0, length)
-        labels = loaded.reader.labels(asked.inputs.text)[0]
-        ran = reply.ran.model_copy(update={"joined": len(questions)})
-        found.append(reply.model_copy(update=part(reply, row, tokens) | {"labels": labels, "ran": ran}))
+def _texts(stack: Stack) -> list[Tokens]:
+    """The texts of one request without their padding."""
+    real = stack.ids.new_ones(stack.ids.shape, dtype=torch.bool) if stack.mask is None else stack.mask
+    found = []
+    for ids, own, spans in zip(stack.ids.tolist(), real.tolist(), stack.spans, strict=True):
+        found.append(Tokens([*compress(ids, own)], [*compress(spans, own)]))
     return found
 
 
-def _forward_part(reply: ModelForwardReply, row: int, tokens: slice) -> dict[str, Any]:
-    own = [each for each in reply.predictions if each.text == row]
-    shown = [each.model_copy(update={"text": 0, "position": each.position - tokens.start}) for each in own]
+def _places(loaded: LoadedModel, questions: Sequence[Question]) -> list[OwnTexts]:
+    """The texts of each request among all, with its questions to the layers if it has edits."""
+    longest = max(asked.inputs.text.length for _, asked in questions)
+    found: list[OwnTexts] = []
+    first = 0
+    for request, asked in questions:
+        length, behind = asked.inputs.text.length, first + len(asked.inputs.text.ids)
+        tokens = slice(longest - length, longest) if loaded.reader.pads_left else slice(0, length)
+        ask: Any = forward_pass if isinstance(request, ModelForwardRequest) else weights_pass
+        own = ask(loaded, request, asked) if asked.edits else AttentionPass({})
+        found.append(OwnTexts(slice(first, behind), tokens, own))
+        first = behind
+    return found
+
+
+def _parted(
+    loaded: LoadedModel, questions: Sequence[Question], places: Sequence[OwnTexts], reply: Any,
+    part: Callable[[Any, OwnTexts, bool], dict[str, Any]],
+) -> list[WireModel]:  # fmt: skip
+    """The reply to each question, from that to all."""
+    found: list[WireModel] = []
+    for question, own in zip(questions, places, strict=True):
+        asked = question[1]
+        several, labels = asked.inputs.several, loaded.reader.labels(asked.inputs.text)
+        kernels = list(dict.fromkeys([*reply.ran.kernels, *own.asked.kernels]))
+        ran = reply.ran.model_copy(update={"joined": len(questions), "kernels": kernels})
+        fields = part(reply, own, several) | {"labels": labels if several else labels[0], "ran": ran}
+        found.append(reply.model_copy(update=fields))
+    return found
+
+
+def _forward_part(reply: ModelForwardReply, texts: OwnTexts, _: bool) -> dict[str, Any]:
+    first, rows = texts.rows.start, range(texts.rows.start, texts.rows.stop)
+    shown = [
+        each.model_copy(update={"text": each.text - first, "position": each.position - texts.tokens.start})
+        for each in reply.predictions if each.text in rows
+    ]  # fmt: skip
     return {"predictions": shown}
 
 
-def _weights_part(reply: ModelWeightsReply, row: int, tokens: slice) -> dict[str, Any]:
-    return {"layers": [_layer_part(layer, row, tokens) for layer in reply.layers]}
+def _weights_part(reply: ModelWeightsReply, texts: OwnTexts, several: bool) -> dict[str, Any]:
+    row = texts.rows if several else texts.rows.start
+    edited = texts.asked.take()
+    layers = [
+        layer_weights(layer.layer, edited[layer.layer]) if layer.layer in edited
+        else _layer_part(layer, row, texts.tokens) for layer in reply.layers
+    ]  # fmt: skip
+    return {"layers": layers}
 
 
-def _layer_part(layer: LayerWeights, row: int, tokens: slice) -> LayerWeights:
+def _layer_part(layer: LayerWeights, row: int | slice, tokens: slice) -> LayerWeights:
     statistics = {
         name: value for name in HeadStatistics.model_fields if (value := getattr(layer.statistics, name)) is not ABSENT
     }
@@ -109,7 +159,7 @@ def _layer_part(layer: LayerWeights, row: int, tokens: slice) -> LayerWeights:
     return valid(LayerWeights, fields)
 
 
-def _row(value: Any, row: int) -> Any:
+def _row(value: Any, row: int | slice) -> Any:
     return (
         {name: _row(each, row) for name, each in value.items()} if isinstance(value, dict) else np.asarray(value)[row]
     )

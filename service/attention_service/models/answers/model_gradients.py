@@ -183,7 +183,7 @@ class ModelGradients:
         loaded, arguments = self._loaded, self.asked.inputs.arguments
         if times > 1:
             arguments = {name: torch.cat([x] * times) for name, x in arguments.items()}
-        with LayerStates(loaded.places.values(), self.asked.edits).reading((), output=False, hidden=False):
+        with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
             stack = self.asked.inputs.predicted
             stack = stack if times == 1 else stack.repeated(times)
             return loaded.output_rows(arguments, asking, objective.places, stack)[0]

@@ -14,6 +14,7 @@ from attention_contract.schemas.model_requests import (
     LayerWeights,
     ModelForwardReply,
     ModelForwardRequest,
+    ModelTap,
     ModelWeightsReply,
     ModelWeightsRequest,
 )
@@ -27,13 +28,20 @@ from attention_contract.schemas.weights import (
     WeightsRequest,
 )
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
+from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
 from attention_service.models.passes.attention_places import VISION, AttentionPlace
-from attention_service.models.passes.layer_attention import NOTHING, AttentionPass, KeptAttentions, LayerQuestion
+from attention_service.models.passes.layer_attention import (
+    NOTHING,
+    AttentionPass,
+    KeptAttentions,
+    LayerQuestion,
+    OwnTexts,
+)
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
@@ -50,23 +58,51 @@ _AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
 """Returned tensors that are not made by the attention function."""
 
 
+def forward_pass(loaded: LoadedModel, request: ModelForwardRequest, asked: Asked) -> AttentionPass:
+    """Return the questions of a request for predictions and taps to the layers. Raises InvalidRequest."""
+    taps: Any = _inner_taps(request)
+    return AttentionPass(_questions(loaded, asked, request, lambda place, _: _taps_question(place, request, taps)))
+
+
+def weights_pass(
+    loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked, unedited: Mapping[LayerKey, Problem] | None = None
+) -> AttentionPass:
+    """Return the questions of a request for weights to the layers; ``unedited``: their attentions without the edits.
+
+    Raises InvalidRequest.
+    """
+    inspected = _inspection(request)
+    statistics: dict[Hashable, BoundStatistics] = {}
+
+    def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
+        over = place.queries, place.keys, place.compression
+        if over not in statistics:
+            statistics[over] = _statistics(request, asked, place, bound)
+        before = (unedited or {}).get(place.key)
+        return LayerQuestion(weights=inspected, before=before, statistics=statistics[over])
+
+    return AttentionPass(_questions(loaded, asked, request, question))
+
+
 @torch.no_grad()
-def forward_reply(loaded: LoadedModel, request: ModelForwardRequest, asked: Asked | None = None) -> ModelForwardReply:
+def forward_reply(
+    loaded: LoadedModel, request: ModelForwardRequest, asked: Asked | None = None, own: Sequence[OwnTexts] = ()
+) -> ModelForwardReply:
     """Return predictions, and taps of layers; ``asked``: the request, if it was read before.
 
+    ``own``: the texts of requests with edits, if several share the pass.
     Raises InvalidRequest that names the field at fault.
     """
     asked, wanted, keep = asked or loaded.asked(request), set(request.return_), request.keep
     head, predicted = loaded.head, loaded.head.places(request.positions, asked.inputs)
     if head.predicts is None and "logits" in wanted:
         raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
-    taps: Any = [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
-    asking = AttentionPass(
-        _questions(loaded, asked, request, lambda place, bound: _taps_question(place, request, taps))
-    )
+    taps: Any = _inner_taps(request)
+    asking = forward_pass(loaded, request, asked)
+    asking.own = own
     compares = request.compare and head.predicts
     before = _rows(loaded, asked, AttentionPass({}), predicted)[0] if compares else None
-    states = LayerStates(loaded.places.values(), asked.edits)
+    states = LayerStates(loaded.places.values(), asking)
     with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
         rows, output = _rows(loaded, asked, asking, predicted)
     found, several = asking.take(), asked.inputs.several
@@ -93,32 +129,25 @@ def forward_reply(loaded: LoadedModel, request: ModelForwardRequest, asked: Aske
 
 
 @torch.no_grad()
-def weights_reply(loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked | None = None) -> ModelWeightsReply:
+def weights_reply(
+    loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked | None = None, own: Sequence[OwnTexts] = ()
+) -> ModelWeightsReply:
     """Return what each head of each layer looks at; ``asked``: the request, if it was read before.
 
+    ``own``: the texts of requests with edits, if several share the pass.
     Raises InvalidRequest that names the field at fault.
     """
     asked = asked or loaded.asked(request)
-    inspected = _inspection(request)
-    statistics: dict[Hashable, BoundStatistics] = {}
     unedited = KeptAttentions([place.key for place in asked.places])
-
-    def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
-        over = place.queries, place.keys, place.compression
-        if over not in statistics:
-            statistics[over] = _statistics(request, asked, place, bound)
-        before = unedited.problems.get(place.key)
-        return LayerQuestion(weights=inspected, before=before, statistics=statistics[over])
-
     if request.compare and any(asked.edits.values()):
         loaded.run(asked.inputs.arguments, unedited, logits=torch.tensor([0]))
-    asking = AttentionPass(_questions(loaded, asked, request, question))
-    asking.started = unedited.started
-    states = LayerStates(loaded.places.values(), asked.edits)
+    asking = weights_pass(loaded, request, asked, unedited.problems)
+    asking.started, asking.own = unedited.started, own
+    states = LayerStates(loaded.places.values(), asking)
     with states.reading(asked.places, output=False, hidden=request.keep):
         loaded.run(asked.inputs.arguments, asking, logits=torch.tensor([0]))
     found = asking.take()
-    layers = [_layer_weights(place.key, found[place.key]) for place in asked.places]
+    layers = [layer_weights(place.key, found[place.key]) for place in asked.places]
     loaded.recording = _recorded(loaded, request, asked, found, states) if request.keep else None
     return valid(ModelWeightsReply, {"layers": layers} | loaded.about(asked, asking))
 
@@ -163,6 +192,11 @@ def _recorded(
     return recording_of(loaded, request, asked.inputs, found, states)
 
 
+def _inner_taps(request: ModelForwardRequest) -> list[ModelTap]:
+    """The taps that the attention function makes."""
+    return [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
+
+
 def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:
     check_taps(taps, place.spec)
     return LayerQuestion(taps=taps, average_heads=request.average_heads)
@@ -190,7 +224,7 @@ def _statistics(
     return replace(found, starts=keys.starts, key_positions=keys.positions)
 
 
-def _layer_weights(key: LayerKey, found: Fields) -> LayerWeights:
+def layer_weights(key: LayerKey, found: Fields) -> LayerWeights:
     """The results of an inspection as part of the reply."""
     fields = {name: value for name, value in found.items() if name != "whole"}
     fields["statistics"] = valid(HeadStatistics, fields["statistics"])

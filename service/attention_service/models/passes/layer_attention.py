@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -80,11 +80,43 @@ class LayerQuestion:
 NOTHING: Final = LayerQuestion()
 
 
+class OwnTexts(NamedTuple):
+    """Texts of a pass that have questions of their own: those of one of the requests that share it."""
+
+    rows: slice
+    tokens: slice
+    """Their tokens among those of the longest text."""
+    asked: "AttentionPass"
+    """The questions to their layers, as if they ran by themselves."""
+
+    @property
+    def are_all(self) -> bool:
+        """True for all texts of a pass, with their padding."""
+        return (self.rows, self.tokens) == (slice(None), slice(None))
+
+    def inside(self, raw: RawAttentionInputs) -> RawAttentionInputs:
+        """The attention of these texts alone."""
+        rows, tokens, mask = self.rows, self.tokens, raw.mask
+        if mask is not None:
+            mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
+            own = [slice(None) if size == 1 else part for size, part in zip(mask.shape, self._parts, strict=True)]
+            mask = mask[tuple(own)]
+        query, key, value = (x[rows, :, tokens] for x in (raw.query, raw.key, raw.value))
+        key_mask = None if raw.key_mask is None else raw.key_mask[rows, tokens]
+        return replace(raw, query=query, key=key, value=value, mask=mask, key_mask=key_mask)
+
+    @property
+    def _parts(self) -> tuple[slice, slice, slice, slice]:
+        return self.rows, slice(None), self.tokens, self.tokens
+
+
 class AttentionPass:
     """One run of a model, or several: what is asked of its layers, and what was found."""
 
-    def __init__(self, questions: Mapping[LayerKey, LayerQuestion]) -> None:
+    def __init__(self, questions: Mapping[LayerKey, LayerQuestion], own: Sequence[OwnTexts] = ()) -> None:
+        """``own``: the texts of requests with edits, in a pass that several share."""
         self.questions = questions
+        self.own = own
         self.started = time.perf_counter()
         """When the work of its run began."""
         self.kernels: dict[str, None] = {}
@@ -103,6 +135,20 @@ class AttentionPass:
         self._waiting.clear()
         found, self._found = self._found, {}
         return found
+
+    @property
+    def texts(self) -> list[OwnTexts]:
+        """All texts, and those of each request with edits."""
+        return [OwnTexts(slice(None), slice(None), self), *self.own]
+
+    def question(self, layer: LayerKey) -> LayerQuestion:
+        """Return the question to a layer."""
+        return self.questions.get(layer, NOTHING)
+
+    def edits(self, layer: LayerKey) -> bool:
+        """Return True if edits change the attention of a layer; one of ``output`` comes after it."""
+        question = self.question(layer)
+        return bool(question.put) or any(edit.tap != "output" for edit in question.edits)
 
     def add(self, layer: LayerKey, results: Results) -> None:
         """Copy results of a layer to the host."""
@@ -345,13 +391,12 @@ class LayerAttention:
             options["is_causal"] = False
         raw = attention_call(module, query, key, value, attention_mask, **options).raw()
         layer, asked = self.layer_of(module), self._pass
-        question = NOTHING if asked is None else asked.questions.get(layer, NOTHING)
-        real = question.key_mask
-        if real is not None and raw.key_mask is None and real.shape[1] == raw.key.shape[2]:  # an eager mask tells none
-            raw.key_mask = real
         if asked is not None:
             asked.saw(layer, raw, options.get("sliding_window"))
-        context = self._context(layer, raw, question, asked)
+        context = self._context(layer, raw, asked)
+        for own in () if asked is None else asked.own:
+            if own.asked.edits(layer):
+                context[own.rows, :, own.tokens] = self._context(layer, own.inside(raw), own.asked)
         return context.transpose(1, 2).contiguous(), None
 
     def restart(self) -> None:
@@ -367,10 +412,12 @@ class LayerAttention:
         number = self._calls[id(module)] = self._calls.get(id(module), -1) + 1
         return keys[number % len(keys)]
 
-    def _context(
-        self, layer: LayerKey, raw: RawAttentionInputs, question: LayerQuestion, asked: AttentionPass | None
-    ) -> Tensor:
+    def _context(self, layer: LayerKey, raw: RawAttentionInputs, asked: AttentionPass | None) -> Tensor:
         """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
+        question = NOTHING if asked is None else asked.question(layer)
+        real = question.key_mask
+        if real is not None and raw.key_mask is None and real.shape[1] == raw.key.shape[2]:  # an eager mask tells none
+            raw.key_mask = real
         edits = self._edits(raw, question) if question.edits or question.put else ()
         name, kernel = self.kernel(raw, edits=bool(edits))
         problem = problem_of(raw)

@@ -1,6 +1,6 @@
 """The states around a model's attentions, read and edited by hooks: hidden states, and what an attention returns."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from attention_contract.tensors import Array
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.tensors import to_numpy
 from attention_service.models.passes.attention_places import AttentionPlace, stack_of, turns_of
+from attention_service.models.passes.layer_attention import AttentionPass, OwnTexts
 from attention_service.models.passes.module_hooks import State, after, before, on_turn
 from attention_service.runtime.operations import compute
 from attention_transformers.model_layers import LayerKey
@@ -19,10 +20,10 @@ from attention_transformers.model_layers import LayerKey
 class LayerStates:
     """The hidden states and attention outputs of one pass, and the edits of the latter."""
 
-    def __init__(self, places: Collection[AttentionPlace], edits: Mapping[str, Sequence[Edit]]) -> None:
-        """``places``: all attentions of the model; ``edits`` by the text of a layer's key."""
+    def __init__(self, places: Collection[AttentionPlace], asked: AttentionPass) -> None:
+        """``places``: all attentions of the model."""
         self._places = places
-        self._edits = {key: [edit for edit in several if edit.tap == "output"] for key, several in edits.items()}
+        self._asked = asked
         self.output: dict[LayerKey, Array] = {}
         """``[B, L, width]`` by layer: what its attention returns."""
         self.hidden: dict[LayerKey, Array] = {}
@@ -35,8 +36,9 @@ class LayerStates:
         """Edit outputs, and read those and the hidden states of these places, until the block ends."""
         changes: dict[tuple[nn.Module, int], list[State]] = {}
         for place in self._places:
-            if self._edits.get(str(place.key)):
-                changes.setdefault((place.module, place.turn), []).append(self._editing(place))
+            for texts in self._asked.texts:
+                if edits := [edit for edit in texts.asked.question(place.key).edits if edit.tap == "output"]:
+                    changes.setdefault((place.module, place.turn), []).append(_edited(edits, texts))
         for place in places:
             if output:
                 changes.setdefault((place.module, place.turn), []).append(_kept(self.output, place.key))
@@ -57,14 +59,18 @@ class LayerStates:
             found.setdefault(stack_of(place.key), place.first_layer)
         return found
 
-    def _editing(self, place: AttentionPlace) -> State:
-        edits = self._edits[str(place.key)]
 
-        def change(state: Tensor) -> Tensor:
-            bound: Sequence[BoundEdit] = compute.bind_edits(edits, state.device, state.dtype)
+def _edited(edits: Sequence[Edit], texts: OwnTexts) -> State:
+    def change(state: Tensor) -> Tensor:
+        bound: Sequence[BoundEdit] = compute.bind_edits(edits, state.device, state.dtype)
+        if texts.are_all:
             return apply(bound, "output", state)
+        changed = state.clone()
+        own = changed[texts.rows, texts.tokens]
+        own.copy_(apply(bound, "output", own))
+        return changed
 
-        return change
+    return change
 
 
 def _kept(found: dict[Any, Array], key: Any) -> State:

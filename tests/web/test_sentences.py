@@ -19,6 +19,7 @@ from tests.web.conftest import Visit, numbers
 tiny_models = pytest.importorskip("tests.client.tiny_models")
 small_encoders = pytest.importorskip("tests.models.inputs.small_encoders")
 small_prompts = pytest.importorskip("tests.models.inputs.small_prompts")
+small_classifiers = pytest.importorskip("tests.models.answers.small_classifiers")
 TEXT = "Kate met Tamiro in the park. Then Tam"
 
 
@@ -49,6 +50,9 @@ def site(tmp_path_factory):
     tiny_models.tokenizer().save_pretrained(folder / "pair")
     BertModel(tiny_models.CONFIGS["bert"]()).save_pretrained(folder / "embedder")
     tiny_models.tokenizer().save_pretrained(folder / "embedder")
+    for name, head in (("moods", "ForSequenceClassification"), ("names", "ForTokenClassification")):
+        small_classifiers.sharp("bert", head).save_pretrained(folder / name)
+        small_classifiers.words().save_pretrained(folder / name)
     for part in (small_encoders.eager("clip_vision_model"), small_encoders.processor("clip_vision_model")):
         part.save_pretrained(folder / "headless")
     with live_server(folder) as url:
@@ -606,6 +610,31 @@ def test_what_a_word_depends_on_lies_over_the_pixels_of_the_image(visit, tmp_pat
     assert looking.input_value() == page.locator("label", has_text=re.compile("^Query")).locator("select").input_value()
     page.get_by_label("Layers of").select_option("vision")
     page.locator("label", has_text=re.compile("^Query")).locator("select").select_option(label="3 [0,2]")
+
+
+def test_the_words_that_a_class_depends_on_are_shown(visit):
+    page = visit.open("#/gradient?source=model:moods&text=the+cat+sat")
+    classes = page.locator("label", has_text=re.compile("^Class")).locator("select")
+    classes.wait_for(timeout=120_000)
+    with Client(visit.url, timeout=60) as client:
+        alone = client.models.gradients("moods", "the cat sat", of={"token": "good"})
+        pair = client.models.gradients("moods", "the cat sat", text_pair="the mat", of={"token": "good"})
+        name = client.models.gradients("names", "the cat sat", of={"position": 2, "token": "bad"})
+    classes.select_option("#2")
+    page.locator(".facts", has_text=f"−{abs(alone.value):.3f}").wait_for()
+    page.get_by_label("A second text").fill("the mat")
+    page.get_by_label("A second text").press("Enter")
+    page.locator(".facts", has_text=f"−{abs(pair.value):.3f}").wait_for()
+    words = page.locator(".dependence span")
+    shown = [float(each.get_attribute("title").replace("−", "-")) for each in words.all()]
+    np.testing.assert_allclose(shown, pair.tokens, rtol=2e-3, atol=1e-6)
+    page = visit.open("#/gradient?source=model:names&text=the+cat+sat&at=2&predicted=%230")
+    page.locator(".facts", has_text=f"−{abs(name.value):.3f}").wait_for(timeout=120_000)
+    page = visit.open("#/edit?source=model:moods&text=the+cat+sat&layer=1&head=0")
+    page.get_by_role("button", name="Knock out L1H0").click()
+    page.get_by_role("button", name="Ask the whole model").click()
+    page.get_by_text("The classes of the text:").wait_for()
+    assert visit.violations() == []
 
 
 def test_a_model_without_a_head_is_offered_no_gradient_of_a_prediction(visit, tmp_path):

@@ -29,7 +29,9 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
   const text = params.text ?? FIRST_TEXT;
   const [draft, setDraft] = useState(text);
   const [target, setTarget] = useState(params.target ?? "");
+  const [pair, setPair] = useState(params.pair ?? "");
   useEffect(() => setDraft(text), [text]);
+  useEffect(() => setPair(params.pair ?? ""), [params.pair]);
   useEffect(() => setTarget(params.target ?? ""), [params.target]);
   useEffect(() => setProblem(null), [id, text, params.image]);
   const takes = (what: string) => model?.takes.includes(what) ?? what === "text";
@@ -55,11 +57,12 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
   const counted = `${draft === text && tokens !== null ? "" : "about "}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
   return (
     <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images")) take(event.dataTransfer?.files[0]); }}
-      onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), target: target.trim() }); again?.(); }}>
+      onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), pair: pair.trim(), target: target.trim() }); again?.(); }}>
       {takes("text") && (
         <label class="wide"><span>Type a sentence <span class={limit && about > limit ? "hint over" : "hint"}>{counted}</span></span>
           <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} /></label>
       )}
+      {takes("text_pair") && <Field label="A second text" hint="or nothing" value={pair} live set={setPair} />}
       {takes("target") && <Field label="The decoder's text" hint="or nothing" value={target} live set={setTarget} />}
       {takes("images") && (
         <label><span>Image <span class="hint">{params.image ?? "or drop one here"}</span></span>

@@ -73,6 +73,8 @@ export interface ModelInfo {
   architecture?: string | null;
   takes: string[];
   generates: boolean;
+  /** As in `Predictions`. */
+  predicts?: Predictions["predicts"];
   bytes: number;
   max_length?: number | null;
   layers: { layer: number | string; heads: number; keys?: string }[];
@@ -131,12 +133,12 @@ export interface ModelRan {
 }
 export interface Predictions {
   labels: { tokens: string[] };
-  /** `next`: the token that follows; `own`: the one in its place; `class`: of the image; null without such a head. */
+  /** `next`: the token that follows; `own`: the one in its place; `class`: of the image, the text or each token; null without such a head. */
   predicts: "next" | "own" | "class" | null;
   predictions: {
     position: number;
     top: { token: string; id: number; logit: number; unedited_logit: number; probability: number; unedited_probability: number }[];
-    divergence: number;
+    divergence?: number | null;
   }[];
 }
 export interface CheckpointAttention {

@@ -61,7 +61,8 @@ export function inputOf(params: Params, model: Pick<ModelInfo, "id" | "takes">):
   if (!reads && !picture) throw new Problem({ title: "Choose an image", detail: `${model.id} takes images alone. Choose one above, or drop it on the page.`, param: "images", waits: true });
   const images = picture && model.takes.includes("images") ? { images: [{ base64: picture.base64 }] } : {};
   const target = params.target && model.takes.includes("target") ? { target: params.target } : {};
-  return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...target, ...images };
+  const pair = params.pair && model.takes.includes("text_pair") ? { text_pair: params.pair } : {};
+  return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...pair, ...target, ...images };
 }
 
 const MOST_POOLED = 2 ** 24; // cells of all heads that are asked for in one pass
@@ -106,7 +107,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   const text = typeof input.text === "string" ? input.text : (params.image ?? "");
   // The tokens are known once the model has read the text; a text has more characters than tokens, but for the ends.
   const most = (text.length + 8) ** 2 * model.layers.reduce((sum, { heads }) => sum + heads, 0);
-  const sure = !input.images && !input.target && most > 0 && most <= MOST_CELLS;
+  const sure = !input.images && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
   let answer = await ask(sure ? {} : { return_weights: false, statistics: ["entropy"] }, signal);
   const { reply } = answer;
   const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
@@ -151,7 +152,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     title: `${id}: ${text}`,
     counting,
     unseen: unseenOf(model, reply.layers),
-    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input },
+    whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input, classifies: model.predicts === "class" },
     facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`], ...(waited ? [["waited", waited] as [string, string]] : [])],
     layers,
     sequences: reply.image_labels?.length ?? 1,

@@ -71,6 +71,8 @@ export interface Whole {
   /** The model's name and what it read, where the server was asked for this. */
   id?: string;
   input?: Body;
+  /** True for a model that predicts classes. */
+  classifies?: boolean;
   text: string;
   target?: string | null | undefined;
   /** The tokens that it predicts at: the decoder's, of a model with both. */
@@ -146,7 +148,7 @@ export const subjectKey = (params: Params, prefix = "") =>
   SUBJECT_PARAMS.map((name) => params[prefix + name] ?? "").join("\u0000");
 
 export const SUBJECT_PARAMS = [
-  "source", "text", "target", "image", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
+  "source", "text", "pair", "target", "image", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
   "window", "sinks", "classes",
 ];
 

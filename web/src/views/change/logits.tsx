@@ -36,7 +36,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
     return <p class="small">The change of the model's logits is not known here: {model.id ? `the text has more than ${MOST_TOKENS.logits} tokens.` : `the server has no checkpoint ${of.model} in its model repository, or no transformers.`}</p>;
   }
   const positions = Array.from({ length: tokens }, (_, at) => at);
-  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", positions };
+  const body = { ...(of.input ?? { text: of.text, ...(of.target ? { target: of.target } : {}) }), edits: { [layerRef]: edits }, compare: "unedited", ...(of.classifies ? {} : { positions }) };
   const key = JSON.stringify(body);
   const ask = async () => {
     setBusy(true);
@@ -54,27 +54,31 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
   const shown = made?.key === key ? made.value : null;
   const problem = failed?.key === key ? failed.problem : null;
   const at = integer(params.at, tokens - 1, 0, tokens - 1);
+  const several = shown !== null && shown.predictions.length > 1;
+  const one = shown?.predictions.find(({ position }) => position === at) ?? shown?.predictions[0];
+  const told = shown?.predictions.filter(({ divergence }) => divergence != null) ?? [];
+  const place = (position: number) => shownToken(shown?.labels.tokens[position] ?? "");
   return (
     <section aria-busy={busy}>
       <h3>Logits</h3>
       <div class="fields">
         <button type="button" class="primary" disabled={busy} onClick={() => void ask()}>{busy ? "Asking…" : "Ask the whole model"}</button>
-        {shown && <Choice label="Prediction of" value={String(at)} options={shown.labels.tokens.map(shownToken).map((token, i): [string, string] => [String(i), `${i} ${token}`])} set={(chosen) => go({ at: chosen })} />}
+        {several && one && <Choice label="Prediction of" value={String(one.position)} options={shown.predictions.map(({ position }): [string, string] => [String(position), `${position} ${place(position)}`])} set={(chosen) => go({ at: chosen })} />}
       </div>
       <ProblemBox problem={problem} />
       {!shown && !problem && <p class="small">The server runs {model.id} twice, without and with these edits of {layer}. If the model is not resident, it is loaded first.</p>}
-      {shown && made && (
+      {shown && one && made && (
         <>
-          <p>{shown.predicts === "next" ? "The token that follows" : "The token in the place of"} <code>{shownToken(shown.labels.tokens[at])}</code>:</p>
+          {shown.predicts === "class" ? <p>The classes of {several ? <code>{place(one.position)}</code> : "the text"}:</p> : <p>{shown.predicts === "next" ? "The token that follows" : "The token in the place of"} <code>{place(one.position)}</code>:</p>}
           <div class="side">
-            <Table caption="Likeliest tokens, unedited and edited" rows={shown.predictions[at].top} columns={[
-              { head: "token", header: true, cell: ({ token }) => shownToken(token) },
+            <Table caption={`Likeliest ${shown.predicts === "class" ? "classes" : "tokens"}, unedited and edited`} rows={one.top} columns={[
+              { head: shown.predicts === "class" ? "class" : "token", header: true, cell: ({ token }) => (shown.predicts === "class" ? token : shownToken(token)) },
               { head: "unedited", number: true, cell: (each) => precise(each.unedited_probability) },
               { head: "edited", number: true, cell: (each) => precise(each.probability) },
               { head: "logit", number: true, cell: (each) => precise(each.unedited_logit) },
               { head: "its change", number: true, cell: (each) => precise(each.logit - each.unedited_logit) },
             ]} />
-            <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: placed(shown.labels.tokens.map(shownToken)), values: shown.predictions.map((each) => settled(each.divergence)), told: effect })} />
+            {told.length > 1 && <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: placed(told.map(({ position }) => place(position))), values: told.map((each) => settled(each.divergence ?? 0)), told: effect })} />}
           </div>
           <Commands calls={[made.asked]} />
         </>

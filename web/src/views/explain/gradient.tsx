@@ -140,7 +140,7 @@ export function Gradient(props: SubjectProps) {
   const at = integer(params.at, (whole?.tokens ?? 1) - 1, 0, (whole?.tokens ?? 1) - 1);
   const id = whole?.id;
   const input = whole?.input;
-  const reads = input !== undefined && "text" in input; // else a class is of the whole image
+  const reads = input !== undefined && "text" in input && !whole?.classifies; // else the model says what has a class
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${at}`, async (signal) => {
     if (!id || !input) return { told: null };
     const body = { ...input, top_k: LIKELIEST, ...(reads ? { positions: [at] } : {}) };
@@ -149,15 +149,20 @@ export function Gradient(props: SubjectProps) {
   if (!value) return busy ? <Waiting what="Asking the server for the prediction" /> : <ProblemBox problem={problem} />;
   const wanted = params.predicted ?? "";
   const token = /^#\d+$/.test(wanted) ? Number(wanted.slice(1)) : wanted;
-  const of = { ...(reads ? { position: at } : {}), ...(token === "" ? {} : { token }) };
+  // Of a classifier of tokens, each has a prediction; of one that finds an answer, its likeliest ends.
+  const several = !reads && (value.told?.predictions.length ?? 0) > 1;
+  const place = several ? (value.told?.predictions.find(({ position }) => position === at) ?? value.told?.predictions[0])?.position : at;
+  const of = { ...(reads || several ? { position: place } : {}), ...(token === "" ? {} : { token }) };
   // A model without a head predicts nothing, and is offered no gradient of it.
-  return <Shaped {...props} predicted={id && input && value.told?.predicts ? { id, input, told: value.told, at, of } : null} />;
+  return <Shaped {...props} predicted={id && input && value.told?.predicts ? { id, input, told: value.told, at: place ?? at, of } : null} />;
 }
 
 /** The choice of the token whose log-probability is L, and what that depends on, token by token and patch by patch. */
 function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: string | undefined }) {
   const { params, go } = usePage();
-  const { id, input, at, of, told: { predicts, predictions: [prediction], labels } } = predicted;
+  const { id, input, at, of, told: { predicts, predictions, labels } } = predicted;
+  const several = predicts === "class" && predictions.length > 1;
+  const prediction = (several ? predictions.find(({ position }) => position === at) : undefined) ?? predictions[0];
   const wanted = params.predicted ?? "";
   const known = prediction.top.some(({ id: each }) => wanted === `#${each}`);
   const shown = (token: string) => (predicts === "class" ? token : shownToken(token));
@@ -170,8 +175,9 @@ function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: s
   const options = prediction.top.map(({ id: each, token, probability }): [string, string] => [`#${each}`, `${shown(token)} ${precise(probability, 3)}`]);
   return (
     <>
-      <Controls told={`log p(${chosen})${predicts === "class" ? "" : ` ${predicts === "own" ? "in the place of" : "after"} ${at} ${shownToken(labels.tokens[at])}`}`}>
+      <Controls told={`log p(${chosen})${several ? ` of ${at} ${shownToken(labels.tokens[at])}` : predicts === "class" ? "" : ` ${predicts === "own" ? "in the place of" : "after"} ${at} ${shownToken(labels.tokens[at])}`}`}>
         {predicts !== "class" && <Choice label={predicts === "own" ? "In the place of" : "After"} value={String(at)} set={(each) => go({ at: each, predicted: "" })} options={labels.tokens.map((each, i): [string, string] => [String(i), `${i} ${shownToken(each)}`])} />}
+        {several && <Choice label="Of" value={String(at)} set={(each) => go({ at: each, predicted: "" })} options={predictions.map(({ position }): [string, string] => [String(position), `${position} ${shownToken(labels.tokens[position])}`])} />}
         <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", `the likeliest: ${likeliest}`], ...options]} />
         {predicts !== "class" && <Field label="Another token" hint="one token of the model" param="of.token" value={known ? "" : wanted} set={(each) => go({ predicted: each })} />}
       </Controls>

@@ -17,7 +17,8 @@ import pytest
 
 from attention_contract.schemas.attention import RawForwardRequest
 from attention_contract.wire import SAFETENSORS, to_body
-from attention_service.api.http_limits import connection_limits, guarded_http
+from attention_service.api.http_limits import guarded_http
+from attention_service.runtime import ticks
 from tests.api.processes import process
 from tests.api.talk import received
 from tests.conftest import live_server
@@ -35,7 +36,7 @@ SETTINGS = {
 def url(tmp_path_factory):
     """The address of a server with short deadlines and narrow limits."""
     with (
-        patch.object(connection_limits, "_SWEEP_S", 0.05),
+        patch.object(ticks, "TICK_S", 0.05),
         patch.object(guarded_http, "LEAVING_S", 0.3),
         live_server(tmp_path_factory.mktemp("models"), **SETTINGS) as address,
     ):

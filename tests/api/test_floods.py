@@ -11,8 +11,9 @@ from unittest.mock import patch
 import httpx
 import pytest
 
-from attention_service.api.http_limits import connection_limits, guarded_http, guarded_stream
+from attention_service.api.http_limits import guarded_http, guarded_stream
 from attention_service.api.http_limits.guarded_connection import TURN, GuardedConnection
+from attention_service.runtime import ticks
 from tests.api.processes import process
 from tests.api.test_connection_limits import connected
 from tests.api.test_protocol_abuse import statuses, until_closed
@@ -42,7 +43,7 @@ def frame(first: int, payload: bytes = b"", length: int | None = None) -> bytes:
 def url(tmp_path_factory):
     """A server with short deadlines, whose connections are looked at often."""
     with (
-        patch.object(connection_limits, "_SWEEP_S", 0.05),
+        patch.object(ticks, "TICK_S", 0.05),
         patch.object(guarded_http, "LEAVING_S", 0.3),
         patch.object(guarded_stream, "LEAVING_S", 0.3),
         live_server(tmp_path_factory.mktemp("models"), **SETTINGS) as address,

@@ -19,6 +19,7 @@ def _is_here():
 async def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
     held, given = [1000, 1500, 1600, 1601, 1200, 1600], []
     monkeypatch.setattr(residency, "_LOOK_S", 0)
+    monkeypatch.setattr(residency, "to_tick", lambda: 0)
     monkeypatch.setattr(residency, "_LITTLE", 0)
     monkeypatch.setattr(residency, "resident_bytes", lambda: held.pop(0) if _is_here() else 0)
     monkeypatch.setattr(residency, "give_back_freed_memory", lambda: given.append(len(held)))
@@ -34,6 +35,7 @@ async def test_memory_is_given_back_only_beyond_the_budget(monkeypatch):
 async def test_far_beyond_the_budget_no_work_begins_until_the_memory_is_back(monkeypatch):
     held, cleared, seen = [1000], [], []
     monkeypatch.setattr(residency, "_LOOK_S", 0)
+    monkeypatch.setattr(residency, "to_tick", lambda: 0)
     monkeypatch.setattr(residency, "_TOLERATED_BYTES", 100)
     monkeypatch.setattr(residency, "resident_bytes", lambda: held[-1])
     monkeypatch.setattr(residency, "give_back_freed_memory", lambda: None)
@@ -77,6 +79,7 @@ def test_memory_that_nobody_used_for_a_while_goes_back():
 async def test_the_server_gives_it_back(monkeypatch):
     given = []
     monkeypatch.setattr(residency, "_LOOK_S", 0)
+    monkeypatch.setattr(residency, "to_tick", lambda: 0)
     monkeypatch.setattr(residency, "_REST_S", 0)
     monkeypatch.setattr(residency, "resident_bytes", lambda: held.pop() if _is_here() and len(held) > 1 else MUCH)
     monkeypatch.setattr(residency, "give_back_freed_memory", lambda: given.append(1))

@@ -4,7 +4,6 @@ import asyncio
 import resource
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -12,12 +11,12 @@ import structlog
 from attention_service.engine import Engine
 from attention_service.runtime.device.freed_memory import MUCH, give_back_freed_memory
 from attention_service.runtime.scheduling.budget import Budget
+from attention_service.runtime.ticks import to_tick
 
-_STATM: Final = Path("/proc/self/statm")
+_STATM: Final = "/proc/self/statm"
+_PAGE_BYTES: Final = resource.getpagesize()
 _LOOK_S: Final = 0.25
-"""Seconds between two looks, while requests hold memory or freed memory waits to go back."""
-_RARE: Final = 4
-"""The same otherwise, as a multiple."""
+"""Seconds between two looks, while requests hold memory or freed memory waits to go back; otherwise a tick."""
 _REST_S: Final = 5.0
 """Seconds for which freed memory is kept for later requests, and until the attempt after one that freed little."""
 _LITTLE: Final = 2**24
@@ -32,8 +31,8 @@ log = structlog.get_logger(__name__)
 
 def resident_bytes() -> int:
     """Bytes of this process that are in memory; 0 where the system does not tell."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    with suppress(OSError, ValueError, IndexError), open(_STATM, "rb", buffering=0) as facts:
+        return int(facts.read().split()[1]) * _PAGE_BYTES
     return 0
 
 
@@ -78,7 +77,7 @@ async def keep_within_budget(engine: Engine) -> None:
     unused = Unused(resident_bytes())
     while True:
         used = budget.in_flight + budget.bodies + budget.replies
-        await asyncio.sleep(_LOOK_S * (1 if used or unused.is_waiting or budget.exceeded else _RARE))
+        await asyncio.sleep(_LOOK_S if used or unused.is_waiting or budget.exceeded else to_tick())
         if not shared:
             await asyncio.to_thread(engine.device.look_at_pinned, _PINNED_KEPT)
             budget.wake()  # there may be room now

@@ -5,7 +5,6 @@ import logging
 import signal
 import socket
 import time
-from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
@@ -18,13 +17,12 @@ from attention_service.api.http_limits.descriptors import backlog
 from attention_service.api.http_limits.guarded_http import GuardedHttp
 from attention_service.api.http_limits.guarded_stream import GuardedStream
 from attention_service.api.http_limits.health_listener import HealthListener
+from attention_service.api.http_limits.ticking_server import TickingServer
 from attention_service.settings import Settings
 
 NOTICE_S: Final = 0.25
 """Seconds between the refusal of new work and the end of idle connections, in which their callers hear of the stop. A
 request that comes on a connection when it is closed would be lost."""
-
-_TICK_S: Final = 1.0
 
 
 def _no_debug(record: logging.LogRecord) -> bool:
@@ -32,7 +30,7 @@ def _no_debug(record: logging.LogRecord) -> bool:
     return record.levelno > logging.DEBUG
 
 
-class Server(uvicorn.Server):
+class Server(TickingServer):
     """Uvicorn that drains the engine at the signal to stop, before it closes connections."""
 
     def __init__(self, app: FastAPI, **settings: Any) -> None:
@@ -50,7 +48,6 @@ class Server(uvicorn.Server):
             "ws_max_size": min(MAX_FRAME_BYTES, own.max_body_bytes),
             "ws_per_message_deflate": False,  # compressing numbers takes longer than sending them
         }
-        self._stopping: asyncio.Event | None = None
         self.health = None if own.health_port is None else HealthListener(app)
         logging.getLogger("uvicorn.error").addFilter(_no_debug)
         super().__init__(
@@ -61,25 +58,6 @@ class Server(uvicorn.Server):
     def _limits(self) -> ConnectionLimits:
         limits: ConnectionLimits = self.config.app.state.limits  # type: ignore[union-attr]
         return limits
-
-    @property
-    def should_exit(self) -> bool:
-        """True once the server is to stop. It may be set from any thread."""
-        return self._should_exit
-
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        self._should_exit = value
-        if value and self._stopping is not None:
-            with suppress(RuntimeError):  # the loop was closed
-                self._loop.call_soon_threadsafe(self._stopping.set)
-
-    async def main_loop(self) -> None:
-        """Renew the date of replies once a second until the server is to stop; uvicorn's own looks ten times."""
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _TICK_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and check connections from now on."""

@@ -75,9 +75,8 @@ class Store:
 
     def names(self) -> list[str]:
         """The folders that stand for a module, sorted. Raises FileNotFoundError where there is no store yet."""
-        return sorted(
-            entry.name for entry in self._folder.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name) is not None
-        )
+        with os.scandir(self._folder) as entries:
+            return sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name) is not None and entry.is_dir())
 
     def stamps(self) -> dict[str, Stamp]:
         """A stamp of each module, which differs once its stored version does. No file is read.

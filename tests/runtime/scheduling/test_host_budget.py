@@ -155,6 +155,7 @@ async def test_pinned_memory_counts_and_goes_back(engine, device, monkeypatch):
     device.look_at_pinned(most=4 * GB)
     assert engine.host.capacity == before - 3 * GB
     monkeypatch.setattr(residency, "_LOOK_S", 0.01)
+    monkeypatch.setattr(residency, "to_tick", lambda: 0.01)
     watching = asyncio.create_task(residency.keep_within_budget(engine))
     for _ in range(500):
         if not device.pinned_bytes:
@@ -168,6 +169,7 @@ async def test_the_process_is_compared_with_the_budget_of_the_host(engine, monke
     sizes = iter([10**8, *([10**8 + 15 * GB] * 2), *([10**8 + 17 * GB] * 1000)])
     monkeypatch.setattr(residency, "resident_bytes", lambda: next(sizes))
     monkeypatch.setattr(residency, "_LOOK_S", 0.01)
+    monkeypatch.setattr(residency, "to_tick", lambda: 0.01)
     monkeypatch.setattr(residency, "_REST_S", 0.01)
     watching = asyncio.create_task(residency.keep_within_budget(engine))
     for _ in range(500):

@@ -15,6 +15,7 @@ from starlette.types import Scope
 from attention_contract.errors import AttentionError, ConnectionsExhausted, TooManyConnections
 from attention_service.api.http_limits.descriptors import most_connections, reserve
 from attention_service.runtime.scheduling.entrance import Entrance
+from attention_service.runtime.ticks import to_tick
 from attention_service.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -28,7 +29,6 @@ BODY_VIEWS: Final = "attention.body_views"
 """The ASGI extension of a server that takes memoryviews for bodies; others ask for bytes, which are a copy."""
 LEAVING_S: Final = 2.0
 """Seconds for which a refused caller may read its refusal."""
-_SWEEP_S: Final = 1.0
 _STOPPING_SWEEP_S: Final = 0.1
 _BODY_GRACE_S: Final = 1.0
 """Seconds that a stop waits for the rest of a body."""
@@ -104,7 +104,7 @@ class ConnectionLimits:
     async def watch(self) -> None:
         """Check all connections once a second, until cancelled."""
         while True:
-            await asyncio.sleep(_SWEEP_S if self.stopping_at is None else _STOPPING_SWEEP_S)
+            await asyncio.sleep(to_tick() if self.stopping_at is None else _STOPPING_SWEEP_S)
             self.sweep(time.monotonic())
 
     def sweep(self, now: float) -> None:

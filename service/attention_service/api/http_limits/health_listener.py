@@ -19,6 +19,7 @@ from attention_contract.schemas.server import Health
 from attention_contract.wire import JSON, to_json
 from attention_service.api.http_limits.connection_limits import ConnectionLimits
 from attention_service.api.http_limits.guarded_http import GuardedHttp
+from attention_service.api.http_limits.ticking_server import TickingServer
 from attention_service.engine import Engine
 from attention_service.settings import Settings
 
@@ -34,7 +35,7 @@ class HealthListener:
         settings: Settings = served.state.settings
         self.state = SimpleNamespace(limits=ConnectionLimits(settings, lambda _: "health"))
         """The limits of its connections, which are those of the server's own."""
-        self._server = uvicorn.Server(
+        self._server = TickingServer(
             uvicorn.Config(
                 self, host=settings.host, port=settings.health_port or 0, http=GuardedHttp, ws="none", lifespan="on",
                 log_config=None, access_log=False, server_header=False, timeout_keep_alive=settings.idle_timeout_s,

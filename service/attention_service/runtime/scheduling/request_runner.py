@@ -88,7 +88,7 @@ class RequestRunner:
         budgets = [self.host, self.budget] if on_device and self.host is not self.budget else [self.host]
 
         def cancellable_work() -> ResultT:
-            with cancellable(cancellation), self._noticed():
+            with cancellable(cancellation), self.noticed():
                 return work()
 
         try:
@@ -120,7 +120,7 @@ class RequestRunner:
 
         def cancellable_work() -> ResultT:
             watching = nullcontext() if watched is None else self._watchdog.watching(watched, cancellation)
-            with cancellable(cancellation), watching, self._noticed():
+            with cancellable(cancellation), watching, self.noticed():
                 return work()
 
         try:
@@ -131,7 +131,7 @@ class RequestRunner:
             raise
 
     @contextmanager
-    def _noticed(self) -> Iterator[None]:
+    def noticed(self) -> Iterator[None]:
         """Notice a device that breaks outside of the lanes: the threads of the store copy parameters to it."""
         try:
             yield

@@ -2,80 +2,90 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Final
 
+from attention_service.core.cancellation import Cancellation, cancellable
 from attention_service.modules.library import Library
 from attention_service.runtime.scheduling.budget import Budget
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 
 log = logging.getLogger(__name__)
 
-FOLLOW_S: Final = 0.4
+FOLLOW_S: Final = 0.8
 """Seconds between two looks at the store."""
 
 
 class StoreFollower:
-    """Looks at the store again and again, on a thread of its own."""
+    """Looks at the store again and again, on a thread of its own that wakes the event loop for changes alone."""
 
     def __init__(self, library: Library, budget: Budget, runner: RequestRunner) -> None:
         self._library = library
         self._budget = budget
         self._runner = runner
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="attention-following")
-        self._looking: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
-        self._next: asyncio.Task[None] | None = None
-        """A look that has not begun."""
+        self._cancellation = Cancellation()
+        self._callers: SimpleQueue[asyncio.Future[None]] = SimpleQueue()
+        """Callers that wait for a look that has not begun."""
+        self._thread: threading.Thread | None = None
         self._admission: Future[None] | None = None
         """The wait for memory of a module that another server stored."""
 
     def start(self) -> None:
         """Follow the store from now on."""
-        self._library.admitted = partial(self._admitted, asyncio.get_running_loop())
-        self._looking = asyncio.create_task(self._follow())
+        loop = asyncio.get_running_loop()
+        self._library.admitted = partial(self._admitted, loop)
+        self._thread = threading.Thread(target=self._follow, args=(loop,), name="attention-following", daemon=True)
+        self._thread.start()
 
     def cancel(self) -> None:
         """Look no more."""
-        for task in (self._looking, self._next):
-            if task is not None:
-                task.cancel()
+        self._cancellation.cancel()
+        self._callers.put(asyncio.get_running_loop().create_future())  # the thread wakes
         if self._admission is not None:
             self._admission.cancel()
 
     async def stop(self) -> None:
         """Let the thread go."""
-        await asyncio.to_thread(partial(self._thread.shutdown, cancel_futures=True))
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
 
     async def catch_up(self) -> None:
         """Take over what has changed in the store until now, in a look that those share who ask before it begins."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._look_next())
-        await asyncio.shield(self._next)
+        if self._thread is None or self._cancellation.cancelled:
+            return
+        seen = asyncio.get_running_loop().create_future()
+        self._callers.put(seen)
+        await seen
 
-    async def _look_next(self) -> None:
-        async with self._turn:
-            self._next = None
-            await self._look()
-
-    async def _follow(self) -> None:
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look again and again."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            await self._look()
+        while not (self._cancellation.cancelled or loop.is_closed()):
+            callers, before = self._waiting(FOLLOW_S), self._library.resident_bytes
+            try:
+                with cancellable(self._cancellation), self._runner.noticed():
+                    report(self._library.follow())
+            except Exception:  # the next round may succeed
+                if not self._cancellation.cancelled:
+                    log.exception("the store could not be followed")
+            if self._library.resident_bytes < before:
+                _call(loop, self._budget.wake)
+            if callers:
+                _call(loop, partial(_release, callers))
+        _call(loop, partial(_release, self._waiting(0)))
 
-    async def _look(self) -> None:
-        """Take over what changed in the store."""
-        before = self._library.resident_bytes
-        try:
-            report(await self._runner.in_thread(self._library.follow, self._thread))
-        except Exception:  # the next round may succeed
-            log.exception("the store could not be followed")
-        if self._library.resident_bytes < before:
-            self._budget.wake()
+    def _waiting(self, seconds: float) -> "list[asyncio.Future[None]]":
+        """Return those that wait for a look, after so many seconds if there are none before."""
+        found: list[asyncio.Future[None]] = []
+        with suppress(Empty):
+            found.append(self._callers.get(timeout=seconds))
+            while True:
+                found.append(self._callers.get_nowait())
+        return found
 
     @contextmanager
     def _admitted(self, loop: asyncio.AbstractEventLoop, need: int) -> Iterator[None]:
@@ -84,6 +94,8 @@ class StoreFollower:
             yield
             return
         self._admission = asyncio.run_coroutine_threadsafe(self._budget.acquire(need), loop)
+        if self._cancellation.cancelled:
+            self._admission.cancel()
         self._admission.result()
         try:
             yield
@@ -95,3 +107,14 @@ def report(problems: Iterable[str]) -> None:
     """Log the modules that could not be loaded."""
     for problem in problems:
         log.warning("a module was left out: %s", problem)
+
+
+def _release(callers: Iterable["asyncio.Future[None]"]) -> None:
+    for each in callers:
+        if not each.done():
+            each.set_result(None)
+
+
+def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(work)

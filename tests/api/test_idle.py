@@ -1,0 +1,42 @@
+"""A server that nobody asks sleeps: its threads are woken a few times a second, and its model's process hardly ever."""
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.api.test_health_listener import free_port
+from tests.conftest import live_server
+
+pytest.importorskip("transformers")
+SECONDS = 3
+
+
+def wakes(threads: Iterable[Path]) -> int:
+    """Count the times that threads slept until something woke them."""
+    facts = [(thread / "status").read_text("utf-8") for thread in threads]
+    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in facts)
+
+
+def test_an_idle_server_with_a_model_hardly_wakes(tmp_path):
+    tasks, before, children = Path("/proc/self/task"), set(threading.enumerate()), set(psutil.Process().children())
+    with live_server(tmp_path, health_port=free_port()) as url:
+        httpx.post(f"{url}/v1/models", json={"checkpoint": "tiny"}, timeout=120).raise_for_status()
+        httpx.post(f"{url}/v1/models/tiny/forward", json={"text": "a"}, timeout=60).raise_for_status()
+        process = max(set(psutil.Process().children()) - children, key=lambda each: each.create_time())
+        own = [tasks / str(each.native_id) for each in threading.enumerate() if each not in before]
+        found = []
+        for _ in range(5):  # other tests may disturb one
+            counts = wakes(own), wakes(Path(f"/proc/{process.pid}/task").iterdir())
+            time.sleep(SECONDS)
+            later = wakes(own), wakes(Path(f"/proc/{process.pid}/task").iterdir())
+            found.append([after - then for after, then in zip(later, counts, strict=True)])
+            if found[-1][0] <= 6 * SECONDS and found[-1][1] <= 1:
+                break
+    assert len(own) >= 3  # the event loop, the store's follower, the health checks
+    assert found[-1][0] <= 6 * SECONDS, found
+    assert found[-1][1] <= 1, found

@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import numpy as np
@@ -40,6 +39,8 @@ _MAX_NAMES: Final = 64
 _MAX_MAPPED: Final = 256
 _CHUNK: Final = 2**17
 """Characters that are counted at a time, few enough to stay in the processor's cache."""
+_NESTED: Final = frozenset({list, dict, np.ndarray, Untyped})
+"""The types of values that are lists and objects, or stand for them."""
 _NON_FINITE: Final = re.compile(rb"NaN|Infinity")
 
 
@@ -234,22 +235,28 @@ def _numbers(value: Any) -> NDArray[Any] | None:
     return None
 
 
-def _count_lists(value: Any, what: str, levels: int = MAX_DEPTH) -> int:
+def _count_lists(value: Any, what: str) -> int:
     """Count the lists and objects. Raises Unreadable, which calls the text ``what``, if they nest too deep."""
-    if isinstance(value, np.ndarray):
-        lists = 1
-        for size in value.shape[-2::-1]:  # [a, b, c] is one list of a lists of b lists
-            lists = 1 + size * lists
-        return lists
-    if isinstance(value, dict):
-        value = list(value.values())
-    elif not isinstance(value, list):
-        return 0
-    if not levels:
-        raise _too_deep(what)
-    if not set(map(type, value)) & {list, dict, np.ndarray, Untyped}:
-        return 1
-    return 1 + sum(map(_count_lists, value, repeat(what), repeat(levels - 1)))
+    count, level = 0, [value]
+    for depth in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, np.ndarray):
+                lists = 1
+                for size in each.shape[-2::-1]:  # [a, b, c] is one list of a lists of b lists
+                    lists = 1 + size * lists
+                count += lists
+            elif isinstance(each, list | dict):
+                if depth == MAX_DEPTH:
+                    raise _too_deep(what)
+                count += 1
+                items = each.values() if isinstance(each, dict) else each
+                if not _NESTED.isdisjoint(map(type, items)):
+                    below += items
+        if not below:
+            break
+        level = below
+    return count
 
 
 def check_objects(count: int, limit: int = MAX_OBJECTS) -> None:

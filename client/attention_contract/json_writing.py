@@ -2,8 +2,9 @@
 
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +13,12 @@ from pydantic import BaseModel
 
 from attention_contract.tensors import Encoding, Untyped, encode
 
+AT_ONCE: Final = 2**20
+"""Bytes of tensors in a reply whose text is made at once; that of more is made while it is sent."""
+_PLAIN: Final = frozenset({str, bool, type(None)})
+_SHORT_LISTS: Final = frozenset({list, tuple, type(None)})
 _PIECE_ITEMS: Final = 2**16
-"""Numbers whose text is made at once."""
+"""Numbers whose text is made at once in a piece of such a text."""
 
 
 def to_json(value: Any, encoding: Encoding = "list") -> bytes:
@@ -30,6 +35,17 @@ def json_pieces(value: Any, encoding: Encoding = "list") -> Iterator[bytes]:
     for array, after in zip(arrays, others, strict=True):
         yield from _array_pieces(array, "list" if isinstance(array, Untyped) else encoding)
         yield after
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of the tensors of a value."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, BaseModel):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(tensor_bytes, value)) if isinstance(value, list) else 0
 
 
 def _set_aside(mark: str, arrays: list[Any], array: Any, encoding: Encoding) -> Any:
@@ -83,8 +99,17 @@ def _plain(value: Any, encoding: Encoding, write: Callable[[Any, Encoding], Any]
     if isinstance(value, dict):
         return {key: _plain(item, encoding, write) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, encoding, write) for item in value]
+        return value if are_plain(value) else [_plain(item, encoding, write) for item in value]
     return plain_scalar(value)
+
+
+def are_plain(items: Sequence[Any]) -> bool:
+    """True for items that orjson writes as they are, or short lists of them: texts, flags and integers of 64 bits."""
+    kinds = set(map(type, items))
+    if kinds <= _SHORT_LISTS:
+        items = [*chain.from_iterable(filter(None, items))]
+        kinds = set(map(type, items))
+    return kinds <= _PLAIN or (kinds == {int} and min(items) >= -(2**63) and max(items) < 2**64)
 
 
 def plain_scalar(value: Any) -> Any:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.json_reading import check_text, from_json, measure_text
-from attention_contract.json_writing import fields_on_wire, plain_scalar
+from attention_contract.json_writing import are_plain, fields_on_wire, plain_scalar
 from attention_contract.tensors import DTYPES, TensorFault, Untyped, checked_shape, dtype_name, from_buffer, nested
 from attention_contract.validation import clip, fields_of, members_of, validate
 
@@ -121,7 +121,11 @@ def _take_tensors(value: Any, path: str, tensors: list[NamedTensor]) -> Any:
                 tensors.append(NamedTensor(f"{path}{key}", dtype_name(item), item))
         return rest
     if isinstance(value, (list, tuple)):
-        return [_take_tensors(item, f"{path}{index}.", tensors) for index, item in enumerate(value)]
+        return (
+            value
+            if are_plain(value)
+            else [_take_tensors(item, f"{path}{index}.", tensors) for index, item in enumerate(value)]
+        )
     return plain_scalar(value)
 
 
@@ -148,7 +152,7 @@ def from_pieces(pieces: Sequence[bytes | memoryview], entry: Entry, model: type[
     """Read a model from the pieces of its file, as ``to_safetensors`` returns them. Raises what that of a file does."""
     first, *rest = pieces
     header, text = _read_header(memoryview(first), entry)
-    arrays = [_array(tensor, piece) for tensor, piece in zip(header.tensors, rest, strict=True)]
+    arrays = _arrays(header, rest)
     return _model(header, text, arrays, _entry_of(model, entry), model)
 
 
@@ -174,15 +178,15 @@ def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any
     """The header of a file, the text of its metadata entry, and its tensors."""
     header, told = _read_header(view, entry)
     data = view[8 + int.from_bytes(view[:8], "little") :]
-    start, arrays = 0, []
+    start, parts = 0, []
     for tensor, end in zip(header.tensors, header.ends, strict=True):
         if end > len(data):
             raise Unreadable(f"tensor {tensor.name[:80]!r} ends at byte {end}; the file holds {len(data)}")
-        arrays.append(_array(tensor, data[start:end]))
+        parts.append(data[start:end])
         start = end
     if start != len(data):
         raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {start}")
-    return header, told, arrays
+    return header, told, _arrays(header, parts)
 
 
 def _read_header(view: memoryview, entry: Entry) -> tuple[Header, str]:
@@ -200,12 +204,15 @@ def _read_header(view: memoryview, entry: Entry) -> tuple[Header, str]:
     return header, told
 
 
-def _array(tensor: Shaped, data: bytes | memoryview) -> NDArray[Any]:
-    """A tensor of a file over its bytes."""
-    try:
-        return from_buffer(data, DTYPES[tensor.dtype], tensor.shape)
-    except TensorFault as fault:
-        raise InvalidTensor.at(clip(tensor.name), fault.message) from None
+def _arrays(header: Header, parts: Sequence[bytes | memoryview]) -> list[NDArray[Any]]:
+    """The tensors of a file, each over its bytes."""
+    arrays = []
+    for tensor, part in zip(header.tensors, parts, strict=True):
+        try:
+            arrays.append(from_buffer(part, DTYPES[tensor.dtype], tensor.shape))
+        except TensorFault as fault:
+            raise InvalidTensor.at(clip(tensor.name), fault.message) from None
+    return arrays
 
 
 @lru_cache(maxsize=1024)  # callers send the same few again and again; reading one takes as long as validating a request
@@ -223,7 +230,14 @@ def _header(text: bytes) -> Header:
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise _no_text("request")
-    placed = sorted(((*_offsets(name, entry), name) for name, entry in entries.items()), key=itemgetter(0, 1))
+    placed = []
+    for name, entry in entries.items():
+        match entry:
+            case {"data_offsets": [first, last]} if type(first) is type(last) is int and first >= 0 <= last:
+                placed.append((first, last, name))
+            case _:
+                raise Unreadable(f"tensor {name[:80]!r} has no valid data_offsets")
+    placed.sort(key=itemgetter(0, 1))
     tensors, end = [], 0
     for first, last, name in placed:
         if first != end or last < first:
@@ -245,15 +259,6 @@ def _shaped(name: str, entry: dict[str, Any]) -> Shaped:
         raise InvalidTensor.at(clip(name), fault.message) from None
 
 
-def _offsets(name: str, entry: Any) -> tuple[int, int]:
-    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if isinstance(offsets, list) and len(offsets) == 2:
-        first, last = offsets
-        if type(first) is int and type(last) is int and first >= 0 <= last:
-            return first, last
-    raise Unreadable(f"tensor {name[:80]!r} has no valid data_offsets")
-
-
 def _no_text(entry: Entry) -> Unreadable:
     return Unreadable(f"the safetensors metadata is not an object whose entry {entry!r} is text")
 
@@ -267,7 +272,12 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
     node: Any = data
     *path, last = [field, rest] if dot and field in _maps(model) else name.split(".")
     for part in path:
-        node = _child(node, part)
+        if isinstance(node, dict):
+            node = node.setdefault(part, {})
+        elif isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            node = None
     if not isinstance(node, dict):
         param = clip(name)
         raise InvalidTensor.at(param, "the request has no tensor field of this name")
@@ -275,14 +285,6 @@ def place_tensor(data: dict[str, Any], name: str, array: NDArray[Any], model: ty
         param = clip(name)
         raise InvalidTensor.at(param, "it is given twice; send it as a tensor or in the metadata")
     node[last] = array
-
-
-def _child(node: Any, part: str) -> Any:
-    if isinstance(node, dict):
-        return node.setdefault(part, {})
-    if isinstance(node, list) and part.isdecimal() and len(part) < 10 and int(part) < len(node):
-        return node[int(part)]
-    return None
 
 
 @cache

@@ -292,6 +292,9 @@ class TensorField:
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
+        names = {"float": FLOATS, "int": INTS, "bool": {"bool"}, "mask": FLOATS | {"bool"}}[kind]
+        self._taken = frozenset(DTYPES[name] for name in names)
+        """The dtypes that are taken as they are."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -299,6 +302,8 @@ class TensorField:
         )
 
     def _validate(self, value: Any) -> NDArray[Any]:
+        if type(value) is np.ndarray and value.dtype in self._taken:
+            return value
         try:
             array = _little_endian(value) if isinstance(value, np.ndarray) else decode(value)
             if isinstance(array, Untyped) and not array.size:  # an empty list does not say what it would hold

@@ -7,49 +7,30 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from types import FrameType
 
 import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from attention_client import Client
 from attention_contract.wire import JSON, SAFETENSORS
+from attention_service.models.server import worker_process
+from attention_service.models.worker_messages import Message
 from tests.conftest import live_server
+from tests.passed_functions import Calls, PassedFunctions
 
 WARM, COUNTED = 20, 21
-CALLS = {"forward": 188, "weights": 360, "step": 228}
+CALLS = {"forward": 188, "weights": 360, "step": 228, "model weights": 2200}
 """Calls that one request passes at most."""
-FILES = {"forward": 42, "weights": 55, "step": 53}
+FILES = {"forward": 42, "weights": 55, "step": 53, "model weights": 108}
 """Files in which they lie."""
 JSON_ONLY = {"content-type": JSON, "accept": JSON}
 
 
-class Passed:
-    """The project's functions that the threads of a server enter, while they are counted."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, str | None] = {}
-        self._calls: Counter[tuple[str, str]] | None = None
-
-    def see(self, frame: FrameType, event: str, _: object) -> None:
-        """Note a call; a generator counts each time that it goes on."""
-        if self._calls is None or event != "call":
-            return
-        code = frame.f_code
-        file = self._files.setdefault(code.co_filename, code.co_filename.partition("/attention_")[2] or None)
-        if file is not None:
-            self._calls[file, code.co_qualname] += 1
-
-    def fresh(self) -> Counter[tuple[str, str]]:
-        """A new counter of the calls from now on, by file and function. It may begin with the last ones of a reply."""
-        self._calls = Counter()
-        return self._calls
-
-
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Passed]]:
-    passed, before = Passed(), threading.getprofile()
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, PassedFunctions]]:
+    passed, before = PassedFunctions(), threading.getprofile()
     threading.setprofile(passed.see)
     try:
         with (
@@ -66,7 +47,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Cl
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer calls functions of its own")
-@pytest.mark.parametrize("question", CALLS)
+@pytest.mark.parametrize("question", ["forward", "weights", "step"])
 def test_a_warm_request_passes_few_functions_in_few_files(watched, question):
     client, passed = watched
     path, tokens = f"/v1/modules/m/{question}", 16
@@ -75,13 +56,48 @@ def test_a_warm_request_passes_few_functions_in_few_files(watched, question):
         path, tokens = f"/v1/sessions/{opened.json()['session']}/step", 1
     body = save({"query": np.random.default_rng(0).normal(size=(1, tokens, 256)).astype("f4")})
 
-    found: list[Counter[tuple[str, str]]] = []
+    found: list[Calls] = []
     for number in range(WARM + COUNTED):
-        calls = passed.fresh()
+        passed.fresh()
         client.post(path, content=body).raise_for_status()
-        found += [calls] if number >= WARM else []
+        found += [passed.fresh()] if number >= WARM else []
     # Observations are digested many at a time, on a busy machine with every request: the few least have none.
     typical = sorted(found, key=Counter.total)[2]
     assert typical.total() <= CALLS[question], typical.most_common()
     files = {file for file, _ in typical}
     assert len(files) <= FILES[question], sorted(files)
+
+
+@pytest.fixture
+def model_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The calls that processes of models make, which they tell with the end of each request."""
+    found: Calls = Counter()
+    take_in = worker_process.WorkerProcess._take_in
+
+    def counting(process: worker_process.WorkerProcess, message: Message | None) -> None:
+        if message is not None and message.kind == "done":
+            found.update({(file, name): count for file, name, count in message.facts.pop("passed")})
+        take_in(process, message)
+
+    monkeypatch.setattr(worker_process.WorkerProcess, "_take_in", counting)
+    monkeypatch.setattr(worker_process, "COMMAND", (sys.executable, "-m", "tests.models.counted_process"))
+    return found
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer calls functions of its own")
+def test_the_weights_of_a_model_pass_few_functions_in_few_files(watched, model_calls):
+    """All functions from the call of the client to its reply: in the client, in the server, and in the process."""
+    http, served = watched
+    called, found = PassedFunctions(), list[Calls]()
+    with Client(str(http.base_url), timeout=60) as client:
+        for number in range(WARM + COUNTED):
+            for each in (served.fresh(), called.fresh(), model_calls):
+                each.clear()
+            sys.setprofile(called.see)
+            client.models.weights("tiny", text=f"the cat sat on the mat and then it ran {number}")
+            sys.setprofile(None)
+            found += [served.fresh() + called.fresh() + model_calls] if number >= WARM else []
+    typical = sorted(found, key=Counter.total)[2]
+    assert typical.total() <= CALLS["model weights"], typical.most_common()
+    files = {file for file, _ in typical}
+    assert len(files) <= FILES["model weights"], sorted(files)

@@ -89,13 +89,13 @@ class StandIn:
                 print(amount, flush=True)
                 os.write(1, b"not a message")
         ran = ModelRan(
-            model="", architecture=str(os.getpid()), device="cpu", dtype="float32", kernels=[], compute_ms=1.0,
-            queue_ms=0.0, peak_bytes=0,
+            model=self.facts["name"], architecture=str(os.getpid()), device="cpu", dtype="float32", kernels=[],
+            compute_ms=1.0, queue_ms=0.0, peak_bytes=0,
         )  # fmt: skip
         labels = TokenLabelsReply(tokens=[request.text], ids=[0], spans=[None])
         tap = LayerTaps(layer=0, q=np.full((1, 1, 1), len(request.text), np.float32))
         if " large " in request.text:
-            numbers = int(amount.split()[-1]) * MIB // 4
+            numbers = int(float(amount.split()[-1]) * MIB) // 4
             made = empty_result((1, 1, numbers), torch.zeros(1)).copy_(torch.arange(numbers))
             tap = LayerTaps(layer=0, q=made.numpy(), k=made.numpy() + 1)
         recording = RecordingFile(**EXAMPLE | {"text": request.text}) if request.keep else None

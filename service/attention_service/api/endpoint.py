@@ -18,6 +18,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, InvalidRequest
+from attention_contract.json_writing import tensor_bytes
 from attention_contract.operations import Operation
 from attention_contract.schemas.models import ModelInfo
 from attention_contract.schemas.modules import ModuleInfo
@@ -28,7 +29,6 @@ from attention_contract.wire import JSON, PICTURES
 from attention_service.api import problems
 from attention_service.api.access.scopes import HELD, lacking
 from attention_service.api.bodies import negotiation, pictures
-from attention_service.api.bodies.negotiation import tensor_bytes
 from attention_service.api.bodies.request_body import query_of, read_request
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.documentation import VERSIONED, documented, signature_of
@@ -54,6 +54,8 @@ class Call:
     """The version that If-Match names."""
     deadline: float | None
     """The time, of ``time.monotonic``, by which the answer must be ready; None for none."""
+    media_type: str = JSON
+    """The media type of the reply."""
 
     @property
     def name(self) -> str:
@@ -138,6 +140,7 @@ class OperationRoute(APIRoute):
             raise lacking(operation.name, operation.scopes, scope[HELD])
         call = call_of(scope)
         media_type = JSON if operation.reply is None else negotiation.accepted(call.headers, operation)
+        call.media_type = media_type
         drawn = media_type in PICTURES
         if operation.pictures and (drawn or scope["query_string"]):
             options = pictures.options_of(query_of(scope), operation)

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from starlette.responses import FileResponse, Response
 
 from attention_contract import operations
+from attention_contract.base import WireModel
 from attention_contract.errors import Forbidden, InvalidRequest
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
@@ -17,8 +18,9 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityRep
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
-from attention_contract.wire import SAFETENSORS
-from attention_service.api.bodies.negotiation import Reply, accepted, pieces_of, render, tensor_bytes
+from attention_contract.tensor_files import from_pieces
+from attention_contract.wire import JSON, SAFETENSORS
+from attention_service.api.bodies.negotiation import Reply, accepted, pieces_of, render
 from attention_service.api.bodies.request_body import parsed, read_body
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.endpoint import Call, Handler, call_of, pinned, serve
@@ -27,12 +29,13 @@ from attention_service.api.replicas import following
 from attention_service.api.request_head import Headers
 from attention_service.api.server_facts import list_variants, server_info
 from attention_service.cost.datasheet import HARDWARE
+from attention_service.models.server.model_question import WrittenReply
 from attention_service.modules.checkpoints import hub
 from attention_service.runtime.operations.questions import QUESTIONS
 
 __all__ = [
     "HANDLERS", "Call", "ErrorForm", "Handler", "Headers", "Reply", "call_of", "following", "parsed", "pieces_of",
-    "pinned", "read_body", "render", "request_id", "serve", "status_elsewhere", "tensor_bytes", "unexpected",
+    "pinned", "read_body", "render", "request_id", "serve", "status_elsewhere", "unexpected",
     "unless_gone",
 ]  # fmt: skip
 
@@ -89,6 +92,18 @@ async def health_ready(call: Call, _: None) -> Health:
     return call.engine.health("ready")
 
 
+def _model_handler(operation: str, kind: type[WireModel]) -> Handler:
+    """The handler of a question about a whole model, whose process writes the reply."""
+
+    async def answer(call: Call, body: WireModel) -> WireModel | WrittenReply:
+        form = JSON if call.media_type == JSON else SAFETENSORS
+        reply = await call.engine.models.ask(call.model, operation, body, form)
+        # It is read only to be drawn, or to become a JSON text that is too long to be made at once.
+        return reply if reply.media_type == call.media_type else from_pieces(reply.pieces, "reply", kind)
+
+    return answer
+
+
 async def _known(reply: ReplyT) -> ReplyT:
     """A reply that is known at once."""
     return reply
@@ -113,6 +128,9 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "create_pass": lambda call, body: call.engine.create_pass(call.name, body, call.deadline),
     "create_raw_pass": lambda call, body: call.engine.create_pass(None, body, call.deadline),
     "backward": lambda call, body: call.engine.backward(call.id, body, call.deadline),
+    "model_forward": _model_handler("forward", ModelForwardReply),
+    "model_weights": _model_handler("weights", ModelWeightsReply),
+    "model_gradients": _model_handler("gradients", ModelGradientsReply),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},
     "complexity": complexity,
@@ -154,10 +172,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "load_model": lambda call, body: call.engine.models.load(body),
     "get_model": lambda call, _: call.engine.models.get(call.model),
     "unload_model": lambda call, _: call.engine.models.unload(call.model),
-    "model_forward": lambda call, body: call.engine.models.ask(call.model, "forward", body, ModelForwardReply),
-    "model_weights": lambda call, body: call.engine.models.ask(call.model, "weights", body, ModelWeightsReply),
-    "model_gradients": lambda call, body: call.engine.models.ask(call.model, "gradients", body, ModelGradientsReply),
-    "model_complexity": lambda call, body: call.engine.models.ask(call.model, "complexity", body, ModelComplexityReply),
+    "model_complexity": _model_handler("complexity", ModelComplexityReply),
     # recordings
     "list_recordings": lambda call, _: call.engine.recordings.list(),
     "create_recording": lambda call, body: call.engine.recordings.add(body),

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from attention_contract.base import WireModel
 from attention_contract.errors import AttentionError, BodyTooLarge, Cancelled
 from attention_contract.frames import MAX_FRAME_BYTES, MAX_UNANSWERED, problem_of, request_from_frame
+from attention_contract.json_writing import tensor_bytes
 from attention_contract.operations import Operation, step_session, step_sessions
 from attention_contract.schemas.sessions import SessionStep, StepsRequest
 from attention_contract.tensors import Encoding
@@ -237,7 +238,7 @@ async def _read(frame: str | bytes, memory: Body, settings: Settings) -> Session
 
 
 async def _written(reply: WireModel, encoding: Encoding, *, text: bool) -> str | bytes:
-    form, size = (JSON, negotiation.tensor_bytes(reply)) if text else (SAFETENSORS, 0)
+    form, size = (JSON, tensor_bytes(reply)) if text else (SAFETENSORS, 0)
     frame = b"".join(await negotiation.pieces_of(reply, form, encoding, size))
     return frame.decode() if text else frame
 

@@ -3,11 +3,11 @@
 A message is the lengths of its head and its body, the head as JSON, and the body: bytes of the contract. Nothing is
 ever unpickled. Messages about a request carry its number, ``request``; any number of requests may be under way.
 
-To the process go ``warm`` if it is to wait for its model, ``load``, ``ask``, ``go`` once a request is admitted, and
-``cancel``. From it come ``started``, ``progress``, ``loaded``; ``need``, which may come twice, ``event``,
-``recording``, ``last``, ``reply`` or ``problem``, and ``done`` after the last word on a request; and ``pass`` before a
-pass that takes long. ``started`` tells which memory it takes without a model, ``loaded`` and ``done`` which memory of
-a GPU it holds.
+To the process go ``warm`` if it is to wait for its model, ``load``, ``ask``, which names the form of the reply, ``go``
+once a request is admitted, with the facts of the reply that the server knows, and ``cancel``. From it come
+``started``, ``progress``, ``loaded``; ``need``, which may come twice, ``event``, ``recording``, ``last``, ``reply`` or
+``problem``, and ``done`` after the last word on a request; and ``pass`` before a pass that takes long. ``started``
+tells which memory it takes without a model, ``loaded`` and ``done`` which memory of a GPU it holds.
 """
 
 import struct

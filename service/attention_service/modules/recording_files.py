@@ -1,10 +1,14 @@
 """The file of one recording: its name, and its description by its header alone."""
 
+import hashlib
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import orjson
 from safetensors import safe_open
 
 from attention_contract.errors import Unreadable
@@ -18,12 +22,25 @@ from attention_contract.schemas.recordings import (
     read_facts,
 )
 from attention_contract.tensor_files import DTYPE_NAMES
+from attention_contract.tensors import DTYPES, dtype_name
 from attention_service.modules.store_files import check_regular
 
 SUFFIX: Final = ".safetensors"
 RECORDING_ID: Final = re.compile(r"[0-9a-f]{32}")
 _TEXT: Final = 200
 """Characters of a text in a list."""
+
+
+def content_id(recording: RecordingFile, owner: str | None) -> str:
+    """A hash of owner, facts, and name, dtype, shape and bytes of each tensor, in whatever order they came."""
+    facts = recording.model_dump(mode="json", include=set(RecordingFacts.model_fields))
+    content = hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
+    if owner is not None:
+        content.update(orjson.dumps(owner))
+    for name, array in sorted(recording.tensors(), key=itemgetter(0)):
+        content.update(orjson.dumps([name, dtype_name(array), array.shape]))
+        content.update(np.ascontiguousarray(array, DTYPES[dtype_name(array)]).reshape(-1).view(np.uint8).data)
+    return content.hexdigest()[:32]
 
 
 def recordings_in(folder: Path) -> Iterator[Path]:

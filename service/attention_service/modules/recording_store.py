@@ -15,17 +15,13 @@ copies the asked part alone. A damaged file stays on the disk until it is delete
 does not count.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import orjson
 from safetensors import SafetensorError, safe_open
 
 from attention_contract.errors import (
@@ -40,15 +36,21 @@ from attention_contract.errors import (
 from attention_contract.recording_tensors import taken_numbers
 from attention_contract.schemas.recordings import (
     RecordedTensor,
-    RecordingFacts,
     RecordingFile,
     RecordingInfo,
     RecordingList,
     RecordingQuery,
 )
-from attention_contract.tensors import DTYPES, dtype_name
+from attention_contract.tensors import DTYPES
 from attention_contract.wire import to_safetensors
-from attention_service.modules.recording_files import RECORDING_ID, SUFFIX, described, recordings_in, summary
+from attention_service.modules.recording_files import (
+    RECORDING_ID,
+    SUFFIX,
+    content_id,
+    described,
+    recordings_in,
+    summary,
+)
 from attention_service.modules.store_files import locked, make_folder, reason, refusal, remove_staged, staged_file, sync
 
 _OWNED: Final = "of"
@@ -168,7 +170,7 @@ class RecordingStore:
                 limit_bytes=self.limit,
                 needed_bytes=size,
             )
-        path = self._folders(owner)[0] / f"{_content_id(recording, owner)}{SUFFIX}"
+        path = self._folders(owner)[0] / f"{content_id(recording, owner)}{SUFFIX}"
         try:
             with self._locked():
                 if (stored := self._stored(path)) is not None:
@@ -260,18 +262,6 @@ def _bytes(path: Path) -> int:
     with suppress(FileNotFoundError):
         return path.lstat().st_size
     return 0
-
-
-def _content_id(recording: RecordingFile, owner: str | None) -> str:
-    """A hash of owner, facts, and name, dtype, shape and bytes of each tensor, in whatever order they came."""
-    facts = recording.model_dump(mode="json", include=set(RecordingFacts.model_fields))
-    content = hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
-    if owner is not None:
-        content.update(orjson.dumps(owner))
-    for name, array in sorted(recording.tensors(), key=itemgetter(0)):
-        content.update(orjson.dumps([name, dtype_name(array), array.shape]))
-        content.update(np.ascontiguousarray(array, DTYPES[dtype_name(array)]).reshape(-1).view(np.uint8).data)
-    return content.hexdigest()[:32]
 
 
 def _tensor(info: RecordingInfo, name: str) -> RecordedTensor:

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, TypeVar, get_args
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.prompts import ModelRan
 
 Phase = Literal["read", "decode", "queue", "compute", "encode", "write"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
@@ -19,12 +18,21 @@ Mark = tuple[Phase, float, float]
 """One phase, its begin and its end in seconds of ``time.monotonic``. A plain tuple is made fastest."""
 
 
+class ModelRun(NamedTuple):
+    """A run of a whole model."""
+
+    model: str
+    device: str
+    dtype: str
+    compute_ms: float
+
+
 @dataclass(slots=True)
 class RequestTiming:
     """The phases of one request, in the order of their ends. A request for several runs has some phases repeatedly."""
 
     marks: list[Mark] = field(default_factory=list)
-    runs: list[Ran | ModelRan] = field(default_factory=list)
+    runs: list[Ran | ModelRun] = field(default_factory=list)
     """The run of each phase ``compute``, in their order."""
     bytes: int = 0
     """Bytes of the body as they came."""
@@ -54,7 +62,7 @@ def note_bytes(count: int) -> None:
         current.bytes += count
 
 
-def note_run(came: float, ran: Ran | ModelRan) -> None:
+def note_run(came: float, ran: Ran | ModelRun) -> None:
     """Add a run that ended now, and the time that it waited since it ``came``, for memory and for the device."""
     if (current := timing.get()) is not None:
         ended = time.monotonic()

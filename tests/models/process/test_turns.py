@@ -5,6 +5,7 @@ from queue import Empty
 import pytest
 
 from attention_contract.schemas.models import ModelList
+from attention_contract.wire import JSON
 from attention_service.core.cancellation import Cancellation
 from attention_service.models.process.turns import Answer, Turns, Work
 from attention_service.models.worker_messages import Message
@@ -80,15 +81,16 @@ class Model:
         return {}
 
     def finish(self, running):
-        return Answer(last=b"", tokens=running.tokens)
+        return Answer(last=[], tokens=running.tokens)
 
 
 def ask(number, operation):
-    return Message("ask", {"request": number, "operation": operation, "room": 99, "memory": None}, memoryview(b""))
+    facts = {"operation": operation, "room": 99, "memory": None, "form": JSON, "encoding": "list"}
+    return Message("ask", {"request": number, **facts}, memoryview(b""))
 
 
 def go(number):
-    return Message("go", {"request": number}, memoryview(b""))
+    return Message("go", {"request": number, "queue_ms": 0.0, "load_ms": 0.0, "owner": None}, memoryview(b""))
 
 
 def run(pipes):

@@ -13,6 +13,7 @@ from tests.api.talk import post, problem
 from tests.conftest import eventually, live_server
 
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelForwardRequest
+from attention_contract.tensor_files import from_pieces
 from attention_service.engine import Engine
 from attention_service.models.server import worker_process
 from attention_service.runtime.device.freed_memory import private_bytes
@@ -88,15 +89,19 @@ async def test_a_request_that_waits_for_memory_does_not_stand_still(stand_ins, r
     engine = Engine(repository, device, memory_budget=2**30, stuck_s=0.5, learns_times=False)
     await engine.start()
     try:
-        ask = lambda text: engine.models.ask("one", "forward", ModelForwardRequest(text=text), ModelForwardReply)  # noqa: E731
-        process = (await ask("a")).ran.architecture
+
+        async def ask(text):
+            reply = await engine.models.ask("one", "forward", ModelForwardRequest(text=text))
+            return from_pieces(reply.pieces, "reply", ModelForwardReply).ran.architecture
+
+        process = await ask("a")
         taken = engine.budget.available
         assert engine.budget.take(taken)
         waiting = asyncio.create_task(ask("needs 10"))
         await asyncio.sleep(1.5)
         engine.models.check_progress()
         engine.budget.release(taken)
-        assert (await waiting).ran.architecture == process
+        assert await waiting == process
     finally:
         await engine.stop()
 

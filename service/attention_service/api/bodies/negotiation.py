@@ -7,14 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 import mimeparse
-import numpy as np
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import Cancelled, NotAcceptable
-from attention_contract.json_writing import json_pieces, to_json
+from attention_contract.json_writing import AT_ONCE, json_pieces, tensor_bytes, to_json
 from attention_contract.operations import Operation
 from attention_contract.tensor_files import to_safetensors
 from attention_contract.tensors import Encoding
@@ -23,12 +21,11 @@ from attention_service.api.bodies.pictures import check_drawable
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import BODY_VIEWS
 from attention_service.api.request_head import Headers
+from attention_service.models.server.model_question import WrittenReply
 from attention_service.runtime.request_timing import note
 
 INLINE_TENSOR_BYTES = 2**18
 """Largest tensors in bytes that are written as JSON on the event loop; a thread writes larger ones."""
-STREAMED_TENSOR_BYTES = 2**20
-"""Largest tensors in bytes whose JSON is made at once; that of larger ones is made while it is sent."""
 _STREAM_BYTES = 2**22
 """Bytes that a streamed JSON reply holds at most beside its tensors."""
 _JOINED_BYTES = 2**16
@@ -81,10 +78,15 @@ def _media_type(value: bytes) -> str:
 async def render(
     model: Any, media_type: str, *, encoding: Encoding = "list", status: int = 200, headers: Mapping[str, str]
 ) -> Response:
-    """The response that carries a reply: a model, or as JSON also a value of mappings, lists and arrays."""
+    """The response that carries a reply: a model, or as JSON also a value of mappings, lists and arrays.
+
+    The reply of a whole model may be written already, and is passed on unread.
+    """
+    if isinstance(model, WrittenReply):
+        return Reply(model.pieces, media_type, status, headers)
     began = time.monotonic()
     size = 0 if media_type == SAFETENSORS else tensor_bytes(model)
-    if size > STREAMED_TENSOR_BYTES:
+    if size > AT_ONCE:
         return StreamedReply(json_pieces(model, encoding), size + _STREAM_BYTES, media_type, status, headers)
     pieces = await pieces_of(model, media_type, encoding, size)
     note("encode", began)
@@ -98,17 +100,6 @@ async def pieces_of(model: Any, media_type: str, encoding: Encoding, size: int) 
     if size <= INLINE_TENSOR_BYTES:
         return [to_json(model, encoding)]
     return [await run_in_threadpool(to_json, model, encoding)]
-
-
-def tensor_bytes(value: Any) -> int:
-    """Bytes of the tensors of a reply."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, BaseModel):
-        value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    return sum(map(tensor_bytes, value)) if isinstance(value, list) else 0
 
 
 class Reply(Response):

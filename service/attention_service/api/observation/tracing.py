@@ -13,9 +13,9 @@ from opentelemetry.trace import SpanContext, StatusCode
 from starlette.types import Scope
 
 from attention_contract.schemas.attention import Ran
-from attention_contract.schemas.prompts import ModelRan
 from attention_service import __version__
 from attention_service.api.observation.access_log import Answered
+from attention_service.runtime.request_timing import ModelRun
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PERIODIC = ("/health/", "/metrics")
@@ -92,10 +92,10 @@ def _add_spans(answered: Answered) -> None:
     whole.end(_nanoseconds(ended + since_1970))
 
 
-def _of_run(ran: Ran | ModelRan) -> dict[str, Any]:
+def _of_run(ran: Ran | ModelRun) -> dict[str, Any]:
     """The attributes of a run. Requests that ran in one pass have its size as ``attention.batch``."""
-    if isinstance(ran, ModelRan):
-        return {f"attention.{name}": getattr(ran, name) for name in ("model", "device", "dtype", "compute_ms")}
+    if isinstance(ran, ModelRun):
+        return {f"attention.{name}": value for name, value in ran._asdict().items()}
     return {
         "attention.kernel": ran.kernel,
         "attention.device": ran.device,

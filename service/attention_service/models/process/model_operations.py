@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-import orjson
 import torch
 
 from attention_contract.base import WireModel
@@ -23,7 +22,7 @@ from attention_service.models.generation.generation import Generation, decode, r
 from attention_service.models.generation.generation_plan import GenerationRequest, plan_generation
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
-from attention_service.models.process.turns import Answer, Emit, Work
+from attention_service.models.process.turns import Answer, Emit, Work, lines_of
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
 
@@ -85,7 +84,7 @@ class ServedModel:
     def finish(self, running: Generation) -> Answer:
         """Return the end of a generation."""
         done = running.end()
-        return Answer(recording=self.loaded.take_recording(), last=lines_of(done.last), tokens=done.tokens)
+        return Answer(recording=self.loaded.take_recording(), last=done.last, tokens=done.tokens)
 
     def recover(self, fault: Exception) -> None:
         """Free what a failed request holds. Raises Stuck if the device computes nothing any more."""
@@ -165,11 +164,6 @@ class ServedModel:
             )  # fmt: skip
 
         return self._after_images(request.all_images, work)
-
-
-def lines_of(objects: Sequence[Any]) -> bytes:
-    """Objects as JSON, one a line. Their numbers are finite."""
-    return b"\n".join([orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY) for each in objects])
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:

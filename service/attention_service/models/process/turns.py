@@ -9,14 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
+import orjson
+
 from attention_contract.base import WireModel
+from attention_contract.json_writing import AT_ONCE, tensor_bytes, to_json
+from attention_contract.schemas.prompts import ModelReply
 from attention_contract.schemas.recordings import RecordingFile
-from attention_contract.wire import SAFETENSORS, to_body
+from attention_contract.tensor_files import to_safetensors
+from attention_contract.tensors import Encoding
+from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable, checkpoint
 from attention_service.core.tensors import results_in
 from attention_service.models.process.process_pipes import ProcessPipes, problem_of
 from attention_service.models.reply_memory import ReplyRoom
-from attention_service.models.worker_messages import Message
+from attention_service.models.worker_messages import Message, Piece
+from attention_service.modules.recording_files import content_id
 from attention_service.runtime.device.freed_memory import (
     MUCH,
     give_back_freed_memory,
@@ -41,8 +48,8 @@ class Answer(NamedTuple):
     """None of a generation, whose events are its answer."""
     recording: RecordingFile | None = None
     """To be stored, if the request keeps its run."""
-    last: bytes | None = None
-    """The last event of a generation, in which the server puts the id of the recording."""
+    last: Sequence[dict[str, Any]] | None = None
+    """The last objects of a generation; the very last gets the id of the recording."""
     tokens: int = 0
     """The number of generated tokens."""
 
@@ -128,6 +135,14 @@ class Question:
     number: int
     cancellation: Cancellation
     memory: ReplyRoom
+    form: str = SAFETENSORS
+    """The media type of its reply."""
+    encoding: Encoding = "list"
+    """The form of tensors in a JSON reply."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """The fields of ``ran`` that the server told when it admitted the request."""
+    owner: str | None = None
+    """The owner of its recording, as told then."""
     work: Work | None = None
     """Its work once it is admitted; None before it is priced, and once it runs."""
     need: int = 0
@@ -194,6 +209,8 @@ class Turns:
         if question is None:  # a cancellation that came too late
             return
         if message.kind == "go":
+            question.waits = {name: message.facts[name] for name in ("queue_ms", "load_ms")}
+            question.owner = message.facts["owner"]
             self.ready.append(question)
         elif question not in self.ready and question not in self.running:
             self.fail(question, Abandoned())
@@ -203,7 +220,8 @@ class Turns:
         facts = message.facts
         memory = facts["memory"]
         room = ReplyRoom(None) if memory is None else self.memories[memory]
-        question = self.questions[number] = Question(number, self.pipes.cancellation(number), room)
+        cancellation, form, encoding = self.pipes.cancellation(number), facts["form"], facts["encoding"]
+        question = self.questions[number] = Question(number, cancellation, room, form, encoding)
         with self.guarded(question):
             question.work = self.model.prepare(
                 facts["operation"], message.body, facts["room"], lambda event: self.emit(number, event)
@@ -315,15 +333,24 @@ class Turns:
         self.pipes.send("event", body=[event], request=number)
 
     def end(self, question: Question, answer: Answer) -> None:
-        """Send an answer."""
-        number = question.number
+        """Send an answer, written as the caller gets it."""
+        number, last, reply, more = question.number, answer.last, answer.reply, dict[str, Any]()
         if answer.recording is not None:
-            self.pipes.send("recording", body=to_body(answer.recording, SAFETENSORS, "recording"), request=number)
-        if answer.last is not None:
-            self.pipes.send("last", {"tokens": answer.tokens}, [answer.last], request=number)
-        if answer.reply is not None:
-            places, inline = question.memory.leave(to_body(answer.reply, SAFETENSORS, "reply"))
-            self.pipes.send("reply", {"places": places}, inline, request=number)
+            self.pipes.send("recording", body=to_safetensors(answer.recording, "recording"), request=number)
+            more["recording"] = content_id(answer.recording, question.owner)
+        if last is not None:
+            last = [*last[:-1], *(each | more for each in last[-1:])]
+            self.pipes.send("last", {"tokens": answer.tokens}, [lines_of(last)], request=number)
+        if reply is not None:
+            compute_ms = 0.0
+            if isinstance(reply, ModelReply):
+                compute_ms = reply.ran.compute_ms
+                ran = reply.ran.model_copy(update={**question.waits, "peak_bytes": question.need})
+                reply = reply.model_copy(update={"ran": ran, **more})
+            media_type, pieces = written(reply, question.form, question.encoding)
+            places, inline = question.memory.leave(pieces)
+            facts = {"places": places, "media_type": media_type, "compute_ms": compute_ms}
+            self.pipes.send("reply", facts, inline, request=number)
         self.forget(question)
 
     def fail(self, question: Question, fault: Exception) -> None:
@@ -358,6 +385,22 @@ class Turns:
                 yield
         except Exception as fault:
             self.fail(question, fault)
+
+
+def written(reply: WireModel, form: str, encoding: Encoding) -> tuple[str, Sequence[Piece]]:
+    """Return the media type and the pieces of a reply.
+
+    A JSON text of many numbers is not made here, where it would hold up other requests: the server makes it piece by
+    piece from safetensors, while it is sent.
+    """
+    if form == JSON and tensor_bytes(reply) <= AT_ONCE:
+        return JSON, [to_json(reply, encoding)]
+    return SAFETENSORS, to_safetensors(reply, "reply")
+
+
+def lines_of(objects: Sequence[Any]) -> bytes:
+    """Objects as JSON, one a line. Their numbers are finite."""
+    return b"\n".join([orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY) for each in objects])
 
 
 def held_after_giving_back() -> int:

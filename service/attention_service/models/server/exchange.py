@@ -49,10 +49,10 @@ class Exchange:
         """Send the request."""
         await self._peer.send("ask", {"request": self.number, **facts}, body)
 
-    async def go(self) -> None:
-        """Tell the process that the memory of the request is admitted."""
+    async def go(self, facts: dict[str, Any]) -> None:
+        """Tell the process that the memory of the request is admitted; ``facts``: those of its reply."""
         self.runs = True
-        await self._peer.send("go", {"request": self.number})
+        await self._peer.send("go", {"request": self.number, **facts})
 
     async def cancel(self) -> None:
         """Tell the process that nobody waits for the request any more."""

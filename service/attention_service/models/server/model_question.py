@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from attention_contract.errors import AttentionError, from_problem
 from attention_contract.schemas.models import ModelInfo
+from attention_contract.tensors import Encoding
+from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.models.model_catalogue import PROCESS_BYTES
 from attention_service.models.reply_memory import ReplyMemory, pieces_of_body
 from attention_service.models.server.exchange import Exchange
@@ -17,11 +19,20 @@ from attention_service.models.server.worker_process import WorkerProcess
 from attention_service.models.worker_messages import Message, Piece
 from attention_service.runtime.callers import caller
 from attention_service.runtime.scheduling.reservation import Reservation
+from attention_service.runtime.services.recording_service import owner_of_recordings
 
 _READING: Final = 6
 """Memory that reading a request takes, of its size: the message, its JSON twice, and images as text and as files."""
 _WHAT: Final = "the request takes an estimated {need} bytes in the model"
 _ADVICE: Final = "Ask for fewer layers, heads or tokens at a time"
+
+
+class WrittenReply(NamedTuple):
+    """A reply as the process of its model wrote it."""
+
+    pieces: Sequence[memoryview]
+    media_type: str
+    """The form of the pieces: that which was asked for, or safetensors for a JSON text of many numbers."""
 
 
 @dataclass(eq=False)
@@ -30,6 +41,10 @@ class Question:
 
     operation: str | None = None
     body: Sequence[Piece] = ()
+    form: str = SAFETENSORS
+    """The media type of the reply."""
+    encoding: Encoding = "list"
+    """The form of tensors in a JSON reply."""
     on_event: Callable[[memoryview], None] | None = None
     """Called with each event of a generation. Raises AttentionError if there is no room for it."""
     deadline: float | None = None
@@ -38,6 +53,8 @@ class Question:
     """Its share of the model's time, where a question counts 1."""
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     caller: str = field(default_factory=lambda: caller.get().name)
+    owner: str | None = field(default_factory=owner_of_recordings)
+    """The owner of the recording that it makes."""
     came: float = field(default_factory=time.monotonic)
     loaded: float = 0.0
     """Time at which the model had been loaded, if the request waited for that; else 0."""
@@ -47,13 +64,22 @@ class Question:
     """True if a process ended before it ran this request, which another one is asked again."""
     peak_bytes: int = 0
     """Bytes that it was admitted for."""
-    reply: Sequence[memoryview] | None = None
-    """The pieces of its safetensors file."""
+    reply: WrittenReply | None = None
+    compute_ms: float = 0.0
+    """Milliseconds in the process; 0 if it told none."""
     last: memoryview | None = None
     """The last event of a generation, which ``on_event`` got too."""
     recording: memoryview | None = None
     info: ModelInfo | None = None
     """The answer to a question without an operation: the model as it was then."""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The facts of a reply that the process does not know."""
+        loaded = max(self.loaded, self.came)
+        return {
+            "queue_ms": (self.began - loaded) * 1e3, "load_ms": (loaded - self.came) * 1e3, "owner": self.owner
+        }  # fmt: skip
 
     def succeed(self) -> None:
         """Tell the caller that the answer is there, unless he has left."""
@@ -103,6 +129,8 @@ class QuestionRun:
                     "room": self._environment.budget.capacity,
                     "memory": number,
                     "deadline": question.deadline,
+                    "form": question.form,
+                    "encoding": question.encoding,
                 }
                 await exchange.ask(facts, question.body)
                 while (message := await exchange.receive()).kind != "done":
@@ -138,7 +166,7 @@ class QuestionRun:
 
     def _leave_memory(self) -> None:
         if self._memory is not None:
-            if self._question.reply is None:
+            if self._question.reply is None or self._question.reply.media_type == JSON:
                 self._memory.forget()
             self._worker.memories.leave(self._memory)
 
@@ -148,7 +176,7 @@ class QuestionRun:
         match message.kind:
             case "need":
                 if await self._admit(message.facts["bytes"], exchange):
-                    await exchange.go()
+                    await exchange.go(question.told)
                 else:
                     await exchange.cancel()
             case "event":
@@ -160,10 +188,10 @@ class QuestionRun:
             case "recording":
                 question.recording = message.body
             case "reply":
-                places, memory = message.facts["places"], self._memory
-                question.reply = (
-                    pieces_of_body(places, message.body) if memory is None else memory.pieces(places, message.body)
-                )
+                places, memory, body = message.facts["places"], self._memory, message.body
+                pieces = pieces_of_body(places, body) if memory is None else memory.pieces(places, body)
+                question.reply = WrittenReply(pieces, message.facts["media_type"])
+                question.compute_ms = message.facts["compute_ms"]
             case _:
                 # The cancellation of a refused request is answered with a problem, too.
                 self._fault = self._fault or from_problem(message.facts["status"], message.facts)

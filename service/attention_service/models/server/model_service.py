@@ -9,31 +9,27 @@ import time
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
-
-import orjson
+from typing import Final
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded, Stuck
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, GenerationOptions
-from attention_contract.schemas.prompts import ModelRan, ModelReply
 from attention_contract.schemas.recordings import RecordingFile
-from attention_contract.tensor_files import from_pieces
+from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.models import model_catalogue
 from attention_service.models.server.model_environment import ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
-from attention_service.models.server.model_question import Question
+from attention_service.models.server.model_question import Question, WrittenReply
 from attention_service.models.server.resident_model import ResidentModel
 from attention_service.models.server.spare_process import SpareProcess
 from attention_service.models.server.unread_events import UnreadEvents
 from attention_service.runtime.callers import caller
-from attention_service.runtime.request_timing import note_run
+from attention_service.runtime.request_timing import ModelRun, note_run
 from attention_service.runtime.scheduling.request_runner import RequestRunner
 from attention_service.runtime.services.recording_service import RecordingService
 
-ReplyT = TypeVar("ReplyT", bound=WireModel)
 WAITING: Final = 64
 """Requests that wait for one model."""
 OF_ONE: Final = WAITING // 2
@@ -177,19 +173,21 @@ class ModelService:
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def ask(self, name: str, operation: str, request: WireModel, reply: type[ReplyT]) -> ReplyT:
-        """Have a model answer a request, and load it if need be.
+    async def ask(self, name: str, operation: str, request: WireModel, form: str = SAFETENSORS) -> WrittenReply:
+        """Have a model answer a request, and load it if need be. ``form``: the media type of the reply.
 
         Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
         """
         model = await self._named(name)
-        question = Question(operation, to_body(request, JSON, "request", "base64"))
+        encoding: Encoding = getattr(request, "encoding", "list")
+        question = Question(operation, to_body(request, JSON, "request", "base64"), form, encoding)
         await self._ask(model, question)
-        if question.reply is None:
+        reply, question.reply = question.reply, None  # the reply's memory is to be free once it is sent
+        if reply is None:
             raise InternalError("the process of the model gave no answer")
-        answer = from_pieces(question.reply, "reply", reply)
-        question.reply = None  # the model keeps its last question, and the reply's memory is to be free once it is sent
-        return await self._completed(answer, model, question)
+        await self._store_recording(question)
+        self._note(model, question)
+        return reply
 
     async def stream(
         self, name: str, operation: str, request: WireModel, deadline: float | None = None
@@ -201,12 +199,14 @@ class ModelService:
         model = await self._named(name)
         events = UnreadEvents(self._runner.host)
         body = to_body(request, JSON, "request", "base64")
-        question = Question(operation, body, events.put, deadline, cost_of(request))
+        question = Question(operation, body, on_event=events.put, deadline=deadline, cost=cost_of(request))
         asking = asyncio.create_task(self._ask(model, question))
         asking.add_done_callback(lambda _: events.end())
         try:
             while (event := await events.get()) is not None:
-                yield event if event is not question.last else await self._with_recording(event, question)
+                if event is question.last:
+                    await self._store_recording(question)
+                yield event
             await asking
         finally:
             asking.cancel()
@@ -214,13 +214,7 @@ class ModelService:
             events.close()
             question.last = question.recording = None  # the model keeps its last question
             if question.began:
-                self._noted(ran_of(model), model, question)
-
-    async def _with_recording(self, last: memoryview, question: Question) -> memoryview:
-        """The last event of a generation, with the id of its recording if it has one."""
-        if question.recording is None:
-            return last
-        return memoryview(orjson.dumps(orjson.loads(last) | {"recording": await self._stored(question.recording)}))
+                self._note(model, question)
 
     async def _named(self, name: str) -> ResidentModel:
         """The model of a name, kept for later. Raises ModelNotFound, and InvalidCheckpoint if it is refused."""
@@ -236,32 +230,15 @@ class ModelService:
                 raise Overloaded(f"{limit} requests{whose} wait for this model; try again later", limit=limit)
         await model.ask(question)
 
-    async def _completed(self, answer: ReplyT, model: ResidentModel, question: Question) -> ReplyT:
-        """The answer with what only the server knows: its waits, and the id of its recording."""
-        if not isinstance(answer, ModelReply):
-            self._noted(ran_of(model), model, question)
-            return answer
-        more: dict[str, object] = {"ran": self._noted(answer.ran, model, question)}
+    async def _store_recording(self, question: Question) -> None:
+        """Store the recording of a request, before its reply names it."""
         if question.recording is not None:
-            more["recording"] = await self._stored(question.recording)
-        return answer.model_copy(update=more)
+            await self._recordings.add(from_body(RecordingFile, question.recording, SAFETENSORS, "recording"))
 
-    def _noted(self, ran: ModelRan, model: ResidentModel, question: Question) -> ModelRan:
-        """A run with what only the server knows, its waits; it is counted."""
-        loaded = max(question.loaded, question.came)
-        told = {
-            "model": model.name,
-            "queue_ms": (question.began - loaded) * 1e3,
-            "load_ms": (loaded - question.came) * 1e3,
-            "peak_bytes": question.peak_bytes,
-        }
-        told |= {} if ran.compute_ms else {"compute_ms": (time.monotonic() - question.began) * 1e3}
-        noted: ModelRan = ran.model_copy(update=told)
-        note_run(question.came, noted)
-        return noted
-
-    async def _stored(self, recording: memoryview) -> str:
-        return (await self._recordings.add(from_body(RecordingFile, recording, SAFETENSORS, "recording"))).id
+    def _note(self, model: ResidentModel, question: Question) -> None:
+        """Count a run that ended now."""
+        compute_ms = question.compute_ms or (time.monotonic() - question.began) * 1e3
+        note_run(question.came, ModelRun(model.name, self.environment.device.place, model.dtype, compute_ms))
 
 
 def cost_of(request: WireModel) -> float:
@@ -274,12 +251,3 @@ def cost_of(request: WireModel) -> float:
     elif isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
         prompts = sum(not isinstance(each, int) for each in request.prompt) or 1
     return prompts * (request.n or 1) * (1 + (tokens or _COMPLETION_TOKENS) / _TOKENS_OF_ONE)
-
-
-def ran_of(model: ResidentModel) -> ModelRan:
-    """The run of a request whose reply tells nothing of it."""
-    info = model.info()
-    return ModelRan(
-        model=model.name, architecture=info.architecture or "", device=info.device or "", dtype=info.dtype or "",
-        kernels=[], compute_ms=0.0, queue_ms=0.0, peak_bytes=0,
-    )  # fmt: skip

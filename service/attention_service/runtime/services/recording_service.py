@@ -32,22 +32,22 @@ class RecordingService:
         """Store a recording durably. The same content is stored once."""
         self._runner.check_ready()
         check = partial(caller.get().check, "recordings_bytes")
-        return await self._runner.in_thread(partial(self._store.add, recording, _owner(), check))
+        return await self._runner.in_thread(partial(self._store.add, recording, owner_of_recordings(), check))
 
     async def list(self) -> RecordingList:
         """Every stored recording of the caller."""
-        return await self._runner.in_thread(partial(self._store.listing, _owner()))
+        return await self._runner.in_thread(partial(self._store.listing, owner_of_recordings()))
 
     async def get(self, recording: str, query: RecordingQuery) -> RecordingInfo:
         """The description of a recording, with the part of a tensor that the query names."""
-        owner = _owner()
+        owner = owner_of_recordings()
         need = await self._runner.in_thread(partial(self._store.part_bytes, recording, query, owner))
         self._budget.check(need, "reading this part takes {need} bytes", "Read fewer heads, queries or keys at a time")
         return await self._runner.holding(need, partial(self._store.get, recording, query, owner))
 
     async def statistics(self, recording: str, request: RecordingStatisticsRequest) -> RecordingStatistics:
         """Statistics of the recorded weights, by layer and head."""
-        owner = _owner()
+        owner = owner_of_recordings()
         info = await self._runner.in_thread(partial(self._store.get, recording, RecordingQuery(), owner))
         need = recorded_statistics.held_bytes(info, request)
         self._budget.check(need, "these statistics take {need} bytes", "Ask for layers with fewer keys")
@@ -60,7 +60,9 @@ class RecordingService:
     ) -> RecordingSimilarity:
         """The similarity of every pair of recorded heads or layers."""
         self._runner.check_ready()
-        prepare = partial(prepare_similarity, self._store, recording, request, _owner(), self._runner.device)
+        prepare = partial(
+            prepare_similarity, self._store, recording, request, owner_of_recordings(), self._runner.device
+        )
         fields, ran = await self._runner.executor.run(await self._runner.in_thread(prepare), deadline)
         return RecordingSimilarity(**fields, ran=ran)
 
@@ -69,21 +71,21 @@ class RecordingService:
     ) -> RecordingRollout:
         """Rollout or flow of the recorded weights."""
         self._runner.check_ready()
-        prepare = partial(prepare_rollout, self._store, recording, request, _owner(), self._runner.device)
+        prepare = partial(prepare_rollout, self._store, recording, request, owner_of_recordings(), self._runner.device)
         fields, ran = await self._runner.executor.run(await self._runner.in_thread(prepare), deadline)
         return RecordingRollout(**fields, ran=ran)
 
     async def path(self, recording: str) -> Path:
         """The file of a recording."""
-        return await self._runner.in_thread(partial(self._store.path, recording, _owner()))
+        return await self._runner.in_thread(partial(self._store.path, recording, owner_of_recordings()))
 
     async def delete(self, recording: str) -> None:
         """Remove a recording from the store."""
         self._runner.check_ready()
-        await self._runner.in_thread(partial(self._store.delete, recording, _owner()))
+        await self._runner.in_thread(partial(self._store.delete, recording, owner_of_recordings()))
 
 
-def _owner() -> str | None:
+def owner_of_recordings() -> str | None:
     """The owner of the recordings that the caller may use; None for all of them."""
     asks = caller.get()
     return None if asks.manages else asks.name

@@ -9,6 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.json_writing import tensor_bytes
 from attention_contract.schemas.attention import Ran
 from attention_contract.tensor_files import NamedTensor, taken_apart
 from attention_contract.tensors import DTYPES
@@ -16,7 +17,7 @@ from attention_contract.validation import clip
 from attention_contract.wire import JSON
 from attention_service.api.doors.oip.inference_envelope import DATATYPES, SIZE
 from attention_service.api.doors.oip.model_questions import VERSION, Model
-from attention_service.api.handlers import Reply, pieces_of, render, tensor_bytes
+from attention_service.api.handlers import Reply, pieces_of, render
 from attention_service.runtime.request_timing import note
 from attention_service.runtime.scheduling.budget import UNCOUNTED, Body
 

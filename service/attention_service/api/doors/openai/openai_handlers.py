@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, Cancelled
-from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, Embeddings
+from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.wire import EVENTS, JSON, to_json
 from attention_service.api.doors.openai.openai_errors import openai_error
 from attention_service.api.handlers import Call, Handler, Reply, request_id, unless_gone
@@ -25,9 +25,10 @@ async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest) 
         return Reply([each async for each in objects], JSON, 200, {})
 
 
-async def embed(call: Call, body: EmbeddingRequest) -> Embeddings:
+async def embed(call: Call, body: EmbeddingRequest) -> Response:
     """A vector for each text."""
-    return await call.engine.models.ask(body.model, "embed", body, Embeddings)
+    reply = await call.engine.models.ask(body.model, "embed", body, JSON)
+    return Reply(reply.pieces, reply.media_type, 200, {})
 
 
 OPENAI_HANDLERS: Final[Mapping[str, Handler]] = {

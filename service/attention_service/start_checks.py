@@ -47,11 +47,11 @@ def can_listen(settings: Settings) -> bool:
 
 def _tell(faults: Iterator[str]) -> bool:
     """Write each on a line of standard error. Returns True if there was one."""
-    told = False
+    has_warned = False
     for fault in faults:
         sys.stderr.write(f"{fault}\n")
-        told = True
-    return told
+        has_warned = True
+    return has_warned
 
 
 def _named(setting: str) -> str:

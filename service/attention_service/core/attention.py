@@ -69,8 +69,8 @@ def attend(
     if not taps:
         return Attended(whole["context"], {})
     again = _again(problem, set(taps) - set(whole), selection)
-    asked = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
-    return Attended(whole["context"], again | asked)
+    narrowed = {tap: narrow(x, tap, problem, selection) for tap, x in whole.items() if tap in taps}
+    return Attended(whole["context"], again | narrowed)
 
 
 def _approximate(
@@ -87,8 +87,8 @@ def _approximate(
             if name.startswith("final_"):  # [B, Hkv, F, ...]
                 ruined = nonfinite.any(-1).view(*x.shape[:2], *(1 for _ in x.shape[2:]))
                 found[name] = x.masked_fill(ruined, torch.nan)
-    asked = {tap: narrow(found[tap], tap, problem, selection) for tap in taps if tap != "output"}
-    return Attended(found["context"], asked, {name: x for name, x in found.items() if name.startswith("final_")})
+    narrowed = {tap: narrow(found[tap], tap, problem, selection) for tap in taps if tap != "output"}
+    return Attended(found["context"], narrowed, {name: x for name, x in found.items() if name.startswith("final_")})
 
 
 def taps_of(spec: AttentionSpec) -> tuple[str, ...]:

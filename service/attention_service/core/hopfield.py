@@ -74,7 +74,7 @@ class Retrieved:
     """Weights of the last update, ``[B, H, S, N]``."""
 
     @classmethod
-    def room(cls, states: Tensor, patterns: int, limit: int, *, association: bool) -> "Retrieved":
+    def empty(cls, states: Tensor, patterns: int, limit: int, *, association: bool) -> "Retrieved":
         """Allocate the results of at most ``limit`` updates."""
         each = states.shape[:-1]
         steps, pattern = torch.zeros(2, *each, dtype=torch.int64, device=states.device)
@@ -115,7 +115,7 @@ def retrieve(
     """
     batch, heads, count, _ = states.shape
     ground = memory.ground()
-    out = Retrieved.room(states, memory.patterns.shape[2], limit, association=association)
+    out = Retrieved.empty(states, memory.patterns.shape[2], limit, association=association)
     taken = 0
     rows = rows_at_once(batch, heads, memory.patterns.shape[2])
     for start in range(0, count, rows):
@@ -156,8 +156,8 @@ def _fall(memory: Memory, x: Tensor, ground: Tensor, out: Retrieved, limit: int,
         del update, kept, now, still
     end = energy(memory, x, dict(stages(memory.attention(x), ("lse",)))["lse"], ground)[..., None]
     ended = torch.arange(taken, device=x.device) >= out.steps[..., None]
-    told = out.energy[..., :taken]
-    torch.where(ended, end, told, out=told)
+    energies = out.energy[..., :taken]
+    torch.where(ended, end, energies, out=energies)
     out.energy[..., taken:] = end
     out.states.copy_(x)
     _describe(memory, x, weights, out)

@@ -89,9 +89,9 @@ class Sizes:
 
     def config(self, dtype: str) -> ModuleConfig:
         """One that stands for these sizes."""
-        told = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "bias": self.biases, "dtype": dtype}
+        fields = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "bias": self.biases, "dtype": dtype}
         same = "d_model", "head_dim", "value_dim", "key_width", "value_width", "spec", "latent"
-        return ModuleConfig.model_validate(told | {name: getattr(self, name) for name in same})
+        return ModuleConfig.model_validate(fields | {name: getattr(self, name) for name in same})
 
 
 def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
@@ -127,8 +127,8 @@ def _downs(sizes: Sizes) -> list[tuple[str, int, int]]:
     """Role, width and input width of each latent."""
     if sizes.latent is None:
         return []
-    told = ("q", sizes.latent.query, sizes.d_model), ("kv", sizes.latent.key_value, sizes.key_width)
-    return [(role, rank, width) for role, rank, width in told if rank is not None]
+    latents = ("q", sizes.latent.query, sizes.d_model), ("kv", sizes.latent.key_value, sizes.key_width)
+    return [(role, rank, width) for role, rank, width in latents if rank is not None]
 
 
 def initial_parameters(sizes: Sizes, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -65,13 +65,13 @@ class Registry(Generic[Part]):
             name = options if isinstance(options, str) else _name(options)
             if name in self._entries:
                 raise ValueError(f"two entries of the {self.kind} registry are called {name}")
-            told = make if isinstance(options, str) else options
+            documented = make if isinstance(options, str) else options
             self._entries[name] = Entry[Part](
                 kind=self.kind,
                 name=name,
                 options=None if isinstance(options, str) else options,
                 make=make,  # type: ignore[arg-type]  # what computes a part is a class with that part's protocol
-                summary=(told.__doc__ or "").strip().partition("\n")[0],
+                summary=(documented.__doc__ or "").strip().partition("\n")[0],
                 formula=formula,
                 gradient=gradient,
                 cost=cost,

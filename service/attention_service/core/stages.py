@@ -84,7 +84,7 @@ def parts_of(problem: Problem, selection: Selection) -> Parts:
 
 
 def _stages(
-    problem: Problem, edits: Sequence[BoundEdit], selection: Selection, parts: Parts, asked: Collection[str]
+    problem: Problem, edits: Sequence[BoundEdit], selection: Selection, parts: Parts, taps: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
     spec = problem.spec
     edits = interventions.narrowed(edits, selection, problem.q.shape[1], problem.k.shape[1])
@@ -119,16 +119,16 @@ def _stages(
     x = x.view_as(x)
     if (bias := pair_bias(problem, x.dtype)) is not None:
         x = x + bias.tile(selection.queries, selection.keys_of(problem), selection.heads)
-    own = not (x.requires_grad or "scores" in asked or "capped_scores" in asked)  # then nobody else holds them
+    own = not (x.requires_grad or "scores" in taps or "capped_scores" in taps)  # then nobody else holds them
     x = visibility(problem, selection, parts.mask).forbid(x, own=own)
     if any(edit.tap == "masked_scores" for edit in edits):
         x = interventions.apply(edits, "masked_scores", x).masked_fill(x == -torch.inf, -torch.inf)
     yield "masked_scores", x
 
-    if "lse" in asked and isinstance(normalizer, Exponential):
+    if "lse" in taps and isinstance(normalizer, Exponential):
         yield "lse", normalizer.lse(x, parts.learned)  # [B, H, Q]
 
-    if LOG_WEIGHTS in asked and isinstance(normalizer, Softmax):
+    if LOG_WEIGHTS in taps and isinstance(normalizer, Softmax):
         x = normalizer.log_weights(x)
         yield LOG_WEIGHTS, x
         x = x.exp().to(q.dtype)

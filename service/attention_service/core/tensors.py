@@ -38,7 +38,9 @@ PIECE = 2**22
 MOST_PINNED = 2**26
 """Bytes that one copy pins."""
 _NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-_ROOM: ContextVar[Callable[[Sequence[int], torch.dtype], Tensor | None] | None] = ContextVar("room", default=None)
+_ALLOCATE: ContextVar[Callable[[Sequence[int], torch.dtype], Tensor | None] | None] = ContextVar(
+    "allocate", default=None
+)
 _LATER: ContextVar[list[Tensor] | None] = ContextVar("sums on a GPU that are looked at later", default=None)
 _BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _USUAL: Final = (np.dtype(np.float32), np.dtype(np.float64))
@@ -131,15 +133,15 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def all_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors on the host, as ``to_host`` has them. The device is waited for once, unless they are large."""
-    hosts, room = [], MOST_PINNED
+    hosts, free_bytes = [], MOST_PINNED
     for tensor in tensors:
-        if tensor.device.type != "cuda" or not 0 < tensor.nbytes <= room:
+        if tensor.device.type != "cuda" or not 0 < tensor.nbytes <= free_bytes:
             hosts.append(tensor.cpu())
             continue
-        room -= tensor.nbytes
+        free_bytes -= tensor.nbytes
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         hosts.append(pinned.copy_(tensor, non_blocking=True))
-    if room < MOST_PINNED:
+    if free_bytes < MOST_PINNED:
         torch.cuda.current_stream(next(x.device for x in tensors if x.is_cuda)).synchronize()
     return hosts
 
@@ -217,19 +219,19 @@ def by_kv_head(x: Tensor, kv_heads: int) -> Tensor:
 
 
 @contextmanager
-def results_in(room: Callable[[Sequence[int], torch.dtype], Tensor | None]) -> Iterator[None]:
-    """Have large results of a CPU made in memory that ``room`` gives out, None for any other, within the block."""
-    before = _ROOM.set(room)
+def results_in(allocate: Callable[[Sequence[int], torch.dtype], Tensor | None]) -> Iterator[None]:
+    """Have large results of a CPU made in memory that ``allocate`` gives out, None for any other, within the block."""
+    before = _ALLOCATE.set(allocate)
     try:
         yield
     finally:
-        _ROOM.reset(before)
+        _ALLOCATE.reset(before)
 
 
 def empty_result(shape: Sequence[int], like: Tensor) -> Tensor:
     """Return a tensor of a result, without any numbers yet."""
-    room = _ROOM.get()
-    placed = None if room is None or like.device.type != "cpu" else room(shape, like.dtype)
+    allocate = _ALLOCATE.get()
+    placed = None if allocate is None or like.device.type != "cpu" else allocate(shape, like.dtype)
     return like.new_empty(shape) if placed is None else placed
 
 

@@ -34,7 +34,7 @@ def _cudnn_band(queries: int, keys: int, causal: bool, _: Mapping[str, Any]) -> 
     return Band(high=0 if causal else None)
 
 
-def _told(args: Sequence[Any], at: int) -> Any:
+def _argument(args: Sequence[Any], at: int) -> Any:
     """An argument; False where it is left out, as the dispatcher does with the last ones that are so by default."""
     return args[at] if len(args) > at else False
 
@@ -49,7 +49,7 @@ class Called:
         self.queries, keys = self.q.shape[length], self.k.shape[length]
         self.heads = self.q.shape[3 - length]
         self.length = length
-        each = band(self.queries, keys, _told(args, at), options).pairs(self.queries, keys)
+        each = band(self.queries, keys, _argument(args, at), options).pairs(self.queries, keys)
         self.pairs = self.q.shape[0] * self.heads * each
         """Pairs whose weights it computes."""
 
@@ -123,7 +123,7 @@ def results(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
     nothing, length = q.new_empty(0), KERNELS[name][3]
     sums = q.new_empty(q.shape[0], q.shape[3 - length], q.shape[length], dtype=torch.float32)
     if name == "_efficient_attention_forward":
-        sums = sums if _told(args, 10) else nothing
+        sums = sums if _argument(args, 10) else nothing
         return q.new_empty(*q.shape[:3], v.shape[3]), sums, nothing, nothing, q.shape[1], k.shape[1]
     if name == "_flash_attention_forward":
         return torch.empty_like(q), sums, nothing, nothing, nothing

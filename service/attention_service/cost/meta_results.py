@@ -133,7 +133,7 @@ def _summed(x: Tensor, dims: Any = (), keepdim: Any = False, *, dtype: torch.dty
     return _reduced(x, dims, keepdim, dtype=dtype or _sums_in(x))
 
 
-def _told(x: Tensor, dims: Any = (), keepdim: Any = False) -> Tensor:
+def _truth(x: Tensor, dims: Any = (), keepdim: Any = False) -> Tensor:
     """Reduce by all or any."""
     return _reduced(x, dims, keepdim, dtype=torch.bool)
 
@@ -180,10 +180,10 @@ def _drawn(shape: Sequence[int], *args: Any, dtype: torch.dtype | None = None, *
 
 def _picked(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
     """Pick along one dimension by places, or rows by flags, all of which may be set."""
-    told = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if len(told) != 1:
+    chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(chosen) != 1:
         return None
-    dim, index = told[0]
+    dim, index = chosen[0]
     if index.dtype == torch.int64:
         return _contiguous((*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]), x.dtype)
     if index.dtype != torch.bool or dim:
@@ -340,7 +340,7 @@ _RULES: dict[Any, Rule] = {
     **_each(_cumulated, "cumsum"),
     **_each(_summed, "sum"),
     **_each(_reduced, "mean", "amax", "amin", "logsumexp"),
-    **_each(_told, "all", "any"),
+    **_each(_truth, "all", "any"),
     **_each(_product, "mm", "bmm", "addmm"),
     **_each(_numbers, "arange"),
     **_each(_drawn, "randn"),

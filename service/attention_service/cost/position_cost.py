@@ -29,9 +29,9 @@ def roles(x: Attention) -> list[Role]:
         both = [Role(x.queries, x.batch * x.heads * x.queries, x.head_dim)]
         return both + [Role(x.new_keys, x.batch * x.kv_heads * x.new_keys, x.head_dim)] * keys
     query, key, value = x.sizes.inputs
-    told = [Role(x.queries, x.batch * x.queries, query)]
-    told += [Role(x.new_keys, x.batch * x.new_keys, key)] * keys
-    return told + [Role(x.new_keys, x.batch * x.new_keys, value)] * ("value" in x.inputs)
+    found = [Role(x.queries, x.batch * x.queries, query)]
+    found += [Role(x.new_keys, x.batch * x.new_keys, key)] * keys
+    return found + [Role(x.new_keys, x.batch * x.new_keys, value)] * ("value" in x.inputs)
 
 
 def same_places(x: Attention) -> bool:

@@ -17,7 +17,7 @@ from attention_service.models.checkpoint_facts import (
     refusal_of,
 )
 from attention_service.models.head_kinds import LISTED_CLASSES, HeadKind, class_names, head_kind
-from attention_service.modules.checkpoints.catalogue import paths, told
+from attention_service.modules.checkpoints.catalogue import paths, unreadable_reason
 from attention_service.modules.checkpoints.checkpoint_files import TINY, located, open_checkpoint
 from attention_service.modules.store_files import reason
 from attention_service.runtime.device.freed_memory import MUCH
@@ -207,7 +207,7 @@ def listed(root: Path) -> list[ModelInfo]:
             folder = find_folder(root, path)
             found.append(folder.info(folder.name, None))
         except Exception as fault:  # whatever a folder holds, the others are listed
-            found.append(_faulty(default_model_name(path), path, told(fault)))
+            found.append(_faulty(default_model_name(path), path, unreadable_reason(fault)))
     return found
 
 

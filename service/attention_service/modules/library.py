@@ -140,8 +140,10 @@ class Library:
             return None
         if resident is not None and resident.version == version:
             return None
-        room = None if self.limit is None else self.limit - self.resident_bytes + (resident.bytes if resident else 0)
-        loaded = self._store.load(name, room)
+        free_bytes = (
+            None if self.limit is None else self.limit - self.resident_bytes + (resident.bytes if resident else 0)
+        )
+        loaded = self._store.load(name, free_bytes)
         return self._put(loaded.on(self.device)) if loaded is not None else None
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────

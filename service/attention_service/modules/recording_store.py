@@ -176,9 +176,9 @@ class RecordingStore:
                 if (stored := self._stored(path)) is not None:
                     return stored
                 try:
-                    self._check_room(size, owner, check, _bytes)
+                    self._check_limits(size, owner, check, _bytes)
                 except AttentionError:  # some may be damaged, which only reading tells
-                    self._check_room(size, owner, check, self._whole_bytes)
+                    self._check_limits(size, owner, check, self._whole_bytes)
                 make_folder(path.parent)
                 with staged_file(self._folder, pieces) as staged:
                     made = described(staged, size, path.stem)
@@ -194,7 +194,7 @@ class RecordingStore:
             return self._described(path, path.stat().st_size)
         return None
 
-    def _check_room(
+    def _check_limits(
         self, size: int, owner: str | None, check: Callable[[int, str], None] | None, counted: Callable[[Path], int]
     ) -> None:
         """Raise StoreFull, or what ``check`` does, by the bytes that are ``counted`` of each recording."""

@@ -192,10 +192,10 @@ def check_shapes(config: ModuleConfig, given: Mapping[str, tuple[int, ...]]) -> 
     missing = [name for name in expected if name not in given]
     unexpected = sorted(set(given) - set(expected))
     if missing or unexpected:
-        told = [f"{', '.join(missing)} missing"] if missing else []
-        told += [f"{', '.join(_short(unexpected))} not known"] if unexpected else []
+        faults = [f"{', '.join(missing)} missing"] if missing else []
+        faults += [f"{', '.join(_short(unexpected))} not known"] if unexpected else []
         raise InvalidRequest(
-            f"the parameters are not those of the config: {'; '.join(told)}; expected {', '.join(expected)}",
+            f"the parameters are not those of the config: {'; '.join(faults)}; expected {', '.join(expected)}",
             param="parameters",
             missing=missing,
             unexpected=_short(unexpected),

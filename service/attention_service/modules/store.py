@@ -106,10 +106,10 @@ class Store:
                 return 0
             return parameter_bytes(_configured(described)[0])
 
-    def load(self, name: str, room: int | None = None) -> Module | None:
+    def load(self, name: str, most_bytes: int | None = None) -> Module | None:
         """A module, on the host, once its content is found to be what its version says; None where there is none.
 
-        Raises DamagedError, also for a module whose parameters take more than ``room`` bytes.
+        Raises DamagedError, also for a module whose parameters take more than ``most_bytes`` bytes.
         """
         with self._locked(fcntl.LOCK_SH):
             folder = self._folder / name
@@ -118,8 +118,8 @@ class Store:
             described = _described(folder)
             config, source = _configured(described)
             size = parameter_bytes(config)
-            if room is not None and size > room:
-                raise DamagedError(f"its parameters take {size} bytes, and the memory budget has {room} left")
+            if most_bytes is not None and size > most_bytes:
+                raise DamagedError(f"its parameters take {size} bytes, and the memory budget has {most_bytes} left")
             parameters = _read_parameters(folder, described["version"], size + _HEADER_BYTES)
         return _checked(name, described, config, source, parameters)
 

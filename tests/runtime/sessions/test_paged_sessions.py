@@ -101,7 +101,7 @@ async def test_a_session_that_outgrows_its_slab_takes_no_more_than_it_must_where
     ident, x = (await engine.sessions.open("m", OpenSession())).session, tokens(513, 0)
     await stepped(engine, [ident], [x[:, :512]])
     page = page_kind(engine.library.get("m")).page_bytes
-    monkeypatch.setattr(engine.sessions.pool, "_room", lambda: page)
+    monkeypatch.setattr(engine.sessions.pool, "_free_bytes", lambda: page)
     (reply,) = await stepped(engine, [ident], [x[:, 512:]])
     assert engine.sessions.pool.held == engine.sessions.pool.bytes == 3 * page
     close(reply.output, (await uncached(engine, "m", x, 512)).output, "bfloat16")

@@ -63,9 +63,9 @@ class DeviceMetrics(Collector):
             yield GaugeMetricFamily(name, text, value=read(self._device))
         for name, (text, read) in _COUNTERS.items():
             yield CounterMetricFamily(name, text, value=read(self._device))
-        yield from self._told_by_driver()
+        yield from self._driver_metrics()
 
-    def _told_by_driver(self) -> Iterator[Metric]:
+    def _driver_metrics(self) -> Iterator[Metric]:
         """The numbers of NVML; none without it, on a CPU, or of a GPU that is lost."""
         if not self._device.is_cuda or self._device.lost is not None:
             return

@@ -212,8 +212,8 @@ def rehearsed_blocks(sizes: Extent, cut: Cut) -> list[tuple[int, range, tuple[Sp
     pattern = pattern_of(masks, sizes.queries, sizes.sequence_keys, sizes.past) if masks else None
     places = [sizes.past]
     if sizes.batched_offsets and masks and sizes.batch:
-        told = sorted(sizes.offsets or range(sizes.past, sizes.past + sizes.batch))
-        places = sorted({max(-MAX_POSITION, min(told[index], MAX_POSITION)) for index in (0, len(told) // 2, -1)})
+        offsets = sorted(sizes.offsets or range(sizes.past, sizes.past + sizes.batch))
+        places = sorted({max(-MAX_POSITION, min(offsets[index], MAX_POSITION)) for index in (0, len(offsets) // 2, -1)})
     found = []
     for place in places if sizes.batch and sizes.queries else []:
         with _disable_current_modes():  # keys are found by real numbers

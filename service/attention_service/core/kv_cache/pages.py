@@ -41,8 +41,8 @@ class Pages:
 class PagePool:
     """All pages of one engine. Used from the event loop only."""
 
-    def __init__(self, limit: int = 2**32, room: Callable[[], int] | None = None) -> None:
-        """``limit``: bytes that pages may take. ``room``: bytes of memory that new slabs may take now; None for any."""
+    def __init__(self, limit: int = 2**32, free_bytes: Callable[[], int] | None = None) -> None:
+        """``limit``: bytes that pages may take. ``free_bytes`` returns those that new slabs may take now."""
         self.paged = False
         """True if PyTorch's kernel for block tables is to read the slabs. Set before the first is made."""
         self.bytes = 0
@@ -56,7 +56,7 @@ class PagePool:
         self.hits = self.misses = 0
         """Pages that were found by their name, and that were not."""
         self._limit = limit
-        self._room = room
+        self._free_bytes = free_bytes
         self._slabs: dict[PageKind, list[Slab]] = {}
         self._by_name: dict[bytes, Pages] = {}
         self._names: dict[tuple[Slab, int], bytes] = {}
@@ -70,10 +70,10 @@ class PagePool:
             count -= here
         own = None if kind.is_mapped or not count else self._slab_for(kind, count, after)
         while count:
-            slab, first, room = self._largest_gap(kind, count) if own is None else _largest_gap_of(own)
-            here = min(count, room)
-            if first and room > here:  # leave room to grow for the sequence before the gap
-                first += min((room - here) // 2, MOST_ROOM)
+            slab, first, pages = self._largest_gap(kind, count) if own is None else _largest_gap_of(own)
+            here = min(count, pages)
+            if first and pages > here:  # leave room to grow for the sequence before the gap
+                first += min((pages - here) // 2, MOST_ROOM)
             taken.append(self._use(slab, first, here))
             count -= here
         return taken
@@ -156,12 +156,12 @@ class PagePool:
         old slab is used: sequences in many runs take longer.
         """
         slabs = self._slabs.setdefault(kind, [])
-        gaps = ((room, -index, slab, first) for index, slab in enumerate(slabs) for first, room in slab.gaps())
-        room, _, slab, first = max(gaps, key=lambda each: each[:2], default=(0, 0, None, 0))
+        gaps = ((length, -index, slab, first) for index, slab in enumerate(slabs) for first, length in slab.gaps())
+        length, _, slab, first = max(gaps, key=lambda each: each[:2], default=(0, 0, None, 0))
         if slab is not None and (
-            room >= max(wanted, SHORT_RUN) or not kind.is_mapped or 8 * slab.used < len(slab.users)
+            length >= max(wanted, SHORT_RUN) or not kind.is_mapped or 8 * slab.used < len(slab.users)
         ):
-            return slab, first, room
+            return slab, first, length
         slab = self._new_slab(kind, max(SLAB_BYTES // kind.page_bytes, wanted) if kind.is_mapped else wanted)
         return slab, 0, len(slab.users)
 
@@ -177,11 +177,11 @@ class PagePool:
             return after.slab
         if slabs and (emptiest := max(slabs, key=lambda slab: slab.unused)).unused >= wanted:
             return emptiest
-        room = self._limit if self._room is None else self._room()
-        if room < wanted * kind.page_bytes:
+        free_bytes = self._limit if self._free_bytes is None else self._free_bytes()
+        if free_bytes < wanted * kind.page_bytes:
             return None
         usual = max(LEAST_SLAB_BYTES, 3 * sum(slab.grain_bytes for slab in slabs))
-        most = min(self._limit // _LEAST_SLABS, (self._limit - self.held) // 2, room // 2)
+        most = min(self._limit // _LEAST_SLABS, (self._limit - self.held) // 2, free_bytes // 2)
         return self._new_slab(kind, max(min(usual, most) // kind.page_bytes, wanted))
 
     def _new_slab(self, kind: PageKind, pages: int) -> Slab:
@@ -191,5 +191,5 @@ class PagePool:
 
 
 def _largest_gap_of(slab: Slab) -> tuple[Slab, int, int]:
-    first, room = max(slab.gaps(), key=lambda gap: gap[1])
-    return slab, first, room
+    first, length = max(slab.gaps(), key=lambda gap: gap[1])
+    return slab, first, length

@@ -55,22 +55,22 @@ def _may_be_added(scores: Tensor, allowed: Tensor) -> bool:
     return not scores.is_cuda and bool(scores.amax() < torch.inf)  # a GPU is not waited for
 
 
-def visibility(problem: Problem, selection: Selection = EVERYTHING, told: Tensor | None = None) -> Visibility:
-    """The masks of a problem, for the selection. ``told`` is used in place of ``narrow_mask``."""
+def visibility(problem: Problem, selection: Selection = EVERYTHING, request_mask: Tensor | None = None) -> Visibility:
+    """The masks of a problem, for the selection. ``request_mask`` is used in place of ``narrow_mask``."""
     spec_masks = _of_positions(problem, selection)
     if spec_masks is not None:
         spec_masks = _with_added(spec_masks, problem)
     real = real_keys(problem, selection)
-    told = narrow_mask(problem, selection) if told is None else told
-    told = None if told is None else _with_added(told, problem, selection)
-    bias = told if told is not None and told.dtype != torch.bool else None
-    yes = [spec_masks, None if real is None else real[:, None, None, :], told if bias is None else None]
+    request_mask = narrow_mask(problem, selection) if request_mask is None else request_mask
+    request_mask = None if request_mask is None else _with_added(request_mask, problem, selection)
+    bias = request_mask if request_mask is not None and request_mask.dtype != torch.bool else None
+    yes = [spec_masks, None if real is None else real[:, None, None, :], request_mask if bias is None else None]
     together: Tensor | None = None
     for mask in yes:
         if mask is not None:
             together = mask if together is None else together & mask
     opened = 0
-    if selection.keys and not selection.keys[0].masked and real is None and told is None:
+    if selection.keys and not selection.keys[0].masked and real is None and request_mask is None:
         opened = len(selection.keys[0])
     return Visibility(together, bias, opened)
 

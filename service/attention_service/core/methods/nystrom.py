@@ -99,12 +99,12 @@ class _Means:
             number = torch.full((1,), count, device=like.device)
             averages = [_averages(one.expand(1, length), number, count, like) for length in (queries, keys)]
             return cls(*averages)
-        asked = real[:, past:] if queries == keys - past else real.new_ones(real.shape[0], queries)
-        totals = asked.sum(-1), real.sum(-1)
+        real_queries = real[:, past:] if queries == keys - past else real.new_ones(real.shape[0], queries)
+        totals = real_queries.sum(-1), real.sum(-1)
         number = torch.minimum(*totals).clamp(max=count)  # [B]
         used = torch.arange(count, device=like.device) < number[:, None]
         return cls(
-            _averages(asked, number, count, like),
+            _averages(real_queries, number, count, like),
             _averages(real, number, count, like),
             used,
             (used | ~used.any(-1, keepdim=True))[:, None, None],

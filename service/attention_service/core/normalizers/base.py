@@ -72,8 +72,8 @@ class Plain:
 
     def runs_in(self, dtype: torch.dtype) -> torch.dtype:
         """Return the wider of the inputs' dtype and the option's dtype; a half type is used as given."""
-        asked: torch.dtype = getattr(torch, self.options.dtype)
-        return asked if asked.itemsize < torch.float32.itemsize else torch.promote_types(dtype, asked)
+        chosen: torch.dtype = getattr(torch, self.options.dtype)
+        return chosen if chosen.itemsize < torch.float32.itemsize else torch.promote_types(dtype, chosen)
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Return no learned tensors."""

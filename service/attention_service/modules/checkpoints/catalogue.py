@@ -27,7 +27,7 @@ def listed(root: Path) -> CheckpointList:
         try:
             found.append(CheckpointInfo(**described(root, path).model_dump(exclude={"attentions"})))
         except Exception as fault:  # whatever a folder holds, the others are listed
-            found.append(CheckpointInfo(path=path, bytes=0, problem=told(fault)))
+            found.append(CheckpointInfo(path=path, bytes=0, problem=unreadable_reason(fault)))
         if len(found) == _MOST:
             break
     return CheckpointList(checkpoints=found)
@@ -54,7 +54,7 @@ def paths(root: Path) -> Iterator[str]:
             yield from tensors
 
 
-def told(fault: Exception) -> str:
+def unreadable_reason(fault: Exception) -> str:
     """Return the reason for which a checkpoint cannot be described."""
     return fault.detail if isinstance(fault, AttentionError) else f"it cannot be read: {reason(fault)[:200]}"
 

@@ -195,7 +195,7 @@ def _download(
         )
     progress.revision, progress.total_files = found.sha, len(files)
     progress.total_bytes = need = sum(file.size or 0 for file in files)
-    with claims.held(progress, partial(_check_room, repository, need, limit, folder)):
+    with claims.held(progress, partial(_check_size, repository, need, limit, folder)):
         for file in files:
             before = progress.bytes
             progress.add(0)
@@ -239,14 +239,14 @@ def _bar(progress: Progress, most: int, name: str) -> Any:
     return Bar
 
 
-def _check_room(repository: str, need: int, limit: int | None, folder: Path, others: int) -> None:
+def _check_size(repository: str, need: int, limit: int | None, folder: Path, others: int) -> None:
     """Raise StoreFull if the limit or the disk does not allow so many bytes; ``others``: those that fetches take."""
     free = shutil.disk_usage(folder).free - others
     beside = f" beside the {others} that other fetches will take" if others else ""
-    for room, whose in ((limit, "hub_limit allows {} bytes"), (free, f"the disk has {{}} bytes left{beside}")):
-        if room is not None and need > room:
+    for most, whose in ((limit, "hub_limit allows {} bytes"), (free, f"the disk has {{}} bytes left{beside}")):
+        if most is not None and need > most:
             raise StoreFull(
-                f"{repository} takes {need} bytes; {whose.format(room)}", param="repository", limit=room, actual=need
+                f"{repository} takes {need} bytes; {whose.format(most)}", param="repository", limit=most, actual=need
             )
 
 

@@ -150,9 +150,9 @@ def _as_stated(checkpoint: Checkpoint, block: Block, part: Part) -> tuple[dict[s
     if rule is None or block.config.get("model_type") is None:  # nothing tells which class wrote it
         return pieces, []
     roles = rule(_entries(block, part, pieces))
-    asked = [f"{role}_proj.bias" for role in roles if role != "d"]
-    asked += [f"{role}_down.bias" for role in ("q", "kv") if "d" in roles and f"{role}_down.weight" in pieces]
-    missing = [name for name in asked if name not in pieces]
+    biases = [f"{role}_proj.bias" for role in roles if role != "d"]
+    biases += [f"{role}_down.bias" for role in ("q", "kv") if "d" in roles and f"{role}_down.weight" in pieces]
+    missing = [name for name in biases if name not in pieces]
     if missing:
         names = [block.tensor(block.names.pieces[name][0].tensor) for name in missing]
         raise InvalidCheckpoint(
@@ -160,7 +160,7 @@ def _as_stated(checkpoint: Checkpoint, block: Block, part: Part) -> tuple[dict[s
             param="checkpoint",
             missing=list(dict.fromkeys(names)),
         )
-    denied = {name for name in pieces if name.endswith(("_proj.bias", "_down.bias"))}.difference(asked)
+    denied = {name for name in pieces if name.endswith(("_proj.bias", "_down.bias"))}.difference(biases)
     ignored = sorted({pieces[name].tensor for name in denied})
     return {name: piece for name, piece in pieces.items() if name not in denied}, ignored
 
@@ -202,18 +202,18 @@ def _overlaid(attention: Attention, request: ImportModule) -> AttentionSpec:
 
 def _counted(attention: Attention, request: ImportModule) -> Attention:
     """The attention with the number of its heads, which the checkpoint, the request or both say."""
-    told = attention.heads if isinstance(attention.heads, int) and attention.heads > 0 else None
-    heads = told if request.num_heads is None else request.num_heads
+    config_heads = attention.heads if isinstance(attention.heads, int) and attention.heads > 0 else None
+    heads = config_heads if request.num_heads is None else request.num_heads
     if heads is None:
         raise InvalidRequest(
             "neither the request nor a config.json states the number of heads; send num_heads",
             param="num_heads",
         )
-    if told is not None and heads != told:
+    if config_heads is not None and heads != config_heads:
         raise InvalidRequest(
-            f"num_heads is {heads}, but config.json says {told}; leave it out, or correct it",
+            f"num_heads is {heads}, but config.json says {config_heads}; leave it out, or correct it",
             param="num_heads",
-            expected=told,
+            expected=config_heads,
             actual=heads,
         )
     return replace(attention, heads=heads)

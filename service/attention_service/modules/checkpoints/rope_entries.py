@@ -44,8 +44,8 @@ def with_rotation_of(entries: Entries, *, sliding: bool, local: float, full: flo
     given = entries.get("rope_parameters")
     own = given.get("sliding_attention" if sliding else "full_attention") if isinstance(given, Mapping) else None
     rotation: dict[str, Any] = {"rope_theta": local if sliding else full}
-    for told in own, None if sliding else entries.get("rope_scaling"):
-        rotation |= told if isinstance(told, Mapping) else {}
+    for entry in own, None if sliding else entries.get("rope_scaling"):
+        rotation |= entry if isinstance(entry, Mapping) else {}
     own_entries = {"rope_parameters": rotation, "rope_scaling": None, "rope_theta": None}
     return replace(entries, config={**entries.config, **own_entries})
 
@@ -110,8 +110,8 @@ def _yarn(given: Mapping[str, Any], original: Any, longest: Any) -> dict[str, An
 
 def _factor(given: Mapping[str, Any], original: Any, longest: Any) -> Any:
     """The factor, or the ratio of the lengths."""
-    told = given.get("factor")
-    return longest / original if told is None and original and longest else told
+    factor = given.get("factor")
+    return longest / original if factor is None and original and longest else factor
 
 
 def _number(given: Mapping[str, Any], name: str, default: float) -> Any:

@@ -66,8 +66,8 @@ class OpenedInputs:
         self._drop((owner, handle))
         self._inputs[owner, handle] = OpenedInput(model, fields, tokens, ids, predicts, size)
         self._budget.inputs += size
-        self._make_room(int(SHARE_OF_ONE * self._most), [key for key in self._inputs if key[0] == owner])
-        self._make_room(self._most, list(self._inputs))
+        self._evict(int(SHARE_OF_ONE * self._most), [key for key in self._inputs if key[0] == owner])
+        self._evict(self._most, list(self._inputs))
         return handle
 
     def find(self, owner: str, handle: str, argument: str = "input") -> OpenedInput:
@@ -82,7 +82,7 @@ class OpenedInputs:
         self._inputs.move_to_end((owner, handle))
         return found
 
-    def _make_room(self, most: int, keys: list[tuple[str, str]]) -> None:
+    def _evict(self, most: int, keys: list[tuple[str, str]]) -> None:
         """Drop the first of these inputs until they hold no more than so many bytes; the last stays."""
         held = sum(self._inputs[key].size for key in keys)
         for key in keys[:-1]:

@@ -72,15 +72,15 @@ def takes_sizes(sizes: Extent) -> bool:
 
 
 def _widest(pattern: Pattern) -> int:
-    """The most keys of which a mask of one block has room for all; no limit where they are in a narrow band."""
-    room = CUT.scores // CUT.rows
+    """The most keys of which a mask of one block holds; no limit where they are in a narrow band."""
+    rows = CUT.scores // CUT.rows
     bands = [*_bands(pattern)]
     lows = [band.low for band in bands if band.low is not None]
     highs = [band.high for band in bands if band.high is not None]
     if lows and highs:
         beside = CUT.rows + 2 * CUT.cell
-        return 2**62 if min(highs) - max(lows) + 1 + beside <= room else room
-    return room
+        return 2**62 if min(highs) - max(lows) + 1 + beside <= rows else rows
+    return rows
 
 
 def _bands(pattern: Pattern) -> Iterator[Band]:
@@ -120,15 +120,15 @@ class _Blocks(Function):
         exact, summed_in = any(ctx.needs_input_grad), torch.promote_types(q.dtype, torch.float32)
         context = torch.empty_like(q, dtype=summed_in if exact else q.dtype)
         sums = q.new_empty(q.shape[:3], dtype=summed_in)
-        told = torch.empty_like(sums) if with_lse else sums.new_empty(0)
+        lse = torch.empty_like(sums) if with_lse else sums.new_empty(0)
         for block, mask in _blocks(problem, sizes):
             at = _rows(block)
-            _attend(block, mask, scale, (context[at], sums[at], told[at] if with_lse else None))
+            _attend(block, mask, scale, (context[at], sums[at], lse[at] if with_lse else None))
         ctx.frame, ctx.sizes, ctx.scale = frame, sizes, scale
         ctx.save_for_backward(q, k, v, context, sums)
-        ctx.mark_non_differentiable(told)
+        ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
-        return context.to(q.dtype), told
+        return context.to(q.dtype), lse
 
     @staticmethod
     @once_differentiable
@@ -148,20 +148,20 @@ class _Blocks(Function):
 
 
 def _attend(block: QueryBlock, mask: Tensor | None, scale: float, into: tuple[Tensor, Tensor, Tensor | None]) -> None:
-    """Put the context of a block, its sums and, where it is told, its log-sum-exp where they belong."""
-    context, sums, told = into
+    """Put the context of a block, its sums and, if it is wanted, its log-sum-exp where they belong."""
+    context, sums, lse = into
     if not block.width:
         context.zero_()
         sums.zero_()
-        if told is not None:
-            told.fill_(-torch.inf)
+        if lse is not None:
+            lse.fill_(-torch.inf)
         return
     part = _part(block)
     found = cpu_flash.attend(*part, mask, scale, causal=False, exact=context.dtype != part[0].dtype)
     context.copy_(found[0])
     sums.copy_(found[1])
-    if told is not None:
-        told.copy_(sums if mask is None else sums.masked_fill(_blind(mask), -torch.inf))
+    if lse is not None:
+        lse.copy_(sums if mask is None else sums.masked_fill(_blind(mask), -torch.inf))
 
 
 def _differentiate(block: QueryBlock, mask: Tensor | None, scale: float, kept: Three, into: Three) -> None:

@@ -90,11 +90,11 @@ def _flashes(dtype: torch.dtype, width: int) -> bool:
 
 def _by_flash(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Tensor:
     """Call the flash kernel, which counts its window from the diagonal that ends at the last query and the last key."""
-    asked, keys = q.shape[2], k.shape[2]
+    queries, keys = q.shape[2], k.shape[2]
     left, right = None, None
     if band.high is not None:  # no query sees the keys beyond
-        keys = min(keys, asked + band.high)
-    seen = asked if band.low is None else min(asked, keys - band.low)  # the queries beyond see no key
+        keys = min(keys, queries + band.high)
+    seen = queries if band.low is None else min(queries, keys - band.low)  # the queries beyond see no key
     q, k, v = q[:, :, :seen], k[:, :, :keys], v[:, :, :keys]
     if band.high is not None:
         right = band.high - (keys - seen)
@@ -105,7 +105,7 @@ def _by_flash(q: Tensor, k: Tensor, v: Tensor, scale: float, band: Band) -> Tens
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, None, seen, keys, 0.0, causal, False,
         scale=scale, window_size_left=left, window_size_right=None if causal else right,
     )[0].transpose(1, 2)  # fmt: skip
-    return found if seen == asked else pad(found, (0, 0, 0, asked - seen))
+    return found if seen == queries else pad(found, (0, 0, 0, queries - seen))
 
 
 def _prefers_cudnn(q: Tensor, k: Tensor, v: Tensor, band: Band) -> bool:

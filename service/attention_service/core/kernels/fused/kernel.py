@@ -145,8 +145,8 @@ def _is_differentiated(*inputs: Tensor) -> bool:
 
 def band_on_gpu(problem: Problem) -> Band | None:
     """Return the band that the masks of a problem leave, if a GPU's kernel computes it without a mask in memory."""
-    told = problem.mask, problem.key_mask, problem.key_lengths, problem.sequence_masks
-    if any(x is not None for x in told) or (problem.offsets is not None and problem.spec.masks) or problem.added_keys:
+    masks = problem.mask, problem.key_mask, problem.key_lengths, problem.sequence_masks
+    if any(x is not None for x in masks) or (problem.offsets is not None and problem.spec.masks) or problem.added_keys:
         return None
     queries, width = problem.q.shape[2], max(problem.q.shape[3], problem.v.shape[3])
     band = band_of(problem.spec.masks, queries, problem.keys, problem.past)

@@ -95,7 +95,7 @@ def words(other: Alternative) -> str:
 
 def _spec_words(spec: AttentionSpec) -> list[str]:
     """Describe the parts that are not the default, each with its changed options."""
-    masks = [_said(mask) for mask in spec.masks]
+    masks = [_text_of(mask) for mask in spec.masks]
     return masks + [_option(name, value) for name, value in _changed(spec) if name != "masks"] or ["plain spec"]
 
 
@@ -110,16 +110,16 @@ def _changed(part: BaseModel) -> Iterator[tuple[str, Any]]:
 def _option(name: str, value: Any) -> str:
     """Return a part's own name if it has one; otherwise the field's name and the value."""
     if isinstance(value, BaseModel):
-        return _said(value, name)
-    return name if value is True else f"{name} {_said(value)}"
+        return _text_of(value, name)
+    return name if value is True else f"{name} {_text_of(value)}"
 
 
-def _said(value: Any, called: str = "") -> str:
+def _text_of(value: Any, called: str = "") -> str:
     if isinstance(value, BaseModel):
         options = ", ".join(_option(*each) for each in _changed(value))
         return getattr(value, "name", called) + (f" ({options})" if options else "")
     if isinstance(value, list):
-        return " or ".join(map(_said, value))
+        return " or ".join(map(_text_of, value))
     return f"{value:.16g}" if isinstance(value, float) else str(value)
 
 

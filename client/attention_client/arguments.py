@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from attention_client.array_likes import TensorLike
 from attention_client.calls import CallOptions
-from attention_client.image_files import ImageLike
+from attention_client.media_files import AudioLike, ImageLike
 from attention_contract.schemas.analyses.attribution import Readout
 from attention_contract.schemas.analyses.effects import SweptEdit
 from attention_contract.schemas.analyses.hopfield import Projections
@@ -50,6 +50,7 @@ class ModelFields(CallOptions, total=False):
     messages: Sequence[Message | Mapping[str, str]] | None
     target: str | None
     images: Sequence[ImageLike] | None
+    audio: Sequence[AudioLike] | None
     mask_seed: int | None
     layers: Literal["all"] | Sequence[LayerRef] | None
     edits: Mapping[str, Sequence[EditLike]] | None

@@ -15,7 +15,7 @@ from attention_client.arguments import (
 )
 from attention_client.array_likes import TensorLike
 from attention_client.calls import CallOptions, MediaType
-from attention_client.image_files import ImageLike
+from attention_client.media_files import AudioLike, ImageLike
 from attention_client.raw_responses import RawResponse
 from attention_contract.schemas.analyses.circuits import CircuitsReply
 from attention_contract.schemas.analyses.effects import Effects, EffectsReply
@@ -36,10 +36,10 @@ from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsR
 from attention_contract.spec import AttentionSpec
 
 __all__ = [
-    "AccuracyReply", "AlternativeLike", "ApproximationError", "AttentionSpec", "CallOptions", "CheckpointReply",
-    "CircuitsReply", "ComplexityReply", "ConfigLike", "DropoutLike", "EditLike", "Effects", "EffectsReply",
-    "ForwardReply", "GradientCheck", "GradientsReply", "HardwareList", "HeadStatistics", "Health", "HopfieldReply",
-    "ImageLike",
+    "AccuracyReply", "AlternativeLike", "ApproximationError", "AttentionSpec", "AudioLike", "CallOptions",
+    "CheckpointReply", "CircuitsReply", "ComplexityReply", "ConfigLike", "DropoutLike", "EditLike", "Effects",
+    "EffectsReply", "ForwardReply", "GradientCheck", "GradientsReply", "HardwareList", "HeadStatistics", "Health",
+    "HopfieldReply", "ImageLike",
     "KernelName", "MediaType", "ModuleConfig", "ModuleInfo", "ModuleList", "Parameter", "ParameterList", "PassReply",
     "Picture", "PictureFields", "PictureFormat", "ProjectionsLike", "Ran", "RawResponse", "RecordingRollout",
     "RecordingSimilarity", "RolloutReply", "SelectLike", "ServerInfo", "SessionShapeLike", "ShapeLike",

@@ -14,7 +14,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
 from attention_service.models import checkpoint_facts, model_catalogue
-from attention_service.models.input_kinds import READS
+from attention_service.models.input_kinds import HEARD, READS
 from attention_service.models.model_catalogue import find_folder
 from attention_service.modules.checkpoints import catalogue
 
@@ -42,7 +42,10 @@ def quantized(**entries):
 
 
 REFUSED = {
-    "audio": ({"config": WHISPER, "files": {"preprocessor_config.json": SOUND, "tokenizer.json": "{}"}}, "read audio"),
+    "audio": (
+        {"config": {"model_type": "encodec"}, "files": {"preprocessor_config.json": SOUND}},
+        "encodec read audio",
+    ),
     "no-type": ({"config": {"model_type": None}}, "has no model_type"),
     "own-code": ({"config": {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}}, "no code of a check"),
     "newer": ({"config": {"model_type": "of-next-year"}}, "does not know model_type 'of-next-year'"),
@@ -117,6 +120,13 @@ def test_the_inputs_are_those_of_the_files(tmp_path, config, files, takes):
     assert find_folder(tmp_path, "net").takes == takes
 
 
+def test_models_that_hear_need_their_extra(tmp_path, monkeypatch):
+    folder = checkpoint(tmp_path / "net", WHISPER, {"preprocessor_config.json": SOUND})
+    assert find_folder(tmp_path, "net").refused is None
+    monkeypatch.setattr(checkpoint_facts, "find_spec", lambda name: None if name == "soundfile" else find_spec(name))
+    assert "attention-service[sound]" in find_folder(tmp_path, folder.name).refused
+
+
 def test_the_types_that_read_other_things_are_those_of_transformers():
     speech = modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
     reads = {}
@@ -128,6 +138,7 @@ def test_the_types_that_read_other_things_are_those_of_transformers():
         except (ImportError, AttributeError):  # it needs another package, or is no model by itself
             continue
     others = {kind for kind, name in reads.items() if name not in ("input_ids", "pixel_values")}
+    assert READS.keys() >= HEARD
     assert others <= READS.keys() <= others | {"higgs_audio_v2_tokenizer"}  # which needs another package
 
 
@@ -229,10 +240,11 @@ def test_a_checkpoint_has_one_path_however_it_is_asked_for(tmp_path, path):
 
 
 def test_a_refused_model_is_shown_and_its_requests_end_at_once(http, repository):
-    checkpoint(repository / "hears", WHISPER, {"preprocessor_config.json": SOUND})
+    encodec = {"model_type": "encodec", "architectures": ["EncodecModel"]}
+    checkpoint(repository / "hears", encodec, {"preprocessor_config.json": SOUND})
     try:
         shown = http.get("/v1/models/hears").json()
-        assert (shown["state"], shown["takes"]) == ("idle", ["audio", "target"])
+        assert (shown["state"], shown["takes"]) == ("idle", ["audio"])
         assert "read audio" in shown["refused"]
         loads = http.get("/metrics").text.count("loads")
         for path, body in (("/v1/models/hears/forward", {"text": "a"}), ("/v1/models", {"checkpoint": "hears"})):

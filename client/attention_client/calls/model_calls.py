@@ -8,7 +8,7 @@ from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
-from attention_client.image_files import with_images
+from attention_client.media_files import with_media
 from attention_contract import operations
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.model_requests import (
@@ -62,14 +62,15 @@ class Models(Generation[WayT], Surveys[WayT]):
 
         Give exactly one of ``text``, ``tokens`` and ``messages``; several texts are one batch. ``text_pair`` is a
         second text beside each, as classifiers of pairs and rerankers read it. ``target`` is the decoder's text of an
-        encoder-decoder. ``images`` are paths, the bytes of files, or images of Pillow; an encoder
-        of images takes them alone. ``layers`` are those to answer for, as in ``[0, 3]`` or ``["decoder.0"]``.
-        ``edits`` are by layer: ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps,
-        ``hidden`` or ``logits``; ``select`` the heads and queries. ``positions`` are the tokens whose predictions are
-        told, by default the last. ``compare="unedited"`` tells both runs. ``keep`` stores the run as a recording.
+        encoder-decoder. ``images`` are paths, the bytes of files, or images of Pillow; an encoder of images takes them
+        alone. ``audio`` are the paths or the bytes of sounds, for a model that hears. ``layers`` are those to answer
+        for, as in ``[0, 3]`` or ``["decoder.0"]``. ``edits`` are by layer: ``{"3": [{"tap": "context", "heads": [0],
+        "set": 0}]}``. ``return_`` names taps, ``hidden`` or ``logits``; ``select`` the heads and queries.
+        ``positions`` are the tokens whose predictions are told, by default the last. ``compare="unedited"`` tells both
+        runs. ``keep`` stores the run as a recording.
         ``alone`` shares no pass with other requests, for the same bits every time.
         """
-        return call(operations.model_forward, with_images(locals()))
+        return call(operations.model_forward, with_media(locals()))
 
     @method
     def weights(
@@ -80,7 +81,7 @@ class Models(Generation[WayT], Surveys[WayT]):
 
         Inputs as in ``forward``. The other arguments are those of ``Client.weights``.
         """
-        return call(operations.model_weights, with_images(locals()))
+        return call(operations.model_weights, with_media(locals()))
 
     @method
     def gradients(
@@ -95,7 +96,7 @@ class Models(Generation[WayT], Surveys[WayT]):
         hidden, output and taps; ``by_head`` adds Σ gradient · context of each head. ``integrated`` integrates those of
         tokens over so many steps from zeros. ``check`` compares with central differences. Inputs as in ``forward``.
         """
-        return call(operations.model_gradients, with_images(locals()))
+        return call(operations.model_gradients, with_media(locals()))
 
     @method
     def complexity(

@@ -1,4 +1,4 @@
-"""The input of a whole model: a text, messages, tokens or images; and its tokens, which every reply has.
+"""The input of a whole model: a text, messages, tokens, images or sound; and its tokens, which every reply has.
 
 A request with one text has no batch dimension, and its reply has none. A request with several texts is one batch, and
 its reply has the dimension B. Shorter texts are padded, at the left of a model that generates and at the right of
@@ -60,6 +60,12 @@ class ImageBytes(WireModel):
     """One image, as the bytes of a PNG, JPEG, WebP or GIF file. The images of a request have 2^25 pixels at most."""
 
     base64: str = Field(min_length=1, max_length=2**26)
+
+
+class AudioBytes(WireModel):
+    """One sound, as the bytes of a WAV, FLAC, OGG or MP3 file. The sounds of a request have 2^26 samples at most."""
+
+    base64: str = Field(min_length=1, max_length=2**27)
 
 
 class TextPart(WireModel):
@@ -129,9 +135,9 @@ def _lengths(ids: list[int] | list[list[int]]) -> list[int] | int:
 
 
 class ModelInput(WireModel):
-    """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images alone for encoders.
+    """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images or sounds for encoders.
 
-    A reply about one image alone has no batch dimension; several images are one batch.
+    A reply about one image, or one sound, alone has no batch dimension; several are one batch.
     """
 
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
@@ -151,6 +157,8 @@ class ModelInput(WireModel):
     images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
     """Images, for models that take them, with one text. The model's image token marks the place of each image in the
     text; without such tokens, the images come before the text."""
+    audio: Annotated[list[AudioBytes], Field(max_length=64)] = Field(default_factory=list)
+    """Sounds, for models that hear them. A sound of several channels becomes their mean, at the rate of the model."""
     mask_seed: int = Field(default=0, ge=0, lt=2**63)
     """Chooses the patches that a model which leaves out some at random, such as ViT-MAE, sees of each image."""
     layers: LayersInOrder = "all"
@@ -168,8 +176,10 @@ class ModelInput(WireModel):
         given = [name for name in ("text", "tokens", "messages") if getattr(self, name) is not None]
         if len(given) > 1:
             raise at_fault(given[1], f"expected one of text, tokens and messages; got {' and '.join(given)}")
-        if not given and not self.images:
-            raise at_fault("text", "expected text, tokens, messages or images; got none")
+        if not given and not self.images and not self.audio:
+            raise at_fault("text", "expected text, tokens, messages, images or audio; got none")
+        if self.images and self.audio:
+            raise at_fault("audio", "no model reads images and sound in one request; send one of them")
         if self.images and images_in(self.messages or ()):
             raise at_fault("images", "the messages bring their own; send them in one way")
         self._check_pairs()
@@ -196,10 +206,10 @@ class ModelInput(WireModel):
 
     @property
     def inputs(self) -> int:
-        """The number of texts, or of images alone."""
+        """The number of texts, or of images or sounds alone."""
         texts = self.text_pair if isinstance(self.text_pair, list) else self.text or self.tokens
         if texts is None:
-            return 1 if self.messages is not None else len(self.images)
+            return 1 if self.messages is not None else len(self.images or self.audio)
         return len(texts) if isinstance(texts, list) and not isinstance(texts[0], int) else 1
 
     @property
@@ -214,10 +224,10 @@ class TokenLabelsReply(WireModel):
     tokens: list[str]
     """The tokens in readable form: without the tokenizer's own marks, and with bytes as text; bytes that are only a
     part of a character are written as ``\\xe2``. Patches of an image are ``[row,column]``; other tokens of an image
-    encoder are ``CLS`` and ``register 0``."""
+    encoder are ``CLS`` and ``register 0``. Frames of a sound are the second at which they begin, as in ``1.24 s``."""
     ids: list[int]
-    """The token ids; for an image encoder, the positions of the tokens; −1 for a key that stands for several tokens,
-    whose label is their first and last position, as in ``[4…7]``."""
+    """The token ids; for an encoder of images or sound, the positions of the tokens; −1 for a key that stands for
+    several tokens, whose label is their first and last position, as in ``[4…7]``."""
     spans: list[tuple[int, int] | None]
     """Start and end (exclusive) of each token in the characters of its text; null for a token without text."""
     parts: IfRequested[list[str | None]] = ABSENT
@@ -229,6 +239,8 @@ class TokenLabelsReply(WireModel):
     rectangles: IfRequested[list[tuple[float, float, float, float] | None]] = ABSENT
     """Left, top, right and bottom of each patch in pixels of the original image, after the rotation by its EXIF data.
     Null for padding."""
+    seconds: IfRequested[list[tuple[float, float] | None]] = ABSENT
+    """The second of the sound at which each token begins, and at which it ends. Null behind the end of the sound."""
 
 
 class ModelRan(WireModel):
@@ -262,7 +274,7 @@ class ModelReply(WireModel):
     """The tokens of the layers ``vision.…``, for a model that also reads text. These layers always have a batch
     dimension; there is one entry for each index, which is a crop of an image, or all images as one sequence."""
     encoder_labels: IfRequested[TokenLabelsReply | list[TokenLabelsReply]] = ABSENT
-    """The tokens of the encoder's text."""
+    """The tokens of the encoder's text, or the frames of its sound."""
     key_labels: IfRequested[dict[LayerKey, TokenLabelsReply | list[TokenLabelsReply]]] = ABSENT
     """The keys of those layers whose keys are not the tokens of one text: see ``keys`` in ``GET /v1/models/{model}``.
     """

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.head_kinds import HeadKind
-from attention_service.models.input_kinds import READS
+from attention_service.models.input_kinds import HEARD, READS
 from attention_service.modules.checkpoints.attention_blocks import blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.import_plan import missing_fields
@@ -116,8 +116,7 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
         return "its config.json has no model_type, by which transformers chooses the class"
     return (
         _unknown_type(kind, config)
-        or (f"models of type {kind} read {READS[kind]}, but only those that read tokens or images are supported"
-            if kind in READS else None)
+        or _unread(kind)
         or _quantized(config)
         or beyond_the_model(tensors, quantized=_quantization(config) is not None)
         or _unnamed(folder, config)
@@ -170,6 +169,17 @@ def _unknown_type(kind: str, config: Mapping[str, Any]) -> str | None:
             f"only code of the checkpoint's own computes model_type {kind[:80]!r}, and no code of a checkpoint is run"
         )
     return f"transformers {version('transformers')} does not know model_type {kind[:80]!r}; a newer one may"
+
+
+def _unread(kind: str) -> str | None:
+    """The reason for which inputs of a model type cannot be read."""
+    if kind in HEARD:
+        if find_spec("soundfile") is None or find_spec("soxr") is None:
+            return f"models of type {kind} read audio; install the server's extra (attention-service[sound])"
+        return None
+    if kind in READS:
+        return f"models of type {kind} read {READS[kind]}, which is not supported for this type"
+    return None
 
 
 def _quantization(config: Mapping[str, Any]) -> Any:

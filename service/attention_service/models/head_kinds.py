@@ -28,9 +28,10 @@ _KINDS: Final = {
         ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MarianMTModel", "EncoderDecoderModel",
          "BertGenerationDecoder"), HeadKind("next"),
     ),
-    "ForMaskedLM": HeadKind("own"),
+    **dict.fromkeys(("ForMaskedLM", "ForCTC"), HeadKind("own")),
     **dict.fromkeys(
-        ("ForImageClassification", "ForImageClassificationWithTeacher", "ForSequenceClassification"),
+        ("ForImageClassification", "ForImageClassificationWithTeacher", "ForSequenceClassification",
+         "ForAudioClassification"),
         HeadKind("class", "input"),
     ),
     "ForTokenClassification": HeadKind("class"),

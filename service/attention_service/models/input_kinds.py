@@ -1,4 +1,4 @@
-"""Model types of transformers that read neither tokens nor images, by what they read.
+"""Model types of transformers that read neither tokens nor images, by what they read, and those that are heard.
 
 Source: ``main_input_name`` of their classes in transformers 5.23; a test compares this table with them.
 """
@@ -31,3 +31,5 @@ READS: Final = {
     "perceiver": "inputs of several kinds",
 }
 """The input of each of these types."""
+HEARD: Final = frozenset({"whisper"})
+"""Types whose sounds are read here, of those that read audio."""

@@ -37,6 +37,7 @@ _OF_TEXTS: Final = {
     "tokens": Form(metavar="JSON|FILE", name="--tokens", read=read_json),
     "layers": LAYERS,
     "images": Form(list[str], "FILE", name="--image"),
+    "audio": Form(list[str], "FILE", name="--audio"),
 }
 """Forms of the input of a whole model."""
 

@@ -15,7 +15,7 @@ from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.model_tables import readable
 from attention_client.cli.tables.reply_output import AsJson
 from attention_client.client import Client
-from attention_client.image_files import data_url
+from attention_client.media_files import data_url
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.openai import (
     AttentionOfTokens,

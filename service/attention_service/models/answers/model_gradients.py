@@ -33,6 +33,7 @@ from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
+from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_places import AttentionPlace, turns_of
@@ -233,9 +234,9 @@ class ModelGradients:
             yield
 
     def _embedded(self, embed: State) -> Callable[[], None]:
-        """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 in a model of images."""
+        """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 of images or sound."""
         model: Any = self._loaded.model
-        if isinstance(self._loaded.reader, EncoderInputs | PromptInputs):
+        if isinstance(self._loaded.reader, EncoderInputs | PromptInputs | SoundInputs):
             places = self._loaded.places.values()
             first = next((each for each in places if each.queries != "images"), next(iter(places)))
             return before(first.first_layer, embed)

@@ -81,6 +81,7 @@ class ModelCosts:
         batch, length = asked.inputs.predicted.ids.shape
         keys = max(length, asked.inputs.text.length)
         rows = 1 if self._rows_alone else length
+        length = keys if self._loaded.reader.pairs else length
         of_one = self._pass_bytes(batch, length, keys, rows) + self._graph_bytes(batch, length, keys)
         return max(1, min(steps, min(room // 4, _OF_POINTS) // max(1, of_one)))
 
@@ -100,8 +101,10 @@ class ModelCosts:
             told += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
         elif isinstance(request, ModelWeightsRequest):
             told = sum(self._weights_told(asked, place, request) for place in asked.places)
+        length = keys if self._loaded.reader.pairs else length  # its encoder attends from all keys
         need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * told
         need += self._tile_bytes if isinstance(request, ModelWeightsRequest) else 0
+        need += self._loaded.reader.front_bytes(asked.inputs.arguments)
         images, copies = asked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
         need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
@@ -116,6 +119,7 @@ class ModelCosts:
     def silent_seconds(self, asked: Asked, passes: int = 1) -> float:
         """Return a bound of the time of so many passes; 0 if they are short."""
         batch, length = asked.inputs.predicted.ids.shape
+        length = max(length, asked.inputs.text.length)
         if passes * batch * length <= _SHORT:
             return 0.0
         return passes * _SLOWER * self._cost(batch, length, length, weights=True).predicted_ms / 1e3

@@ -70,8 +70,8 @@ class EncoderInputs(InputReader):
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
-        for field in ("text", "tokens", "messages", "target", "text_pair"):
-            if getattr(request, field) is not None:
+        for field in ("text", "tokens", "messages", "target", "text_pair", "audio"):
+            if getattr(request, field):
                 raise InvalidRequest.at(field, "this model reads only images")
         images = decoded(request.images)
         arguments = self._processed(images, request.mask_seed)

@@ -30,7 +30,11 @@ depends on the texts before, so its factor is not taken."""
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte of sentencepiece."""
 _NO_TOKEN: Final = -1
+SOUND: Final = frozenset({"input_features", "input_values"})
+"""The main arguments of models that hear."""
 Span = tuple[int, int] | None
+Seconds = tuple[float, float] | None
+"""The part of a sound that a frame is; None behind its end."""
 FactT = TypeVar("FactT")
 
 
@@ -63,6 +67,8 @@ class Stack:
     """The field of the request that each token comes from, if there are several."""
     segments: Tensor | None = None
     """``[B, L]``: the type of each token, if there are several."""
+    seconds: list[list[Seconds]] | None = None
+    """The part of a sound that each token is."""
     compressed: tuple[range, ...] = ()
     """The tokens that each of the last entries stands for, in a layer that has keys of several tokens."""
     foreign: int = 0
@@ -149,6 +155,8 @@ class SizedImage(NamedTuple):
 class InputReader:
     """Reads the inputs of one model."""
 
+    short_text = TEXT
+    """The tokens of the text of the short run, or the frames of its sound."""
     packs = False
     """True if all images are one sequence in the layers that see them."""
     edge = 0
@@ -169,7 +177,7 @@ class InputReader:
         """The names of the model's arguments."""
         behind = _positions_behind_padding(model)
         self.max_length = _max_length(model) if behind is None else behind
-        self.vocabulary = _vocabulary(model)
+        self.vocabulary = self._known_ids(model)
         """The number of token ids that the model reads."""
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._classifies = is_classifier(model)
@@ -210,6 +218,8 @@ class InputReader:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
         if request.images:
             raise InvalidRequest.at("images", self.takes_no_images)
+        if request.audio:
+            raise InvalidRequest.at("audio", "this model hears none; send text, tokens or messages")
         texts, field, several = self._texts(request)
         for index, text in enumerate(texts):
             self.check(text.ids, f"{field}.{index}" if several else field)
@@ -228,6 +238,10 @@ class InputReader:
     def sized(self, width: int, height: int) -> SizedImage:
         """Return the tokens of an image of this size. Raises InvalidRequest."""
         raise InvalidRequest.at("images", self.takes_no_images)
+
+    def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
+        """The memory that a model takes before its first layer, besides states as wide as that."""
+        return 0
 
     def batch(self, texts: Sequence[Tokens]) -> Stack:
         """Pad texts to one batch: at the left for a model that generates, else at the right."""
@@ -275,6 +289,7 @@ class InputReader:
             tokens = self._cleaner.tokens(single) if stack.names is None else stack.names[row]
             tokens = [*tokens, *(f"[{each.start}…{each.stop - 1}]" for each in stack.compressed)]
             more = {} if stack.patches is None else patch_labels(stack.patches[row])
+            more |= {} if stack.seconds is None else {"seconds": stack.seconds[row]}
             if stack.parts is not None:
                 more["parts"] = stack.parts[row]
             found.append(TokenLabelsReply.model_construct(tokens=tokens, ids=ids, spans=spans, **more))
@@ -404,13 +419,22 @@ class InputReader:
         if target is not None:
             if self.tokenizer is None:
                 raise InvalidRequest.at("target", self.no_tokenizer)
-            told = self.tokenizer(text_target=target)["input_ids"]
-            offsets = self.tokens(target, "target").spans
-            ids += list(told)
-            spans += offsets if len(offsets) == len(told) else [None] * len(told)
+            told = self._target_tokens(self.tokenizer, target)
+            if told.ids[:1] == ids:  # the tokenizers of Whisper put it there
+                ids, spans = [], []
+            ids += told.ids
+            spans += told.spans if len(told.spans) == len(told.ids) else [None] * len(told.ids)
         self._check_count(ids, "target")
         self._check_known(ids, "target", self.predictable)
         return Stack(torch.tensor([ids] * batch, device=self._device), None, [spans] * batch)
+
+    def _target_tokens(self, tokenizer: PreTrainedTokenizerBase, target: str) -> Tokens:
+        """The tokens of a target, with those that the tokenizer adds to one."""
+        return Tokens(list(tokenizer(text_target=target)["input_ids"]), self.tokens(target, "target").spans)
+
+    def _known_ids(self, model: PreTrainedModel) -> int:
+        """The number of token ids that the model reads. Raises InvalidCheckpoint."""
+        return _vocabulary(model)
 
     def knows(self, token: Any) -> bool:
         """True for the id of a token that the model has an embedding of, as a config may not state."""

@@ -96,6 +96,8 @@ class PromptInputs(InputReader):
         sent = request.all_images
         if not sent:
             return super().read(request)
+        if request.audio:
+            raise InvalidRequest.at("audio", "this model hears none; send text or images")
         images = decoded(sent)
         if request.text_pair is not None:
             raise InvalidRequest.at("text_pair", "images go with one text")

@@ -20,9 +20,10 @@ from attention_service.models.checkpoint_facts import import_instead
 from attention_service.models.head_kinds import LISTED_CLASSES
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.key_stacks import extended, joined
-from attention_service.models.inputs.model_inputs import InputReader, Inputs, Stack
+from attention_service.models.inputs.model_inputs import SOUND, InputReader, Inputs, Stack
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
+from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_places import (
@@ -102,17 +103,17 @@ class LoadedModel:
         unread: str | None = None,
         left_out: Sequence[str] = (),
     ) -> None:
-        """Make the model attend by this package. ``processor``: of images.
+        """Make the model attend by this package. ``processor``: of images, or of sounds.
 
         ``unread``, ``left_out``: see ``CheckpointParts``.
 
         Raises InvalidCheckpoint for a model that cannot.
         """
-        if model.main_input_name not in {"input_ids", "pixel_values"}:
+        if model.main_input_name not in {"input_ids", "pixel_values", *SOUND}:
             raise InvalidCheckpoint.at(
                 "checkpoint",
                 f"{type(model).__name__} reads {model.main_input_name}, but only models that read "
-                "tokens or images are supported",
+                "tokens, images or sound are supported",
             )
         try:
             modules = attention_modules(model)
@@ -136,7 +137,7 @@ class LoadedModel:
         try:
             self._prepare(lambda: reader_of(model, tokenizer, processor), modules)
         except _UNREADABLE as fault:
-            if model.main_input_name == "pixel_values" or processor is None:
+            if model.main_input_name != "input_ids" or processor is None:
                 raise
             self._prepare(lambda: InputReader(model, tokenizer), modules)
             reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
@@ -155,7 +156,7 @@ class LoadedModel:
         layers = named_layers(modules, vision)
         self.attention = LayerAttention(layers, self.device)
         self.attention.install(model, modules)
-        self.places = find_places(model, self.attention, layers, self._short_run)
+        self.places = find_places(model, self.attention, layers, self._short_run, self.reader.short_text)
         of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
         if isinstance(self.reader, EncoderInputs | PromptInputs) and of_images:
             known = self.reader.find_patches(of_images, partial(self.run, asking=AttentionPass({})))
@@ -356,9 +357,11 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, processor: Any) -> InputReader:
-    """Return the reader of a model's inputs. ``processor``: of images, or of prompts. Raises InvalidCheckpoint."""
+    """Return the reader of a model's inputs. ``processor``: of images, sounds, or prompts. Raises InvalidCheckpoint."""
     if model.main_input_name == "pixel_values":
         return EncoderInputs(model, processor)
+    if model.main_input_name in SOUND:
+        return SoundInputs(model, tokenizer, processor)
     if isinstance(processor, ProcessorMixin) and hasattr(model.config, "vision_config"):
         return PromptInputs(model, processor)
     return InputReader(model, tokenizer)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch.nn import init
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoModel,
     AutoTokenizer,
@@ -31,6 +32,7 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
 from attention_service.models.head_kinds import head_kind
+from attention_service.models.inputs.model_inputs import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
 
 _VISION: Final = ("VisionModelWithProjection", "VisionModel")
@@ -64,7 +66,7 @@ class CheckpointParts(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     processor: Any
-    """The processor of images, or of text with images; None without one."""
+    """The processor of images, of text with images, or of sounds; None without one."""
     unread: str | None
     """The reason for which the tokenizer cannot be read, if the checkpoint has one."""
     left_out: list[str]
@@ -74,7 +76,7 @@ class CheckpointParts(NamedTuple):
 def load_checkpoint(
     folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None], room: int | None = None
 ) -> CheckpointParts:
-    """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of images or prompts.
+    """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of other inputs.
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
     loaded. ``room``: bytes of the device for the parameters, if the others are to stay on disk, or beside a GPU in the
@@ -98,7 +100,8 @@ def load_checkpoint(
             reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
             raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
         tokenizer, unread = _tokenizer(folder)
-        processor = _image_processor(folder)
+        hears = model.main_input_name in SOUND
+        processor = _feature_extractor(folder) if hears else _image_processor(folder)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
     if loading["mismatched_keys"]:
@@ -178,6 +181,15 @@ def _image_processor(folder: Path) -> Any:
         own = _OWN_PILLOW.get(facts.get("image_processor_type", "").removesuffix("Fast"))
         auto: Any = AutoImageProcessor  # has no annotations
         return own(**facts) if own is not None else auto.from_pretrained(folder, backend="pil", **_SAFE)
+    except _FAULTS:
+        return None
+
+
+def _feature_extractor(folder: Path) -> Any:
+    """The checkpoint's feature extractor of sounds; None without one."""
+    try:
+        auto: Any = AutoFeatureExtractor  # has no annotations
+        return auto.from_pretrained(folder, **_SAFE)
     except _FAULTS:
         return None
 

@@ -34,7 +34,6 @@ VISION: Final = "vision"
 TokensOf = Literal["text", "target", "images", "target and text"] | None
 """The tokens that queries or keys stand for; None for others."""
 BOTH: Final = "target and text"
-_OF: Final[dict[int, TokensOf]] = {TEXT: "text", TARGET: "target", TARGET + TEXT: BOTH}
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +174,9 @@ def named_layers(
     return short if len(unique) == sum(len(keys) for _, keys in short) else named
 
 
-def _tokens_of(key: LayerKey, length: int) -> TokensOf:
-    return "images" if stack_of(key) == VISION else _OF.get(length)
+def _tokens_of(key: LayerKey, length: int, text: int) -> TokensOf:
+    of: dict[int, TokensOf] = {TARGET + text: BOTH, TARGET: "target", text: "text"}
+    return "images" if stack_of(key) == VISION else of.get(length)
 
 
 def stack_of(key: LayerKey) -> str:
@@ -195,10 +195,12 @@ def find_places(
     attention: LayerAttention,
     layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]],
     run: Callable[[AttentionPass], Any],
+    text: int = TEXT,
 ) -> dict[str, AttentionPlace]:
-    """Run the model over ``TEXT`` and ``TARGET`` tokens. Return its attentions in the order in which they ran.
+    """Run the model over ``TARGET`` tokens and those of a text. Return its attentions in the order in which they ran.
 
-    By the text of their keys. Raises InvalidCheckpoint for a model that does not run.
+    By the text of their keys. ``text``: the tokens of the text, or the frames of a sound. Raises InvalidCheckpoint for
+    a model that does not run.
     """
     probe = _Sizes()
     outputs: dict[LayerKey, int] = {}
@@ -229,8 +231,8 @@ def find_places(
             layer,
             layer if path is None else model.get_submodule(f"{path.rpartition('.')[0]}.0"),
             keys_of[key].index(key),
-            _tokens_of(key, raw.query.shape[2]),
-            _tokens_of(key, length - compressed),
+            _tokens_of(key, raw.query.shape[2], text),
+            _tokens_of(key, length - compressed, text),
             compression,
             length,
             widths_of(raw),

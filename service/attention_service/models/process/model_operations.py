@@ -10,7 +10,7 @@ from attention_contract.base import WireModel
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from attention_contract.schemas.prompts import ImageBytes, images_in
+from attention_contract.schemas.prompts import ImageBytes, ModelInput, images_in
 from attention_contract.wire import JSON, from_body
 from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_gradients import ModelGradients
@@ -21,6 +21,8 @@ from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
 from attention_service.models.generation.generation_plan import GenerationRequest, plan_generation
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
+from attention_service.models.inputs.sound_decoding import sound_bytes
+from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
 from attention_service.models.process.turns import Answer, Emit, Work, lines_of
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
@@ -111,7 +113,7 @@ class ServedModel:
                 self.costs.silent_seconds(asked, passes),
             )  # fmt: skip
 
-        return self._after_images(request.all_images, work)
+        return self._after_decoding(request, work)
 
     def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
@@ -144,6 +146,13 @@ class ServedModel:
             images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work
         )
 
+    def _after_decoding(self, request: ModelInput, work: Callable[[], Work]) -> Work:
+        """The work of a question, which decodes its images and sounds only once their memory is admitted."""
+        reader = self.loaded.reader
+        if request.audio and isinstance(reader, SoundInputs):
+            return Work(sound_bytes(request.audio, reader.rate), work)
+        return self._after_images(request.all_images, work)
+
     def _after_images(self, images: Sequence[ImageBytes], work: Callable[[], Work]) -> Work:
         """The work of a request, which decodes its images only once their memory is admitted."""
         return Work(decoding_bytes(images, self.loaded.reader.edge), work) if images else work()
@@ -163,7 +172,7 @@ class ServedModel:
                 question=(request, asked),
             )  # fmt: skip
 
-        return self._after_images(request.all_images, work)
+        return self._after_decoding(request, work)
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:

@@ -1,0 +1,62 @@
+"""Images and sounds of any kind as the contract's: the bytes of their files."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from mimetypes import guess_type
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.prompts import AudioBytes, ImageBytes
+
+
+class Saved(Protocol):
+    """An image of Pillow."""
+
+    def save(self, fp: Any, format: str | None = None) -> None:  # noqa: A002 -- its name there
+        """Write the image as a file."""
+
+
+ImageLike: TypeAlias = ImageBytes | Mapping[str, str] | str | PathLike[str] | bytes | Saved
+"""The path of a PNG, JPEG, WebP or GIF file, its bytes, or an image of Pillow."""
+AudioLike: TypeAlias = AudioBytes | Mapping[str, str] | str | PathLike[str] | bytes
+"""The path of a WAV, FLAC, OGG or MP3 file, or its bytes."""
+
+
+def with_media(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a method with its images and sounds read. Raises InvalidRequest for one that is none."""
+    options = dict(arguments["options"])
+    for field, kind in (("images", "images"), ("audio", "sounds")):
+        given: Sequence[ImageLike | AudioLike] | None = options.get(field)
+        if isinstance(given, str | bytes | PathLike):
+            raise InvalidRequest.at(field, f"expected a list of {kind}, got one")
+        if given is not None:
+            options[field] = [sent(each, f"{field}.{index}") for index, each in enumerate(given)]
+    return {**arguments, "options": options}
+
+
+def data_url(path: str, param: str) -> str:
+    """Return the file of an image as an address that holds it. Raises InvalidRequest for one that cannot be read."""
+    kind, _ = guess_type(path, strict=False)
+    return f"data:{kind or 'image/png'};base64,{sent(path, param)['base64']}"
+
+
+def sent(image: Any, param: str) -> Any:
+    """Return an image or a sound as a request has it. Raises InvalidRequest for one that cannot be read."""
+    if isinstance(image, ImageBytes | AudioBytes | Mapping):
+        return image
+    if isinstance(image, str | PathLike):
+        try:
+            image = Path(image).read_bytes()
+        except OSError as fault:
+            raise InvalidRequest.at(param, f"{image} cannot be read: {fault.strerror}") from None
+    if not isinstance(image, bytes):
+        if not hasattr(image, "save") or param.startswith("audio"):
+            more = "" if param.startswith("audio") else " or an image of Pillow"
+            raise InvalidRequest.at(param, f"expected a path, bytes{more}, got {image!r:.80}")
+        file = BytesIO()
+        image.save(file, format="PNG")
+        image = file.getvalue()
+    return {"base64": b64encode(image).decode()}

@@ -1,0 +1,165 @@
+"""The input of a model that hears: features by the checkpoint's own extractor, and a label for every frame."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.schemas.prompts import ModelInput
+from attention_service.models.inputs.model_inputs import InputReader, Inputs, Seconds, Stack, Tokens
+from attention_service.models.inputs.sound_decoding import Sound, decoded
+from attention_service.models.passes.attention_places import TARGET
+
+_SHORT: Final = 16_000
+"""Samples of the silent sound of short runs."""
+_COPIES: Final = 4
+"""Tensors as wide as the widest convolution that are in memory at once."""
+_MANY: Final = 2**24
+"""Features by whose frames the stride of a model is found."""
+
+
+class SoundInputs(InputReader):
+    """Reads the sounds of one encoder, and the target of its decoder if it has one."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, extractor: Any) -> None:
+        """``extractor``: the checkpoint's feature extractor. Raises InvalidCheckpoint without one."""
+        lengths = getattr(model, "_get_feat_extract_output_lengths", None)
+        if extractor is None or lengths is None:
+            lacks = "no feature extractor (preprocessor_config.json)" if extractor is None else "no rule for its frames"
+            raise InvalidCheckpoint.at("checkpoint", f"it has {lacks}, by which sounds are read")
+        super().__init__(model, tokenizer)
+        self.pairs, self.shifts = "decoder_input_ids" in self.names, False
+        if isinstance(most := getattr(model.config, "max_target_positions", None), int):
+            self.max_length = most  # of the decoder
+        self._extractor, self._lengths, self._main = extractor, lengths, model.main_input_name
+        self.rate = int(extractor.sampling_rate)
+        """Samples a second."""
+        padding = inspect.signature(extractor.__call__).parameters.get("padding")
+        self._padding: dict[str, Any] = {} if padding is None or padding.default else {"padding": True}
+        own = getattr(extractor, "n_samples", None)
+        self.most_samples = own if isinstance(own, int) and not self._padding else None
+        """The samples to which each sound is filled up; None if a sound may have any length."""
+        self._hop = 1 if self._main == "input_values" else int(extractor.hop_length)
+        """Samples of a feature."""
+        self._stride = self._hop * round(_MANY / (self._frames(2 * _MANY) - self._frames(_MANY)))
+        """Samples of a frame."""
+        self.short_text = self._frames(self._features(self.short_runs()[0]))
+        self._widest = _widest(model) * model.dtype.itemsize
+
+    @property
+    def takes(self) -> list[str]:
+        """The inputs that requests may have."""
+        return ["audio", "target"] if self.pairs and self.tokenizer is not None else ["audio"]
+
+    def short_runs(self) -> list[dict[str, Tensor]]:
+        """The arguments of a run over a silent sound."""
+        silence = torch.zeros(min(_SHORT, self.most_samples or _SHORT)).numpy()
+        arguments = self._processed([Sound(silence, len(silence) / self.rate)])
+        if self.pairs:
+            arguments["decoder_input_ids"] = torch.arange(1, TARGET + 1, device=self._device)[None]
+        return [arguments]
+
+    def read(self, request: ModelInput) -> Inputs:
+        """Read the sounds of a request. Raises InvalidRequest that names the field at fault."""
+        reads = "sound (audio) and a target" if self.pairs else "sound (audio)"
+        for field in ("text", "tokens", "messages"):
+            if getattr(request, field) is not None:
+                raise InvalidRequest.at(field, f"this model reads only {reads}")
+        if request.images or not request.audio:
+            raise InvalidRequest.at("images" if request.images else "audio", f"this model reads only {reads}")
+        sounds = decoded(request.audio, self.rate)
+        arguments, target = self.heard(sounds), None
+        stack = self.frames(sounds, arguments)
+        if self.pairs:
+            target = self._target(request.target, len(sounds))
+            arguments["decoder_input_ids"] = target.ids
+        elif request.target is not None:
+            raise InvalidRequest.at("target", "the model has one stack and reads only sound")
+        return Inputs(len(sounds) > 1, stack, target, arguments)
+
+    def heard(self, sounds: Sequence[Sound]) -> dict[str, Tensor]:
+        """The model's arguments for these sounds. Raises InvalidRequest for one that is too short or too long."""
+        for index, sound in enumerate(sounds):
+            if self.most_samples is not None and len(sound.samples) > self.most_samples:
+                raise InvalidRequest.at(
+                    f"audio.{index}",
+                    f"{sound.seconds:.2f} s; the model hears {self.most_samples / self.rate:g} s at a time. Send parts",
+                    limit=self.most_samples,
+                )
+            if self._frames(len(sound.samples) // self._hop) < 1:
+                raise InvalidRequest.at(f"audio.{index}", f"{sound.seconds:.4f} s is too short for one frame")
+        arguments = self._processed(sounds)
+        unlike = len({len(sound.samples) for sound in sounds}) > 1
+        if unlike and self.most_samples is None and "attention_mask" not in arguments:
+            raise InvalidRequest.at(
+                "audio", "sounds of different lengths: this model has no mask for what fills up a batch. Send one"
+            )
+        return arguments
+
+    def frames(self, sounds: Sequence[Sound], arguments: dict[str, Tensor]) -> Stack:
+        """The frames of these sounds as tokens."""
+        length = self._frames(self._features(arguments))
+        ids = torch.arange(length, device=self._device).expand(len(sounds), -1)
+        mask = None
+        if self.most_samples is None and (real := arguments.get("attention_mask")) is not None:
+            own = torch.tensor([self._frames(int(each)) for each in real.sum(1)], device=self._device)
+            mask = torch.arange(length, device=self._device) < own[:, None]
+            mask = None if bool(mask.all()) else mask
+        seconds = [self._seconds(length, sound.seconds) for sound in sounds]
+        names = [[f"{number * self._stride / self.rate:.2f} s" for number in range(length)] for _ in sounds]
+        return Stack(ids, mask, [[None] * length] * len(sounds), names, seconds=seconds)
+
+    def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
+        """The memory of the convolutions that make frames of features."""
+        return int(_COPIES * len(arguments[self._main]) * self._features(arguments) * self._widest)
+
+    def check(self, ids: Sequence[int], param: str) -> None:
+        """Raise InvalidRequest: tokens are no input here."""
+        raise InvalidRequest.at(param, "this model reads only sound (audio)")
+
+    def _seconds(self, length: int, end: float) -> list[Seconds]:
+        """The seconds of each frame; None behind the end of the sound."""
+        edges = [round(number * self._stride / self.rate, 6) for number in range(length + 1)]
+        return [(first, min(last, round(end, 6))) if first < end else None for first, last in pairwise(edges)]
+
+    def _frames(self, features: int) -> int:
+        return int(self._lengths(torch.tensor(features)))
+
+    def _features(self, arguments: Mapping[str, Tensor]) -> int:
+        """The features of each sound; of a spectrogram, those along time."""
+        x = arguments[self._main]
+        return int(x.shape[2] if x.ndim > 2 and x.shape[1] == self._extractor.feature_size else x.shape[1])
+
+    def _target_tokens(self, tokenizer: PreTrainedTokenizerBase, target: str) -> Tokens:
+        own = self.tokens(target, "target", special=False)  # it may bring those of language and task
+        return own if own.ids[0] == self._start else super()._target_tokens(tokenizer, target)
+
+    def _known_ids(self, model: PreTrainedModel) -> int:
+        if "decoder_input_ids" in self.names:
+            return super()._known_ids(model)
+        return int(getattr(model.config, "vocab_size", 0))
+
+    def _processed(self, sounds: Sequence[Sound]) -> dict[str, Tensor]:
+        try:
+            made = self._extractor(
+                [sound.samples for sound in sounds], sampling_rate=self.rate, return_tensors="pt", **self._padding
+            )
+        except (ValueError, TypeError, RuntimeError, IndexError) as fault:
+            reason = str(fault).partition("\n")[0][:120]
+            raise InvalidRequest.at("audio", f"the model's feature extractor refuses them: {reason}") from None
+        return {name: torch.as_tensor(x).to(self._device) for name, x in made.items() if name in self.names}
+
+
+def _widest(model: PreTrainedModel) -> float:
+    """The most numbers that a convolution has for each feature."""
+    widest, stride = 1.0, 1
+    for module in model.modules():
+        if isinstance(module, nn.Conv1d):
+            stride *= module.stride[0]
+            widest = max(widest, module.out_channels / stride)
+    return widest

@@ -1,0 +1,148 @@
+"""A model that hears gives the numbers of its eager self, and its labels say which seconds each frame is."""
+
+import numpy as np
+import pytest
+import torch
+from tests.models.inputs.small_sounds import (
+    END,
+    ENGLISH,
+    NO_TIMES,
+    RATE,
+    SECONDS,
+    START,
+    extractor,
+    loaded,
+    made,
+    sent,
+    speech,
+)
+from tests.models.small_models import near
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
+from attention_service.models.answers.model_gradients import ModelGradients
+from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.costs.model_costs import ModelCosts
+
+
+def reference(kind, sound, **arguments):
+    """The run of transformers itself."""
+    with torch.no_grad():
+        return made(kind)[0](**features(kind, sound), **arguments, output_attentions=True, output_hidden_states=True)
+
+
+def features(kind, sound):
+    return extractor(kind)(sound, sampling_rate=RATE, return_tensors="pt")
+
+
+def test_weights_of_encoder_decoder_and_cross_layers_are_those_of_the_eager_model():
+    request = ModelForwardRequest(audio=[sent(speech())], target="the cat", return_=["weights", "hidden", "logits"])
+    reply = forward_reply(loaded("whisper"), request)
+    expected = reference("whisper", speech(), decoder_input_ids=torch.tensor([reply.labels.ids]))
+    eager = {
+        "encoder": expected.encoder_attentions, "decoder": expected.decoder_attentions,
+        "cross": expected.cross_attentions,
+    }  # fmt: skip
+    for layer in reply.layers:
+        stack, number = layer.layer.split(".")
+        near(layer.weights, eager[stack][int(number)][0])
+    assert {layer.layer for layer in reply.layers} == {f"{stack}.{number}" for stack in eager for number in range(2)}
+    near(reply.logits[-1], expected.logits[0, -1])
+    assert reply.labels.ids == [START, NO_TIMES, *reply.labels.ids[2:-1], END]
+    assert "".join(reply.labels.tokens[2:-1]) == "the cat"
+    frames, queries = reply.tokens_of("cross.1")[1], reply.tokens_of("cross.1")[0]
+    assert queries is reply.labels
+    assert frames.seconds[:2] == [(0.0, 0.02), (0.02, 0.04)]
+    assert frames.seconds[249:251] == [(4.98, 5.0), None]  # the rest of what it hears is silence
+    assert frames.tokens[249:251] == ["4.98 s", "5.00 s"]
+
+
+def test_the_last_frame_ends_with_the_sound():
+    sound = speech(0.35)[: int(0.333 * RATE)]
+    seconds = weights_reply(loaded("whisper"), ModelWeightsRequest(audio=[sent(sound)])).encoder_labels.seconds
+    assert seconds[16] == (0.32, 0.333)
+    assert seconds[17] is None
+
+
+@pytest.mark.parametrize("frame", [3, 120, 240])
+def test_a_changed_part_of_a_sound_changes_the_frame_whose_seconds_it_is_most(frame):
+    sound = speech()
+
+    def embeddings(samples):
+        reply = forward_reply(loaded("whisper"), ModelForwardRequest(audio=[sent(samples)], return_=["hidden"]))
+        return reply.embeddings, reply.encoder_labels
+
+    plain, labels = embeddings(sound)
+    begin, end = (round(edge * RATE) for edge in labels.seconds[frame])
+    changed = sound.copy()
+    changed[begin:end] += np.random.default_rng(0).normal(0, 0.01, end - begin).astype(np.float32)
+    change = abs(embeddings(changed)[0] - plain).max(-1)
+    assert abs(int(change.argmax()) - frame) <= 1
+
+
+def test_a_target_may_bring_the_tokens_of_language_and_task():
+    text = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|> the"
+    labels = forward_reply(loaded("whisper"), ModelForwardRequest(audio=[sent(speech())], target=text)).labels
+    assert labels.ids[:2] == [START, ENGLISH]
+    assert labels.tokens == ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>", *" the"]
+
+
+def test_several_sounds_are_one_batch():
+    given = [sent(speech()), sent(speech(2.0, seed=1))]
+    batch = weights_reply(loaded("whisper"), ModelWeightsRequest(audio=given, target="the"))
+    for number, one in enumerate(given):
+        single = weights_reply(loaded("whisper"), ModelWeightsRequest(audio=[one], target="the"))
+        for ours, theirs in zip(batch.layers, single.layers, strict=True):
+            near(ours.weights[number], theirs.weights)
+        assert batch.encoder_labels[number].seconds == single.encoder_labels.seconds
+
+
+def test_gradients_by_frame_are_those_of_the_eager_model():
+    sound, token = speech(), 70
+    request = ModelGradientsRequest(
+        audio=[sent(sound)], of={"token": token}, wrt=["tokens", "embeddings", "weights"], check=True
+    )
+    reply = ModelGradients(loaded("whisper"), request).reply()
+    model, held = made("whisper")[0], []
+    hook = model.model.encoder.layers[0].register_forward_pre_hook(
+        lambda _, given: (held.append(given[0].detach().requires_grad_()), (held[0], *given[1:]))[1]
+    )
+    value = model(**features("whisper", sound), decoder_input_ids=torch.tensor([[START]])).logits[0, -1]
+    hook.remove()
+    (expected,) = torch.autograd.grad(value.log_softmax(-1)[token], held)
+    near(reply.embeddings, expected[0], 1e-4)
+    near(reply.tokens, (expected[0] * held[0][0]).sum(-1).detach(), 1e-4)
+    assert len(reply.tokens) == len(reply.encoder_labels.seconds)
+    assert all(each.passed for each in reply.check.values())
+
+
+def test_edits_statistics_recordings_and_costs():
+    model = loaded("whisper")
+    request = ModelForwardRequest(
+        audio=[sent(speech())], target="the", compare="unedited",
+        edits={"cross.0": [{"tap": "weights", "heads": [1], "keys": [*range(100)], "set": 0}]},
+    )  # fmt: skip
+    assert forward_reply(model, request).predictions[0].divergence > 0
+    costs = ModelCosts(model)
+    asked = model.asked(request)
+    assert costs.needed_bytes(asked, request) > 4 * 4 * asked.inputs.text.length**2  # scores of the encoder
+    weights_reply(model, ModelWeightsRequest(audio=[sent(speech())], target="the", keep=True))
+    recording = model.take_recording()
+    assert len(recording.tokens["encoder"]) == 50 * SECONDS
+
+
+@pytest.mark.parametrize(
+    ("request_", "param", "words"),
+    [
+        ({"text": "the cat"}, "text", "reads only sound"),
+        ({"text": "the cat", "audio": [sent(speech(0.1))]}, "text", "reads only sound"),
+        ({"tokens": [1]}, "tokens", "reads only sound"),
+        ({"audio": [sent(speech(SECONDS + 1))]}, "audio.0", "7.00 s; the model hears 6 s at a time"),
+        ({"audio": [sent(speech(0.1))], "layers": ["cross.9"]}, "layers.0", "cross.9"),
+        ({"audio": [sent(speech(0.1))], "target": "x" * 80}, "target", "positions for 64"),
+    ],
+)
+def test_what_a_model_that_hears_does_not_take_is_named(request_, param, words):
+    with pytest.raises(InvalidRequest, match=words) as fault:
+        forward_reply(loaded("whisper"), ModelForwardRequest(**request_))
+    assert fault.value.param == param

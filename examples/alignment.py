@@ -44,12 +44,12 @@ def initial(rng: np.random.Generator) -> dict[str, Array]:
 def slopes(client: Client, parameters: dict[str, Array], batch: tuple[Array, ...]) -> tuple[float, dict[str, Array]]:
     """Return the cross-entropy of a batch per letter, in nats, and its gradients."""
     query, key, value, target = batch
-    asked: dict[str, Any] = {"spec": SPEC, "parameters": parameters}
-    written = np.maximum(client.attention.forward(query, key, value, **asked).output, 1e-9)
+    options: dict[str, Any] = {"spec": SPEC, "parameters": parameters}
+    written = np.maximum(client.attention.forward(query, key, value, **options).output, 1e-9)
     count = target.sum()
     loss = -float((target * np.log(written)).sum() / count)
     upstream = -target / written / count
-    reply = client.attention.gradients(query, key, value, upstream=upstream, wrt=list(parameters), **asked)
+    reply = client.attention.gradients(query, key, value, upstream=upstream, wrt=list(parameters), **options)
     return loss, reply.gradients
 
 

@@ -51,8 +51,8 @@ class Estimator:
 
     def left_out(self, sigma: float) -> Array:
         """Estimate the function at each measured point from all others."""
-        asked: dict[str, Any] = {"spec": SPEC, "parameters": {"score.sigma": [sigma]}, "mask": self.others}
-        output: Array = self.client.attention.forward(self.x, self.x, self.y, **asked).output
+        options: dict[str, Any] = {"spec": SPEC, "parameters": {"score.sigma": [sigma]}, "mask": self.others}
+        output: Array = self.client.attention.forward(self.x, self.x, self.y, **options).output
         return output
 
     def slope(self, sigma: float) -> float:

@@ -56,10 +56,10 @@ def losses(model: Repeater, steps: int) -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     found = []
     for _ in range(steps):
-        said = torch.randint(TOKENS, (BATCH, LENGTH))
-        tokens = torch.cat([said, torch.full((BATCH, 1), SEPARATOR), said], 1)
+        sequence = torch.randint(TOKENS, (BATCH, LENGTH))
+        tokens = torch.cat([sequence, torch.full((BATCH, 1), SEPARATOR), sequence], 1)
         logits = model(tokens[:, :-1])[:, LENGTH:]
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), said.flatten())
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), sequence.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -33,7 +33,7 @@ class Drawn:
         return cls(MEDIA_TYPES[format], validate(PictureOptions, dict(fields)))
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def in_calls(self) -> Iterator[None]:
         """Ask for pictures in the calls that this thread or task makes within."""
         token = _drawn.set(self)
         try:
@@ -52,7 +52,7 @@ class Plot(Drawn):
         Raises what the method raises, NotAcceptable if the server cannot draw, and TypeError for a method whose reply
         has no pictures.
         """
-        with self.asked():
+        with self.in_calls():
             return _picture(method(*args, **kwargs))
 
 
@@ -62,7 +62,7 @@ class AsyncPlot(Drawn):
 
     async def of(self, method: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Picture:
         """Call a method of the client and return the picture of its reply. See ``Plot.of``."""
-        with self.asked():
+        with self.in_calls():
             return _picture(await method(*args, **kwargs))
 
 
@@ -71,14 +71,14 @@ _drawn: ContextVar[Drawn | None] = ContextVar("drawn", default=None)
 
 def drawn(call: Call[ReplyT]) -> Call[ReplyT]:
     """Return the call, for a picture of its reply if the caller asked for one. Raises TypeError if there are none."""
-    asked = _drawn.get()
-    if asked is None:
+    picture = _drawn.get()
+    if picture is None:
         return call
     if not call.operation.pictures:
         raise TypeError(f"plot: the reply of {call.operation.name} has no pictures")
     drawn: Any = replace(cast("Operation[Any]", call.operation), reply=Picture)
-    params = {name: str(value) for name, value in asked.options.stated().items()}
-    return replace(call, operation=drawn, headers={**call.headers, "Accept": asked.media_type}, params=params)
+    params = {name: str(value) for name, value in picture.options.stated().items()}
+    return replace(call, operation=drawn, headers={**call.headers, "Accept": picture.media_type}, params=params)
 
 
 def _picture(reply: object) -> Picture:

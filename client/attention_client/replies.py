@@ -104,14 +104,14 @@ def _error(response: httpx.Response, media_type: str, body: bytearray | memoryvi
 def _problem(response: httpx.Response, body: bytearray | memoryview) -> AttentionError | None:
     """Return the error of a problem document, or of OpenAI's object of an error."""
     try:
-        told = from_json(memoryview(body))
+        document = from_json(memoryview(body))
     except Unreadable:
         return None
-    if isinstance(error := told.get("error"), dict):
-        told = error | {"detail": error.get("message")}
+    if isinstance(error := document.get("error"), dict):
+        document = error | {"detail": error.get("message")}
     elif response.headers.get("content-type", "").startswith(JSON):
         return None
-    return from_problem(response.status_code, told)
+    return from_problem(response.status_code, document)
 
 
 def _unexpected(response: httpx.Response, media_type: str, body: bytearray | memoryview) -> AttentionError:

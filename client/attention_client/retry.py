@@ -67,11 +67,11 @@ class Attempts:
         return seconds
 
     def _pause(self, fault: AttentionError) -> float:
-        asked = fault.facts.get("retry_after")
-        if not isinstance(asked, int | float):  # a problem document may say anything
-            asked = min(WAIT_INITIAL * 2.0 ** min(self._failures, 16), WAIT_MAX, self.remaining() / 2)
+        wait = fault.facts.get("retry_after")
+        if not isinstance(wait, int | float):  # a problem document may say anything
+            wait = min(WAIT_INITIAL * 2.0 ** min(self._failures, 16), WAIT_MAX, self.remaining() / 2)
         jitter = min(WAIT_JITTER, self.remaining() / 4)
-        return max(asked, 0.0) + random.uniform(0, max(jitter, 0.0))  # noqa: S311 - spreads load
+        return max(wait, 0.0) + random.uniform(0, max(jitter, 0.0))  # noqa: S311 - spreads load
 
     def _is_transient(self, fault: AttentionError) -> bool:
         if isinstance(fault, ConnectionFailed):

@@ -25,10 +25,10 @@ def described(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
 def _describe(model: type[BaseModel]) -> None:
     fields = dict(model.model_fields)
     for kind in model.__mro__:
-        told = _docstrings(kind.__module__).get(kind.__qualname__, {})
+        docstrings = _docstrings(kind.__module__).get(kind.__qualname__, {})
         for name in fields.keys() & inspect.get_annotations(kind).keys():
             field = fields.pop(name)
-            field.description = field.description or told.get(name)
+            field.description = field.description or docstrings.get(name)
 
 
 @cache

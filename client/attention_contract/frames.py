@@ -36,19 +36,19 @@ def request_from_frame(frame: Frame, size: TextSize | None = None) -> SessionSte
     """Read the request of a frame. ``size``: of a text that was measured and checked before.
 
     Raises Unreadable or BodyTooLarge for the whole, InvalidRequest or InvalidTensor for a field at fault; its fact
-    ``session`` is the session of a step, where the frame tells one.
+    ``session`` is the session of a step, if the frame names one.
     """
-    told: list[Any] = []
+    sessions: list[Any] = []
 
     def choose(data: dict[str, Any]) -> type[SessionStep | StepsRequest]:
-        told.append(data.get("session"))
+        sessions.append(data.get("session"))
         return StepsRequest if "steps" in data else SessionStep
 
     try:
         return _from_frame(frame, "request", choose, SessionStep, size)
     except InvalidRequest as error:
-        if told and isinstance(told[0], str) and len(told[0]) <= MAX_SESSION_ID:
-            error.facts["session"] = told[0]
+        if sessions and isinstance(sessions[0], str) and len(sessions[0]) <= MAX_SESSION_ID:
+            error.facts["session"] = sessions[0]
         raise
 
 

@@ -176,7 +176,7 @@ def _model(
 
 def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any]]]:
     """The header of a file, the text of its metadata entry, and its tensors."""
-    header, told = _read_header(view, entry)
+    header, entry_text = _read_header(view, entry)
     data = view[8 + int.from_bytes(view[:8], "little") :]
     start, parts = 0, []
     for tensor, end in zip(header.tensors, header.ends, strict=True):
@@ -186,7 +186,7 @@ def _read(view: memoryview, entry: Entry) -> tuple[Header, str, list[NDArray[Any
         start = end
     if start != len(data):
         raise Unreadable(f"the file holds {len(data)} bytes of tensors; its header accounts for {start}")
-    return header, told, _arrays(header, parts)
+    return header, entry_text, _arrays(header, parts)
 
 
 def _read_header(view: memoryview, entry: Entry) -> tuple[Header, str]:
@@ -198,10 +198,10 @@ def _read_header(view: memoryview, entry: Entry) -> tuple[Header, str]:
         raise Unreadable(f"the safetensors header says {size} bytes; the body has {len(view) - 8} after its length")
     text = bytes(view[8 : 8 + size])
     header = _known_header(text) if size <= _KNOWN_HEADER else _header(text)
-    told = header.metadata.get(entry, "{}")
-    if not isinstance(told, str):
+    entry_text = header.metadata.get(entry, "{}")
+    if not isinstance(entry_text, str):
         raise _no_text(entry)
-    return header, told
+    return header, entry_text
 
 
 def _arrays(header: Header, parts: Sequence[bytes | memoryview]) -> list[NDArray[Any]]:

@@ -110,11 +110,11 @@ def _place(error: ErrorDetails, model: type[BaseModel]) -> str | None:
     return clip(".".join(path), 200) or None
 
 
-def _items(told: dict[str, Any]) -> str:
+def _items(context: dict[str, Any]) -> str:
     """The allowed number of items, and the actual one if it was counted."""
-    most = "max_length" in told
-    limit = f"at most {told['max_length']}" if most else f"at least {told['min_length']}"
-    return limit if told.get("actual_length") is None else f"{limit}, got {told['actual_length']}"
+    most = "max_length" in context
+    limit = f"at most {context['max_length']}" if most else f"at least {context['min_length']}"
+    return limit if context.get("actual_length") is None else f"{limit}, got {context['actual_length']}"
 
 
 def _first(errors: list[ErrorDetails], model: type[BaseModel]) -> ErrorDetails:

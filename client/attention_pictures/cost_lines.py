@@ -59,8 +59,8 @@ def cost_lines(reply: ComplexityReply, sweep: Sweep, options: PictureOptions) ->
     if options.title not in {None, NO_TITLE}:
         figure.suptitle("\n".join(wrapped(str(options.title), 9, width - 0.2, bold=True)), fontsize=9, weight="bold")
     if notes:
-        told = "\n".join(wrapped(f"left out, as they are too many: {', '.join(notes)}", 7, width / charts[1] - 0.2))
-        time.text(0, 1.12, told, fontsize=7, color=ink, va="bottom", transform=time.transAxes)
+        note = "\n".join(wrapped(f"left out, as they are too many: {', '.join(notes)}", 7, width / charts[1] - 0.2))
+        time.text(0, 1.12, note, fontsize=7, color=ink, va="bottom", transform=time.transAxes)
     return figure
 
 
@@ -100,9 +100,9 @@ def _mark(axes: Axes, crossovers: Sequence[Crossover], values: Sequence[int], in
             near.append([(at, cheaper)])
     for group in near:
         at, cheaper = group[0]
-        told = _clipped(f"{cheaper} from {at}") if len(group) == 1 else f"{len(group)} crossovers from {at} on"
+        crossover = _clipped(f"{cheaper} from {at}") if len(group) == 1 else f"{len(group)} crossovers from {at} on"
         place = axes.get_xaxis_transform()
-        axes.text(at, 0.02, told, rotation=90, va="bottom", ha="right", fontsize=7, transform=place)
+        axes.text(at, 0.02, crossover, rotation=90, va="bottom", ha="right", fontsize=7, transform=place)
     return []
 
 

@@ -73,10 +73,10 @@ class Sheet:
 
     def __post_init__(self) -> None:
         self.width = self.options.width / self.options.dpi
-        room = self.width - 2 * EDGE_IN
-        told = self.options.title or self.heading
-        lines = [] if told == NO_TITLE else wrapped(told, 9, room, bold=True)
-        notes = [line for note in self.notes for line in wrapped(note, 7, room)]
+        width = self.width - 2 * EDGE_IN
+        title = self.options.title or self.heading
+        lines = [] if title == NO_TITLE else wrapped(title, 9, width, bold=True)
+        notes = [line for note in self.notes for line in wrapped(note, 7, width)]
         self.above = 2 * EDGE_IN + _HEADING_IN * len(lines)
         self.height = self.body_in + self.above + _NOTE_IN * len(notes) + EDGE_IN
         self.figure = Figure(figsize=(self.width, self.height), dpi=self.options.dpi)

@@ -51,18 +51,18 @@ def heat_maps(
     count, rows, columns = weights.shape
     size = 7.0 if count == 1 else 6.0
     width = options.width / options.dpi
-    left = _label_room(queries, rows * pooled, size, width)
-    room = width - left - BAR_IN - EDGE_IN
-    across = columns_within(count, room, max(widest(titles, _TITLE_SIZE) - 0.04, _LEAST_IN), _GAP_IN)
+    left = _label_width(queries, rows * pooled, size, width)
+    maps_width = width - left - BAR_IN - EDGE_IN
+    across = columns_within(count, maps_width, max(widest(titles, _TITLE_SIZE) - 0.04, _LEAST_IN), _GAP_IN)
     down = math.ceil(count / across)
-    side = (room - _GAP_IN * (across - 1)) / across
+    side = (maps_width - _GAP_IN * (across - 1)) / across
     height = side * min(max(rows / max(columns, 1), 0.12), 1.6)
     if count == 1:
         height = min(height, 0.7 * width)
     shown, factors = pool(weights, (cells_in(height, options.dpi), cells_in(side, options.dpi)), signed=signed)
     factors = factors[0] * pooled, factors[1] * pooled
     row_ticks = token_labels.ticks(
-        queries, rows * pooled, factors[0], height, across=False, size=size, room=left - _BESIDE_IN,
+        queries, rows * pooled, factors[0], height, across=False, size=size, most_width=left - _BESIDE_IN,
     )  # fmt: skip
     column_ticks = token_labels.ticks(keys, columns * pooled, factors[1], side, across=True, size=size)
     notes = pooling_note(factors, axes_names, signed=signed)
@@ -72,7 +72,7 @@ def heat_maps(
     norm = colour_range(shown if ranged is None else ranged, scale or options.scale, signed=signed)
     colours, label = palette(options, signed=signed), bar_label(quantity, norm)
     maps_in = down * (height + _TITLE_IN) - _TITLE_IN
-    tall = max(min(maps_in, 3.2), bar_room(label))
+    tall = max(min(maps_in, 3.2), bar_height(label))
     body = _TITLE_IN + max(maps_in + column_ticks.depth + _AXIS_IN, tall) + _GAP_IN
     sheet = Sheet(options, heading, notes, body)
     for at, (cells, title) in enumerate(zip(shown, titles, strict=True)):
@@ -98,20 +98,20 @@ def columns_of(count: int) -> int:
     return count if count <= 4 else next((n for n in (least, least + 1) if count % n == 0), least)
 
 
-def columns_within(count: int, room: float, least: float, gap: float) -> int:
-    """The columns of a grid in this room whose maps have at least this width, all in inches."""
-    most = max(1, int((room + gap) / (least + gap)))
+def columns_within(count: int, width: float, least: float, gap: float) -> int:
+    """The columns of a grid of this width whose maps have at least this width, all in inches."""
+    most = max(1, int((width + gap) / (least + gap)))
     across = min(columns_of(count), most)
     return math.ceil(count / math.ceil(count / across))
 
 
-def _label_room(labels: Sequence[str] | None, tokens: int, size: float, width: float) -> float:
+def _label_width(labels: Sequence[str] | None, tokens: int, size: float, width: float) -> float:
     """Inches left of the first column: the labels of queries, cut to 18 % of the picture, and the axis's name."""
     texts = [str(tokens)] if labels is None else [token_labels.readable(label) for label in labels]
     return min(widest(texts, size), max(0.18 * width, _LEAST_LABEL_IN)) + _BESIDE_IN
 
 
-def bar_room(label: str) -> float:
+def bar_height(label: str) -> float:
     """The least height of a colour bar with this label, in inches."""
     return max(width_of(label, 7) + 0.04, 0.8)
 
@@ -149,14 +149,14 @@ def _write_numbers(axes: Axes, cells: Numbers, norm: Normalize, colours: Any, si
     rows, columns = cells.shape
     if max(rows, columns) > _MOST_WRITTEN or size[1] / rows < _WRITTEN_IN / 2:
         return
-    if number_room(cells) > size[0] / columns:
+    if number_width(cells) > size[0] / columns:
         return
     for (row, column), value in np.ndenumerate(cells):
         if np.isfinite(value):
             write_number(axes, (column, row), float(value), colours(norm(value)))
 
 
-def number_room(cells: Numbers) -> float:
+def number_width(cells: Numbers) -> float:
     """The inches that the widest of these numbers takes."""
     return max(widest([number(float(value)) for value in cells.ravel() if np.isfinite(value)], 6) + 0.06, _WRITTEN_IN)
 

@@ -18,7 +18,7 @@ from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.prompts import TokenLabelsReply
 from attention_pictures.colour_ranges import bar_label, colour_range, palette
 from attention_pictures.figure_style import EDGE_IN, Sheet
-from attention_pictures.heat_maps import BAR_IN, MOST_HEADS, bar, bar_room, columns_of, columns_within
+from attention_pictures.heat_maps import BAR_IN, MOST_HEADS, bar, bar_height, columns_of, columns_within
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.text_sizes import widest
 
@@ -156,14 +156,14 @@ def _drawn(content: str) -> "Drawn":
 def _sheet(panels: "Sequence[Panel]", title: str, notes: Sequence[str], options: PictureOptions) -> Figure:
     """Draw the panels in rows, with one colour bar."""
     width = options.width / options.dpi
-    room, size = width - BAR_IN - 2 * EDGE_IN, 7 if columns_of(len(panels)) < 4 else 5
-    across = columns_within(len(panels), room, widest([each.title for each in panels], size), _GAP_IN)
+    maps_width, size = width - BAR_IN - 2 * EDGE_IN, 7 if columns_of(len(panels)) < 4 else 5
+    across = columns_within(len(panels), maps_width, widest([each.title for each in panels], size), _GAP_IN)
     down = math.ceil(len(panels) / across)
-    side = (room - _GAP_IN * (across - 1)) / across
+    side = (maps_width - _GAP_IN * (across - 1)) / across
     height = side * min(max(each.pixels.shape[0] / each.pixels.shape[1] for each in panels), 1.6)
     norm = colour_range(np.concatenate([each.heat.ravel() for each in panels]), options.scale)
     label, maps_in = bar_label("weight", norm), down * (height + _TITLE_IN) - _TITLE_IN
-    tall = max(min(maps_in, 3.2), bar_room(label))
+    tall = max(min(maps_in, 3.2), bar_height(label))
     sheet = Sheet(options, title, notes, max(maps_in, tall) + _TITLE_IN + _GAP_IN)
     colours = palette(options).with_extremes(bad=(0, 0, 0, 0))
     for at, panel in enumerate(panels):

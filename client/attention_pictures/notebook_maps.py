@@ -48,9 +48,9 @@ class Maps:
     signed: bool = False
     """The numbers are differences: their colours diverge from 0."""
 
-    def html(self, room: int = MOST_NUMBERS) -> str:
+    def html(self, most_numbers: int = MOST_NUMBERS) -> str:
         """The maps as HTML, pooled to so many numbers, which is stated."""
-        values, factors, left_out = self._fitted(room)
+        values, factors, left_out = self._fitted(most_numbers)
         rows, columns = (_spans(labels, by) for labels, by in zip((self.rows, self.columns), factors, strict=True))
         notes = [f"{note.capitalize()}." for note in pooling_note(factors, ("row", "column"), signed=self.signed)]
         if left_out:
@@ -75,22 +75,22 @@ class Maps:
             data=text,
         )
 
-    def _fitted(self, room: int) -> tuple[Numbers, tuple[int, int], int]:
+    def _fitted(self, most_numbers: int) -> tuple[Numbers, tuple[int, int], int]:
         """The maps that fit, how many rows and columns were pooled into one, and how many maps are left out."""
         values: Numbers = np.asarray(self.values, np.float32)
         longest = max(values.shape[1:], default=1)
-        by = max(1, -(-longest // _MOST_CELLS), min(ceil(sqrt(values.size / room)), longest // _LEAST_CELLS))
+        by = max(1, -(-longest // _MOST_CELLS), min(ceil(sqrt(values.size / most_numbers)), longest // _LEAST_CELLS))
         rows, columns = (-(-side // by) for side in values.shape[1:])
         values, factors = pool(values, (rows, columns), signed=self.signed)
-        kept = min(_MOST_MAPS, max(1, room // max(rows * columns, 1)))
+        kept = min(_MOST_MAPS, max(1, most_numbers // max(rows * columns, 1)))
         return values[:kept], factors, max(0, len(values) - kept)
 
 
 def html_of(several: Sequence[Maps]) -> str | None:
     """Maps one below the other, which share the room of a notebook by their sizes; None if there are none."""
     total = sum(each.values.size for each in several)
-    rooms = (min(each.values.size, MOST_NUMBERS * each.values.size // max(total, 1)) for each in several)
-    return "".join(each.html(max(room, 1)) for each, room in zip(several, rooms, strict=True)) or None
+    shares = (min(each.values.size, MOST_NUMBERS * each.values.size // max(total, 1)) for each in several)
+    return "".join(each.html(max(most_numbers, 1)) for each, most_numbers in zip(several, shares, strict=True)) or None
 
 
 @cache
@@ -154,8 +154,8 @@ def weight_maps(
     averaged: bool | None,
 ) -> list[Maps]:  # fmt: skip
     """Maps of the weights that were returned, and of what the edits change about them. See ``maps_of``."""
-    told = (weights, "Attention weights", False), (differences, "Differences from the unedited weights", True)
-    return [maps_of(x, title, names, averaged=averaged, signed=signed) for x, title, signed in told if x is not None]
+    panels = (weights, "Attention weights", False), (differences, "Differences from the unedited weights", True)
+    return [maps_of(x, title, names, averaged=averaged, signed=signed) for x, title, signed in panels if x is not None]
 
 
 def _labels(labels: Sequence[str] | None, count: int) -> list[str]:

@@ -50,8 +50,10 @@ def save(figure: Figure, options: PictureOptions, media_type: str, facts: Mappin
     ending, file = PICTURES[media_type], io.BytesIO()
     texts = [each.get_text().replace("\n", "") for each in figure.findobj(Text)]
     if ending != "svg" and (missing := missing_characters(texts)):
-        told = f"no font here has {missing[:20]!r}; the picture has boxes instead. Install one, such as Noto Sans CJK"
-        warnings.warn(told, stacklevel=2)
+        warning = (
+            f"no font here has {missing[:20]!r}; the picture has boxes instead. Install one, such as Noto Sans CJK"
+        )
+        warnings.warn(warning, stacklevel=2)
     with styled(options.theme), rc_context({"pdf.fonttype": font_type_of_pdf(texts)}):
         clear = options.background == "none"
         figure.savefig(file, format=ending, dpi="figure", metadata=_metadata(ending, facts), transparent=clear)

@@ -64,8 +64,8 @@ def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names
     """Draw the weights of one layer of a model; of several layers, a map of layers × heads for each statistic."""
     if len(reply.layers) > 1 or (reply.layers[0].weights is None and options.view is None):
         if options.view not in {None, "statistics"}:
-            told = f"the view {options.view} is of one layer; name it, or ask for the view statistics"
-            raise InvalidRequest.at("layers", told)
+            problem = f"the view {options.view} is of one layer; name it, or ask for the view statistics"
+            raise InvalidRequest.at("layers", problem)
         rows = [
             (str(each.layer), statistics_of(each.statistics, _sequence(reply, each, options))) for each in reply.layers
         ]

@@ -14,7 +14,7 @@ from attention_pictures import token_labels
 from attention_pictures.cells import draw_cells
 from attention_pictures.colour_ranges import colour_range, palette
 from attention_pictures.figure_style import EDGE_IN, Sheet, spaced
-from attention_pictures.heat_maps import draw_bar, number, number_room, write_number
+from attention_pictures.heat_maps import draw_bar, number, number_width, write_number
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.text_sizes import widest
 
@@ -52,7 +52,7 @@ def head_table(
     draw_cells(axes, places, Normalize(0, 1), colours, total=places.size)
     token_labels.put(axes, row_ticks, column_ticks)
     sheet.name_axes((rows_name, ""), (left, 0.05, side, height), 0)
-    if number_room(values) <= side / len(names):
+    if number_width(values) <= side / len(names):
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
                 write_number(axes, (column, row), float(value), colours(float(places[row, column])))
@@ -67,15 +67,15 @@ def _bars(
     width, height = options.width / options.dpi, max(len(labels) * _ROW_IN, 0.3)
     row_ticks = token_labels.ticks(labels, len(labels), 1, height, across=False)
     left = row_ticks.depth + _AXIS_IN + EDGE_IN
-    room = number_room(values)
+    number_in = number_width(values)
     side = width - left - 2 * EDGE_IN
     sheet = Sheet(options, heading, notes, height + 0.45)
     axes = sheet.axes(left, 0.05, side, height)
     shown = np.nan_to_num(values)
     axes.barh(range(len(labels)), shown, height=0.72, color=palette(options)(0.45 if options.theme == "light" else 0.7))
     low, high = min(0.0, float(shown.min(initial=0))), max(0.0, float(shown.max(initial=0)))
-    per_inch = ((high - low) or 1.0) / max(side - room * ((low < 0) + (high > 0)) - 0.1, 0.1)
-    axes.set_xlim(low - room * per_inch * (low < 0), max(high, per_inch * 0.1) + room * per_inch)
+    per_inch = ((high - low) or 1.0) / max(side - number_in * ((low < 0) + (high > 0)) - 0.1, 0.1)
+    axes.set_xlim(low - number_in * per_inch * (low < 0), max(high, per_inch * 0.1) + number_in * per_inch)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     for row, value in enumerate(values):
         if np.isfinite(value):
@@ -95,7 +95,7 @@ def layer_maps(
     """Draw statistics ``[layers, heads]`` by name, each as a map with its own colour range. NaN: no such head."""
     width = options.width / options.dpi
     rows = max(min(max(len(layers) * _ROW_IN, 0.5), 4.0), 0.5)
-    layer_ticks = token_labels.ticks(layers, len(layers), 1, rows, across=False, size=6, room=0.3 * width)
+    layer_ticks = token_labels.ticks(layers, len(layers), 1, rows, across=False, size=6, most_width=0.3 * width)
     left = layer_ticks.depth + EDGE_IN
     least = max(widest([spaced(name) for name in statistics], 8) - 0.3, _LEAST_IN)
     across = min(_COLUMNS, len(statistics), max(1, int(width / (left + _BAR_IN + _GAP_IN + least))))

@@ -42,12 +42,12 @@ def readable(label: str) -> str:
 
 def ticks(
     labels: Sequence[str] | None, tokens: int, pooled: int, inches: float, *, across: bool, size: float = 7,
-    room: float | None = None,
+    most_width: float | None = None,
 ) -> Ticks:  # fmt: skip
     """Choose the labels of an axis of so many tokens, of which ``pooled`` make a cell.
 
-    ``across``: the axis is horizontal. ``room``: the inches beside a vertical axis, to which labels are cut. Without
-    labels, numbers stand at round steps. Labels get smaller, then some are skipped, until they fit.
+    ``across``: the axis is horizontal. ``most_width``: the inches beside a vertical axis, to which labels are cut. If
+    there are no labels, numbers stand at round steps. Labels get smaller, then some are skipped, until they fit.
     """
     pitch = inches / max(tokens, 1)
     if labels is None:
@@ -59,7 +59,7 @@ def ticks(
     shown = [readable(label) for label in labels[:tokens]]
     shown += [""] * (tokens - len(shown))  # keys that the module adds
     while True:
-        texts = shown if room is None else [fitted(text, size, room) for text in shown]
+        texts = shown if most_width is None else [fitted(text, size, most_width) for text in shown]
         line, longest = size * _LINE / 72, widest(texts, size)
         rotated = across and longest + 0.04 > pitch
         step = max(1, ceil((line if rotated or not across else longest + 0.04) / pitch - 1e-6))
@@ -80,8 +80,8 @@ def _places(tokens: Sequence[int], pooled: int, step: int) -> list[float]:
 def skipping_note(rows: Ticks, columns: Ticks, names: tuple[str, str] = ("query", "key")) -> list[str]:
     """The sentence that states which labels are left out; none if there are none."""
     sides = [(each.skipped, name) for each, name in zip((rows, columns), names, strict=True)]
-    told = list(dict.fromkeys(f"1 of {step} {plural(name)}" for step, name in sides if step > 1))
-    return [f"labelled: {' and '.join(told)}"] if told else []
+    notes = list(dict.fromkeys(f"1 of {step} {plural(name)}" for step, name in sides if step > 1))
+    return [f"labelled: {' and '.join(notes)}"] if notes else []
 
 
 def _round_step(least: float) -> int:

@@ -56,9 +56,9 @@ def token_lines(
         notes.append(f"{len(order)} of {count} lines are drawn: those of at least {least:.2g} in {size}")
     most = max(cells.shape)
     height = most * min(max(_ROW_IN, 0.4 * options.width / options.dpi / most), 2 * _ROW_IN) + 0.1
-    room = (options.width / options.dpi - 2 * (_AXIS_IN + EDGE_IN)) * _LABEL_SHARE
-    query_ticks = token_labels.ticks(queries, rows * pooled, factors[0], height, across=False, room=room)
-    key_ticks = token_labels.ticks(keys, columns * pooled, factors[1], height, across=False, room=room)
+    most_width = (options.width / options.dpi - 2 * (_AXIS_IN + EDGE_IN)) * _LABEL_SHARE
+    query_ticks = token_labels.ticks(queries, rows * pooled, factors[0], height, across=False, most_width=most_width)
+    key_ticks = token_labels.ticks(keys, columns * pooled, factors[1], height, across=False, most_width=most_width)
     notes += token_labels.skipping_note(query_ticks, key_ticks, axes_names)
     sheet = Sheet(options, heading, notes, height + 2 * _AXIS_IN)
     left, right = (each.depth + _AXIS_IN + EDGE_IN for each in (query_ticks, key_ticks))

@@ -57,11 +57,11 @@ class ServedAttention(nn.Module):
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Return the projected output for hidden states ``[1, tokens, d_model]``, and the weights."""
         reply = self.client.forward(self.module, hidden, return_=["output", "weights"])
-        asked = self.client.weights(self.module, hidden, return_weights=False, version=reply.ran.version)
+        inspected = self.client.weights(self.module, hidden, return_weights=False, version=reply.ran.version)
         assert reply.output is not None
         assert reply.weights is not None
         output, weights = torch.from_numpy(reply.output), torch.from_numpy(reply.weights)
-        self.seen.append(LayerSeen(self.module, weights[0], asked.statistics, reply.ran))
+        self.seen.append(LayerSeen(self.module, weights[0], inspected.statistics, reply.ran))
         return output, weights
 
 

@@ -69,9 +69,9 @@ def _grid(
     label = max(map(cell_len, rows)) + 1
     cell = min(max(4, *map(cell_len, columns)), WIDEST_LABEL) + 1
     numbers: list[list[float]] = values.tolist()
-    room = max(1, (console.width - label) // cell)
-    for start in range(0, len(columns), room):
-        block = range(start, min(start + room, len(columns)))
+    fitting = max(1, (console.width - label) // cell)
+    for start in range(0, len(columns), fitting):
+        block = range(start, min(start + fitting, len(columns)))
         line = Text(" " * label)
         for column in block:
             line.append(_right(columns[column], cell))

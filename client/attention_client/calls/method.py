@@ -164,35 +164,35 @@ def _shown(function: Callable[..., Any], stated: Callable[..., Any]) -> Callable
     return function
 
 
-def run(asked: Call[Any] | Flow[ResultT], send: Callable[[Call[Any]], Any]) -> Any:
+def run(call_or_flow: Call[Any] | Flow[ResultT], send: Callable[[Call[Any]], Any]) -> Any:
     """Send a call, or all calls of a flow, and return the result."""
-    if isinstance(asked, Call):
-        return send(asked)
+    if isinstance(call_or_flow, Call):
+        return send(call_or_flow)
     try:
-        call = next(asked)
+        call = next(call_or_flow)
         while True:
             try:
                 reply = send(call)
             except BaseException as fault:  # the flow may have something to undo
-                call = asked.throw(fault)
+                call = call_or_flow.throw(fault)
             else:
-                call = asked.send(reply)
+                call = call_or_flow.send(reply)
     except StopIteration as end:
         return end.value
 
 
-async def run_awaited(asked: Call[Any] | Flow[ResultT], send: Callable[[Call[Any]], Awaitable[Any]]) -> Any:
+async def run_awaited(call_or_flow: Call[Any] | Flow[ResultT], send: Callable[[Call[Any]], Awaitable[Any]]) -> Any:
     """Send a call, or all calls of a flow, and return the result."""
-    if isinstance(asked, Call):
-        return await send(asked)
+    if isinstance(call_or_flow, Call):
+        return await send(call_or_flow)
     try:
-        call = next(asked)
+        call = next(call_or_flow)
         while True:
             try:
                 reply = await send(call)
             except BaseException as fault:
-                call = asked.throw(fault)
+                call = call_or_flow.throw(fault)
             else:
-                call = asked.send(reply)
+                call = call_or_flow.send(reply)
     except StopIteration as end:
         return end.value

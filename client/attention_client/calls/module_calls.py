@@ -156,33 +156,33 @@ class Checkpoints(Group[WayT]):
         return call(operations.cancel_fetch, locals())
 
 
-def imports_of(found: CheckpointReply, told: dict[str, Any]) -> list[dict[str, Any]]:
+def imports_of(found: CheckpointReply, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the arguments of the import of each layer, by the description of a checkpoint.
 
-    ``told`` are arguments for all of them: ``num_heads``, ``spec``. Raises InvalidCheckpoint if there is no layer or if
-    one cannot be imported, InvalidRequest if one needs an argument that is not told.
+    ``arguments``: those of all of them, ``num_heads`` and ``spec``. Raises InvalidCheckpoint if there is no layer or if
+    one cannot be imported, InvalidRequest if one needs an argument that is not given.
     """
     if found.problem is not None or not found.attentions:
         raise InvalidCheckpoint(found.problem or f"{found.path} has no attention layer", param="checkpoint")
     for each in found.attentions:
         if each.problem is not None:
             raise InvalidCheckpoint(f"{each.name}: {each.problem}", param="checkpoint")
-        lacking = [field for field in each.missing if not _is_told(field, told)]
+        lacking = [field for field in each.missing if not _is_given(field, arguments)]
         if lacking:
             raise InvalidRequest(
                 f"{each.name}: the checkpoint does not state {', '.join(lacking)}; send it", param=lacking[0]
             )
     return [
         {"checkpoint": found.path, "layer": each.layer, "name": each.name, "part": each.part, "stack": each.stack}
-        | {name: value for name, value in told.items() if value is not None}
+        | {name: value for name, value in arguments.items() if value is not None}
         for each in found.attentions
     ]
 
 
-def _is_told(field: str, told: dict[str, Any]) -> bool:
+def _is_given(field: str, arguments: dict[str, Any]) -> bool:
     """True if the arguments have a field, which may be dotted."""
     name, _, inner = field.partition(".")
-    value = told.get(name)
+    value = arguments.get(name)
     if not inner or value is None:
         return value is not None
     given: Collection[str] = value if isinstance(value, dict) else value.model_fields_set

@@ -66,8 +66,8 @@ class Recordings(Group[WayT]):
     def download(self, id: str, **options: Unpack[CallOptions]) -> Flow[Recording]:  # noqa: A002
         """Return a whole recording, its tensors in memory. Raises RecordingNotFound."""
         whole = replace(cast("Operation[Any]", operations.get_recording), reply=RecordingFile)
-        asked = call(whole, {"id": id, "options": options})
-        return Recording.of((yield replace(asked, request=None, headers={"Accept": SAFETENSORS})))
+        request = call(whole, {"id": id, "options": options})
+        return Recording.of((yield replace(request, request=None, headers={"Accept": SAFETENSORS})))
 
     @method
     def statistics(

@@ -146,8 +146,8 @@ def model_inputs(
     start = model.config.pad_token_id if start is None else start
     decoder_ids = ids.new_tensor([[start]])
     if target is not None:
-        told = tokenizer(text_target=target, return_tensors="pt").to(model.device)["input_ids"]
-        decoder_ids = decoder_ids.new_tensor([[start, *told[0].tolist()]])
+        target_ids = tokenizer(text_target=target, return_tensors="pt").to(model.device)["input_ids"]
+        decoder_ids = decoder_ids.new_tensor([[start, *target_ids[0].tolist()]])
     given["decoder_input_ids"] = decoder_ids
     return given, {"encoder": labels, "decoder": _labels(tokenizer, decoder_ids)}
 
@@ -261,5 +261,5 @@ def _unseen(model: "PreTrainedModel", tensors: Mapping[str, Array]) -> dict[str,
 
 def _model_id(model: "PreTrainedModel") -> str:
     """The model's id; of a folder its name alone."""
-    told = str(model.config._name_or_path or type(model).__name__)
-    return Path(told).resolve().name if Path(told).is_dir() else told
+    name = str(model.config._name_or_path or type(model).__name__)
+    return Path(name).resolve().name if Path(name).is_dir() else name

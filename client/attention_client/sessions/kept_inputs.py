@@ -96,7 +96,7 @@ class KeptInputs:
                 yield change
                 plain = []
                 continue
-            if plain and not _has_room(plain[-1], change, start - first):
+            if plain and not _fits_in(plain[-1], change, start - first):
                 yield from _joined(plain)
                 plain = []
             first = first if plain else start
@@ -163,7 +163,7 @@ def _is_plain(change: Change) -> TypeGuard[StepRequest]:
     return isinstance(change, StepRequest) and change.model_fields_set <= frozenset(_INPUTS)
 
 
-def _has_room(last: StepRequest, step: StepRequest, tokens: int) -> bool:
+def _fits_in(last: StepRequest, step: StepRequest, tokens: int) -> bool:
     """True if a plain step may be joined to ``last`` and those before it, which have this many tokens."""
     more = step.query.shape[-2]
     size = step.query.nbytes * (tokens + more) / max(more, 1)

@@ -87,15 +87,15 @@ class SessionFlow:
         request = cast("StepRequest", call.request)
         named = {"step": request.step or uuid4().hex}
 
-        def asked() -> Call[StepReply]:
+        def make_call() -> Call[StepReply]:
             return replace(call, operation=_STEP, request=request.model_copy(update={"at": self.length, **named}))
 
         try:
-            reply: StepReply = yield from self._alive(asked)
+            reply: StepReply = yield from self._alive(make_call)
         except LengthMismatch as fault:
             if fault.param != "step":
                 raise
-            reply = yield from self._replayed(f"the reply to a step was lost: {fault.detail}", asked)
+            reply = yield from self._replayed(f"the reply to a step was lost: {fault.detail}", make_call)
         self.kept.add(self.length, request)
         self.length = reply.length
         return reply
@@ -149,11 +149,11 @@ class SessionFlow:
 
     # ── replay ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _alive(self, asked: Callable[[], Call[ReplyT]]) -> Flow[ReplyT]:
+    def _alive(self, make_call: Callable[[], Call[ReplyT]]) -> Flow[ReplyT]:
         """Ask of the session, and again of the one that replaces it after the server has lost it."""
         gone: AttentionError | None = None
         for _ in range(MOST_REPLAYS):
-            call = asked()
+            call = make_call()
             try:
                 if gone is not None:
                     yield from self._replay(gone, call.options)
@@ -162,10 +162,10 @@ class SessionFlow:
                 gone = self._replayable(fault)
         raise cast("AttentionError", gone)
 
-    def _replayed(self, lost: str, asked: Callable[[], Call[ReplyT]]) -> Flow[ReplyT]:
+    def _replayed(self, lost: str, make_call: Callable[[], Call[ReplyT]]) -> Flow[ReplyT]:
         """Ask of a session that replaces this one, of which only the server knows the state."""
-        yield from self._replay(self._replayable(SessionGone(lost, reason="lost")), asked().options)
-        return (yield from self._alive(asked))
+        yield from self._replay(self._replayable(SessionGone(lost, reason="lost")), make_call().options)
+        return (yield from self._alive(make_call))
 
     def _replayable(self, gone: AttentionError) -> AttentionError:
         """Return the fault of a session that can be replayed. Raise SessionGone, with the reason, for another."""

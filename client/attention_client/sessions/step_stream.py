@@ -98,7 +98,7 @@ class StepStream(StepCalls[Blocking]):
     def send(self, call: Call[Any]) -> Any:
         """Send the call of a step, or of many, and return its reply."""
         timeout = self._settings.policy.changed(call.options).timeout
-        frame = _written(_asked(call), self._settings)
+        frame = _written(_message_of(call), self._settings)
         with self._lock:
             connection = self._connected()
             try:
@@ -154,7 +154,7 @@ class AsyncStepStream(StepCalls[Awaited]):
     async def send(self, call: Call[Any]) -> Any:
         """Send the call of a step, or of many, and return its reply."""
         timeout = self._settings.policy.changed(call.options).timeout
-        request = _asked(call)
+        request = _message_of(call)
         frame = _written(request, self._settings)
         session = request.session if isinstance(request, SessionStep) else request.steps[0].session
         try:
@@ -225,7 +225,7 @@ class _Link:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _asked(call: Call[Any]) -> StepMessage:
+def _message_of(call: Call[Any]) -> StepMessage:
     """Make the message of a call: a step of a session, or steps of many."""
     request = cast("StepRequest | StepsRequest", call.request)
     if isinstance(request, StepsRequest):

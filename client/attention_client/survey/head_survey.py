@@ -102,8 +102,8 @@ class HeadSurvey:
             return Distribution(np.nan, np.nan, (np.nan,) * 5, [0.0] * (bins + 1), [0] * bins)
         least, *quartiles, largest = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
         counts, edges = np.histogram(values, np.linspace(least, largest, bins + 1) if least < largest else bins)
-        told = (least, quartiles[0], quartiles[1], quartiles[2], largest)
-        return Distribution(float(values.mean()), float(values.std()), told, edges.tolist(), counts.tolist())
+        quantiles = (least, quartiles[0], quartiles[1], quartiles[2], largest)
+        return Distribution(float(values.mean()), float(values.std()), quantiles, edges.tolist(), counts.tolist())
 
     def strongest(self, layer: LayerRef, head: int, by: str, count: int = 5) -> list[int]:
         """Return the texts for which a statistic of a head is largest, the largest first; equal ones in their order."""

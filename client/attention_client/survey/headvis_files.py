@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from attention_client.calls.base import CallOptions
 from attention_client.calls.method import Flow
 from attention_client.survey.head_survey import HeadSurvey
-from attention_client.survey.survey_flow import OnTexts, asked
+from attention_client.survey.survey_flow import OnTexts, weights_call
 from attention_contract.descriptions import described
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelWeightsReply
@@ -70,7 +70,7 @@ def exported(
     kept: list[list[_Sparse]] = [[] for _ in heads]
     with TemporaryDirectory() as place:  # which texts are chosen is known only once all are read
         for text in range(len(survey.texts)):
-            reply = yield asked(survey, text, options, layers=layers, top_k=top_k, return_weights=False)
+            reply = yield weights_call(survey, text, options, layers=layers, top_k=top_k, return_weights=False)
             tokens.append(reply.tokens_of(layers[0])[0].tokens)
             keys, weights = map(np.stack, zip(*_by_head(reply), strict=True))  # [heads, L, k]
             largest[text] = [_largest(*head) for head in zip(keys, weights, strict=True)]
@@ -135,10 +135,10 @@ def _coordinates(
     keys: NDArray[Any], weights: NDArray[Any], threshold: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the places query · L + key of the weights from a threshold on, ascending, and these weights."""
-    told = (keys >= 0) & (weights >= threshold)
-    places = (np.arange(len(keys))[:, None] * len(keys) + keys)[told]
+    shown = (keys >= 0) & (weights >= threshold)
+    places = (np.arange(len(keys))[:, None] * len(keys) + keys)[shown]
     order = np.argsort(places)
-    return places[order].astype(np.int64), weights[told][order].astype(np.float64).round(4)
+    return places[order].astype(np.int64), weights[shown][order].astype(np.float64).round(4)
 
 
 def _head_file(

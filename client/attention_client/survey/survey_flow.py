@@ -51,8 +51,8 @@ def surveyed(
             field, _, number = (fault.param or "").partition(".")
             if field != "text" or not number.isdecimal():
                 raise
-            told = fault.detail.removeprefix(f"{fault.param}: ")
-            raise InvalidRequest.at(f"texts.{chosen[int(number)]}", told) from None
+            detail = fault.detail.removeprefix(f"{fault.param}: ")
+            raise InvalidRequest.at(f"texts.{chosen[int(number)]}", detail) from None
         found = {
             name: np.concatenate([getattr(layer.statistics, name) for layer in reply.layers], axis=1)
             for name in wanted
@@ -69,7 +69,7 @@ def surveyed(
     return HeadSurvey(model, tuple(texts), heads, values, inputs)
 
 
-def asked(survey: HeadSurvey, text: int, options: CallOptions, **fields: Any) -> Call[ModelWeightsReply]:
+def weights_call(survey: HeadSurvey, text: int, options: CallOptions, **fields: Any) -> Call[ModelWeightsReply]:
     """Return the request for the weights of one text, as it was surveyed."""
     edits = {name: each for name, each in survey.inputs.items() if name == "edits"}
     request = {"model": survey.model, "text": survey.texts[text], "statistics": [], **edits, **fields}
@@ -83,6 +83,6 @@ def read_passages(
     layer, number = head
     values, found = survey.of(by)[:, survey.index(layer, number)], []
     for text in survey.strongest(layer, number, by, count):
-        reply = yield asked(survey, text, options, layers=[layer], select={"heads": [number]}, top_k=top_k)
+        reply = yield weights_call(survey, text, options, layers=[layer], select={"heads": [number]}, top_k=top_k)
         found.append(Passage(text, float(values[text]), reply))
     return found

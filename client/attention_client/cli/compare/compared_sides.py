@@ -65,8 +65,8 @@ class Side:
         found = {tap: np.asarray(getattr(reply, tap)) for tap in taps}
         if upstream is not None:
             wrt = [role for role in ("query", "key", "value") if role in inputs]
-            asked = {"wrt": wrt, "upstream": upstream(found["output"])}
-            gradients = send(client, "gradients", self.name, sent | asked).gradients
+            options = {"wrt": wrt, "upstream": upstream(found["output"])}
+            gradients = send(client, "gradients", self.name, sent | options).gradients
             found |= {f"∂L/∂{role}": gradients[role] for role in wrt}
         return found, reply.ran.compute_ms
 

@@ -117,9 +117,9 @@ def _of_model(client: Client, model: str, layer: str, text: str, head: int, row:
 
     Raises InvalidRequest for a layer that the importer does not know: its spec says what is explained.
     """
-    asked: str | int = int(layer) if layer.isdecimal() else layer
+    index: str | int = int(layer) if layer.isdecimal() else layer
     with loading_shown(client, model):
-        reply = client.models.forward(model, text, layers=[asked], return_=["q", "k", "v", "weights"], top_k=0)
+        reply = client.models.forward(model, text, layers=[index], return_=["q", "k", "v", "weights"], top_k=0)
     taps = reply.layers[0]
     whole = _spec(client, client.models.get(model).checkpoint, layer)
     # The taps have passed the norm of queries and keys, and the position unless it is a bias.

@@ -94,8 +94,8 @@ def explain(
     selected = {"return_": taps, "select": {"heads": [head], "queries": [query]}}
     reply = send(client, "forward", name, inputs | selected)
     found = {tap: _four(getattr(reply, tap))[sequence, 0] for tap in taps}  # [1 or Lk, …]
-    asked = send(client, "gradients", name, inputs | {"upstream": upstream, "wrt": taps})
-    gradients = {tap: _four(each)[sequence] for tap, each in asked.gradients.items()}  # [H, Lq or Lk, …]
+    reply = send(client, "gradients", name, inputs | {"upstream": upstream, "wrt": taps})
+    gradients = {tap: _four(each)[sequence] for tap, each in reply.gradients.items()}  # [H, Lq or Lk, …]
 
     formulas = _Formulas(client, spec)
     steps = formulas.forward()
@@ -204,27 +204,27 @@ class _Formulas:
         self._variants = {(each.kind, each.name): each for each in client.server.variants().variants}
         self._spec = spec
 
-    def _told(self, kind: Any, name: str, what: str = "formula") -> str:
+    def _entry_text(self, kind: Any, name: str, what: str = "formula") -> str:
         """Return the formula or the gradient of a variant; nothing if the server does not have it."""
         return str(getattr(self._variants.get((kind, name)), what, ""))
 
     def forward(self) -> dict[str, str]:
         """Return the formula of each tap."""
         spec, method = self._spec, self._spec.method.name
-        position = self._told("position", spec.position.name)
+        position = self._entry_text("position", spec.position.name)
         biased = spec.position.name in {"alibi", "relative_bias"}
         placed = "" if biased or spec.position.name == "none" else f": {position}"
-        masks = "; ".join(f"{mask.name}: {self._told('mask', mask.name)}" for mask in spec.masks)
+        masks = "; ".join(f"{mask.name}: {self._entry_text('mask', mask.name)}" for mask in spec.masks)
         masked = (position if biased else "", masks or "no masks in the spec")
         return {
             "q": f"the query{placed}",
             "k": f"the keys{placed}",
-            "scores": f"s_j = {self._told('score', spec.score.name)}",
+            "scores": f"s_j = {self._entry_text('score', spec.score.name)}",
             "capped_scores": f"{spec.softcap:g} · tanh(s_j / {spec.softcap:g})" if spec.softcap else "",
             "masked_scores": "; ".join(part for part in masked if part),
-            "weights": self._told("normalizer", spec.normalizer.name),
+            "weights": self._entry_text("normalizer", spec.normalizer.name),
             "v": "the values",
-            "context": "c = Σ_j w_j v_j" if method == "exact" else self._told("method", method),
+            "context": "c = Σ_j w_j v_j" if method == "exact" else self._entry_text("method", method),
         }
 
     def output(self, name: str | None, flat: bool) -> str:
@@ -236,13 +236,13 @@ class _Formulas:
         """Return the formula of ∂L/∂tap of each tap."""
         spec, cap = self._spec, self._spec.softcap
         if spec.method.name != "exact":
-            of_method = self._told("method", spec.method.name, "gradient")
+            of_method = self._entry_text("method", spec.method.name, "gradient")
             return dict.fromkeys(_WITHOUT_PAIRS, of_method) | {"context": "from ∂L/∂o"}
-        of_score = self._told("score", spec.score.name, "gradient")
+        of_score = self._entry_text("score", spec.score.name, "gradient")
         return {
             "context": "from ∂L/∂o, through W_o in a module",
             "weights": "∂w_j = ∂c·v_j",
-            "masked_scores": self._told("normalizer", spec.normalizer.name, "gradient"),
+            "masked_scores": self._entry_text("normalizer", spec.normalizer.name, "gradient"),
             "capped_scores": "∂s where looking is allowed, 0 elsewhere",
             "scores": f"∂c(s) · (1 − tanh²(s_j / {cap:g}))" if cap else "∂m where looking is allowed, 0 elsewhere",
             "q": of_score,

@@ -149,13 +149,13 @@ def unread_replies(watch: Watch, count: int = 60, rows: int = 1000, width: int =
     one = np.ones((rows, 1), np.float32)
     request = RawForwardRequest(query=one, key=one, value=np.ones((rows, width), np.float32))
     body = b"".join(to_body(request, SAFETENSORS, "request"))
-    asked = (
+    sent = (
         head("POST", FORWARD, f"Content-Type: {SAFETENSORS}", f"Content-Length: {len(body)}", "Connection: close")
         + body
     )
     with ExitStack() as stack:
         callers = [stack.enter_context(connected(watch.server, 2**14)) for _ in range(count)]
-        threads = [threading.Thread(target=send, args=(raw, asked)) for raw in callers]
+        threads = [threading.Thread(target=send, args=(raw, sent)) for raw in callers]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -166,11 +166,11 @@ def unread_replies(watch: Watch, count: int = 60, rows: int = 1000, width: int =
 
 def json_reads(watch: Watch, count: int = 8) -> None:
     """Read one parameter of 36 MiB as JSON, several times at once."""
-    asked = head("GET", "/v1/modules/wide/parameters/q_proj.weight", "Connection: close")
+    request = head("GET", "/v1/modules/wide/parameters/q_proj.weight", "Connection: close")
 
     def read() -> None:
         with connected(watch.server) as raw:
-            raw.sendall(asked)
+            raw.sendall(request)
             watch.answers[end(raw)] += 1
 
     threads = [threading.Thread(target=read) for _ in range(count)]
@@ -194,10 +194,10 @@ def silent_connections(watch: Watch, count: int = CONNECTIONS) -> None:
 
 def bodies_without_end(watch: Watch, count: int = 4, size: int = 128 * MIB) -> None:
     """Send bodies but for their last byte, and see how long another body waits."""
-    asked = head("POST", FORWARD, f"Content-Type: {SAFETENSORS}", f"Content-Length: {size}") + bytes(size - 1)
+    request = head("POST", FORWARD, f"Content-Type: {SAFETENSORS}", f"Content-Length: {size}") + bytes(size - 1)
     with ExitStack() as stack:
         lines = [stack.enter_context(connected(watch.server)) for _ in range(count)]
-        threads = [threading.Thread(target=send, args=(raw, asked)) for raw in lines]
+        threads = [threading.Thread(target=send, args=(raw, request)) for raw in lines]
         for thread in threads:
             thread.start()
         for thread in threads:

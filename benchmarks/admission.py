@@ -79,12 +79,14 @@ def _limited(folder: Path) -> Iterator[str]:
 
 def main() -> None:
     """Measure, print, write."""
-    told = parser(__doc__, 41).parse_args()
+    arguments = parser(__doc__, 41).parse_args()
     text = f"""What needs {TIMES} times the memory budget or more, refused over HTTP on loopback before anything is
 allocated for it: one head, a body of a megabyte in safetensors.
 
 {IN_TURN}"""
-    publish("Admission", text, rows(cases(), told.rounds or (fewer(41) if told.quick else 41)), told.output)
+    publish(
+        "Admission", text, rows(cases(), arguments.rounds or (fewer(41) if arguments.quick else 41)), arguments.output
+    )
 
 
 if __name__ == "__main__":

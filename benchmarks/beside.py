@@ -94,8 +94,13 @@ def main() -> None:
     options = parser(__doc__, 1)
     options.add_argument("--tokens", type=int, default=20_000)
     options.add_argument("--seconds", type=float, default=5.0, help="of tiny requests beside the large one")
-    told = options.parse_args()
-    publish("Beside", "Tiny requests beside a large one, over HTTP.", lines(told.tokens, told.seconds), told.output)
+    arguments = options.parse_args()
+    publish(
+        "Beside",
+        "Tiny requests beside a large one, over HTTP.",
+        lines(arguments.tokens, arguments.seconds),
+        arguments.output,
+    )
 
 
 if __name__ == "__main__":

@@ -196,10 +196,12 @@ def _timed(run: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure, print, write."""
-    told = parser(__doc__, ROUNDS)
-    told.add_argument("--callers", type=lambda text: [int(each) for each in text.split(",")], default=CALLERS)
-    told.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the model, and of transformers")
-    options = told.parse_args()
+    arguments = parser(__doc__, ROUNDS)
+    arguments.add_argument("--callers", type=lambda text: [int(each) for each in text.split(",")], default=CALLERS)
+    arguments.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="of the model, and of transformers"
+    )
+    options = arguments.parse_args()
     rounds = options.rounds or (fewer(ROUNDS) if options.quick else ROUNDS)
     with TemporaryDirectory() as folder:
         lines = rows(options.callers, rounds, options.threads, Path(folder))

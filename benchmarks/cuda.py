@@ -52,11 +52,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21, help="of each comparison, in turn (default: 21)")
     parser.add_argument("--lengths", type=lambda text: [*map(int, text.split(","))], default=LENGTHS, help="2048,4096")
     parser.add_argument("--longest", type=int, default=MILLION, help="tokens of the one long request")
-    told = parser.parse_args()
-    if told.device != "cpu" and not torch.cuda.is_available():
+    arguments = parser.parse_args()
+    if arguments.device != "cpu" and not torch.cuda.is_available():
         print("there is no CUDA device here; nothing was measured")
         return
-    for line in tables(Device.open(told.device), told.lengths, told.longest, told.rounds):
+    for line in tables(Device.open(arguments.device), arguments.lengths, arguments.longest, arguments.rounds):
         print(line, flush=True)
 
 

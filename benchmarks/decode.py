@@ -195,7 +195,7 @@ def on(cores: Sequence[int], peer: Peer) -> Peer:
 
 def _rates(rows: Sequence[Row]) -> str:
     first = rows[0]
-    told = [
+    cells = [
         (
             row.name,
             spread(row.rates),
@@ -204,7 +204,7 @@ def _rates(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return table(["", "tokens a second", "over the first row", "µs of the server's processor a token"], told)
+    return table(["", "tokens a second", "over the first row", "µs of the server's processor a token"], cells)
 
 
 def _memory(server: Running) -> str:

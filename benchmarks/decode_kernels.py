@@ -179,12 +179,12 @@ def main() -> None:
     """Measure, print, write."""
     options = parser(__doc__, ROUNDS)
     options.add_argument("--vllm", type=Path, help="operator library of vLLM's CPU wheel, a .so file")
-    told = options.parse_args()
+    arguments = options.parse_args()
     torch.set_num_threads(1)
-    if told.vllm is not None:
-        torch.ops.load_library(told.vllm)
-    rounds = told.rounds or (fewer(ROUNDS) if told.quick else ROUNDS)
-    publish("Decode kernels", TEXT, tables(rounds, vllm=told.vllm is not None), told.output, ("torch",))
+    if arguments.vllm is not None:
+        torch.ops.load_library(arguments.vllm)
+    rounds = arguments.rounds or (fewer(ROUNDS) if arguments.quick else ROUNDS)
+    publish("Decode kernels", TEXT, tables(rounds, vllm=arguments.vllm is not None), arguments.output, ("torch",))
 
 
 def tables(rounds: int, *, vllm: bool) -> Iterator[str]:

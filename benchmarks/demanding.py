@@ -14,7 +14,7 @@ COMPLEXITY = "/v1/attention/complexity"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Demand:
     """One request as it goes over the wire."""
 
     name: str
@@ -33,7 +33,7 @@ class Asked:
         return "\r\n".join([*lines, "", ""]).encode() + self.body
 
 
-def demanding() -> Iterator[Asked]:
+def demanding() -> Iterator[Demand]:
     """All requests."""
     yield from _masks()
     yield from _accounts()
@@ -52,7 +52,7 @@ def union(masks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"name": "any", "of": [{"name": "any", "of": chunk} for chunk in chunks]}]
 
 
-def _masks() -> Iterator[Asked]:
+def _masks() -> Iterator[Demand]:
     marks = [{"name": "global_tokens", "positions": list(range(7 * index, 2**16, 16))} for index in range(4)]
     packed = [{"name": "documents", "lengths": [index + 1] * 4096} for index in range(4)]
     strides = [{"name": "strided", "stride": stride, "local": 1} for stride in (7, 11, 13, 17, 19, 23, 29, 31, 37, 41)]
@@ -75,14 +75,14 @@ def _masks() -> Iterator[Asked]:
     for length in (200, 3000):
         for question in ("gradients", "weights"):
             for name in ("16 draws of 64", "40 draws of 64", "10 strides"):
-                asked = {"return_weights": False} if question == "weights" else {}
+                options = {"return_weights": False} if question == "weights" else {}
                 path = f"/v1/attention/{question}"
                 yield _tensors(
-                    f"{question}, {length} tokens, {name}", path, length, spec={"masks": specs[name]}, **asked
+                    f"{question}, {length} tokens, {name}", path, length, spec={"masks": specs[name]}, **options
                 )
 
 
-def _tensors(name: str, path: str, length: int, **rest: Any) -> Asked:
+def _tensors(name: str, path: str, length: int, **rest: Any) -> Demand:
     """Raw attention with one head of width 2."""
     shape, header = [1, 1, length, 2], {}
     size = 8 * length
@@ -91,10 +91,10 @@ def _tensors(name: str, path: str, length: int, **rest: Any) -> Asked:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     data = np.random.default_rng(0).normal(size=2 * length).astype(np.float32).tobytes()
-    return Asked(name, "POST", path, len(text).to_bytes(8, "little") + text + data, {"Content-Type": SAFETENSORS})
+    return Demand(name, "POST", path, len(text).to_bytes(8, "little") + text + data, {"Content-Type": SAFETENSORS})
 
 
-def _accounts() -> Iterator[Asked]:
+def _accounts() -> Iterator[Demand]:
     raw = {"num_heads": 8, "head_dim": 64}
     windows = [{"spec": {"masks": [{"name": "sliding_window", "left": 2**each, "right": 0}]}} for each in range(16)]
     sweep = {"values": [2**each for each in range(4, 20)]}
@@ -110,7 +110,7 @@ def _accounts() -> Iterator[Asked]:
     yield _json("complexity, 16 draws of 64", COMPLEXITY, shape={"queries": 1024}, spec=spec, **raw)
 
 
-def _lists() -> Iterator[Asked]:
+def _lists() -> Iterator[Demand]:
     half, query = 2**19 - 100, [[1.0, 0.0]]
     yield _json("a megabyte of heads", FORWARD, query=query, select={"heads": [0] * (half // 2)})
     yield _json("a megabyte of taps", FORWARD, query=query, **{"return": ["q"] * (half // 3)})
@@ -123,30 +123,30 @@ def _lists() -> Iterator[Asked]:
     yield _json("a megabyte of ragged rows", FORWARD, query=[[0]] * (half // 3) + [[0, 0]])
     yield _json("13 megabytes of numbers", FORWARD, query=[[0.5] * 1000] * 3200, key=[[0.5] * 1000], value=[[0.5]])
     yield _json("13 megabytes of taps", FORWARD, query=query, **{"return": ["q"] * (2**24 // 5)})
-    yield Asked("half a million brackets", "POST", FORWARD, b'{"query": ' + b"[" * half)
+    yield Demand("half a million brackets", "POST", FORWARD, b'{"query": ' + b"[" * half)
     many = {f"f{index}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for index in range(100_000)}
     text = json.dumps(many).encode()
     header = len(text).to_bytes(8, "little") + text
-    yield Asked("100,000 tensors of nothing", "POST", FORWARD, header, {"Content-Type": SAFETENSORS})
+    yield Demand("100,000 tensors of nothing", "POST", FORWARD, header, {"Content-Type": SAFETENSORS})
     yield _json("20,000 sequences with offsets", FORWARD, query=[[[[1.0, 0.0]]]] * 20_000, offsets=list(range(20_000)),
                 spec={"masks": [{"name": "causal"}]})  # fmt: skip
 
 
-def _heads() -> Iterator[Asked]:
+def _heads() -> Iterator[Demand]:
     body = b'{"query": [[1.0, 0.0]]}'
     for count in (100, 2000):
         named = {f"X-{index}": "y" for index in range(count)}
-        yield Asked(f"{count:,} headers", "POST", FORWARD, body, named)
-    yield Asked("16 KB of Accept", "POST", FORWARD, body, {"Accept": ", ".join(["a/b;q=0.1"] * 1400)})
-    yield Asked("60 KB of path", "GET", "/v1/modules/" + "a" * 60_000)
-    yield Asked(
+        yield Demand(f"{count:,} headers", "POST", FORWARD, body, named)
+    yield Demand("16 KB of Accept", "POST", FORWARD, body, {"Accept": ", ".join(["a/b;q=0.1"] * 1400)})
+    yield Demand("60 KB of path", "GET", "/v1/modules/" + "a" * 60_000)
+    yield Demand(
         "60 KB of query", "GET", "/v1/modules/m/parameters/p?" + "&".join(f"{index:x}" for index in range(12_000))
     )
-    yield Asked("the metrics", "GET", "/metrics")
-    yield Asked("the description", "GET", "/openapi.json")
-    yield Asked("the variants", "GET", "/v1/variants")
-    yield Asked("the hardware", "GET", "/v1/complexity/hardware")
+    yield Demand("the metrics", "GET", "/metrics")
+    yield Demand("the description", "GET", "/openapi.json")
+    yield Demand("the variants", "GET", "/v1/variants")
+    yield Demand("the hardware", "GET", "/v1/complexity/hardware")
 
 
-def _json(name: str, path: str, **body: Any) -> Asked:
-    return Asked(name, "POST", path, json.dumps(body, separators=(",", ":")).encode())
+def _json(name: str, path: str, **body: Any) -> Demand:
+    return Demand(name, "POST", path, json.dumps(body, separators=(",", ":")).encode())

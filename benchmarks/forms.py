@@ -53,8 +53,8 @@ def json_lists(path: str, given: str = "query", gotten: str | None = "output") -
     """An object with one member of nested lists; the same, or bare lists where ``gotten`` is None, come back."""
 
     def read(body: bytes, header: Header, shape: tuple[int, ...]) -> NDArray[np.floating]:
-        told = orjson.loads(body)
-        return np.array(told if gotten is None else told[gotten])
+        reply = orjson.loads(body)
+        return np.array(reply if gotten is None else reply[gotten])
 
     return Form("JSON", True, lambda query: Request(path, {"Content-Type": JSON}, _dumped({given: query})), read)
 
@@ -90,8 +90,8 @@ def v2_json(model: str) -> Form:
         return Request(_infer(model), {"Content-Type": JSON}, _dumped({"inputs": [tensor]}))
 
     def read(body: bytes, header: Header, shape: tuple[int, ...]) -> NDArray[np.floating]:
-        told = orjson.loads(body)["outputs"][0]
-        return np.array(told["data"]).reshape(told["shape"])
+        reply = orjson.loads(body)["outputs"][0]
+        return np.array(reply["data"]).reshape(reply["shape"])
 
     return Form("V2 JSON", True, write, read)
 

@@ -69,8 +69,8 @@ class Claim:
 
     def __str__(self) -> str:
         goal = "" if self.most is None else f", goal {self.most:g}"
-        told = "     " if self.most is None else "held " if self.found <= self.most else "MISS "
-        return f"{told} {self.text}: {self.found:.3g}{self.unit}{goal}"
+        verdict = "     " if self.most is None else "held " if self.found <= self.most else "MISS "
+        return f"{verdict} {self.text}: {self.found:.3g}{self.unit}{goal}"
 
 
 Part = Callable[[Device, Work], Iterator[Claim]]
@@ -285,16 +285,16 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to see that it runs")
     parser.add_argument("--small", action="store_true", help="short sequences")
     parser.add_argument("--profile", action="store_true", help="two passes for a profiler alone")
-    told = parser.parse_args()
-    if told.device != "cpu" and not torch.cuda.is_available():
+    arguments = parser.parse_args()
+    if arguments.device != "cpu" and not torch.cuda.is_available():
         print("there is no CUDA device here; nothing was measured")
         return
-    device = Device.open(told.device)
-    if told.profile:
+    device = Device.open(arguments.device)
+    if arguments.profile:
         profiled(device)
         return
     print(f"{device.model}, torch {torch.__version__}", flush=True)
-    for line in lines(device, SMALL if told.small else Work()):
+    for line in lines(device, SMALL if arguments.small else Work()):
         print(line, flush=True)
 
 

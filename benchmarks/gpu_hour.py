@@ -85,12 +85,12 @@ def run(step: Step, folder: Path) -> str:
     with (folder / f"{step.name}.txt").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(step.arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            told, status = process.communicate(timeout=60 * step.minutes)[0], process.returncode
+            output, status = process.communicate(timeout=60 * step.minutes)[0], process.returncode
         except subprocess.TimeoutExpired:
             process.kill()
-            told, status = process.communicate()[0], None
-        log.write(told)
-    print(told, flush=True)
+            output, status = process.communicate()[0], None
+        log.write(output)
+    print(output, flush=True)
     seconds = time.monotonic() - started
     return f"{'too long' if status is None else 'done' if status == 0 else f'failed ({status})'}, {seconds:.0f} s"
 
@@ -101,19 +101,19 @@ def main() -> int:
     parser.add_argument("--print", action="store_true", help="show the steps and run nothing")
     parser.add_argument("--only", choices=[step.name for step in STEPS], help="run one step")
     parser.add_argument("--output", type=Path, default=FOLDER, help=f"folder of what the steps say (default: {FOLDER})")
-    told = parser.parse_args()
-    if told.print:
+    arguments = parser.parse_args()
+    if arguments.print:
         print("\n".join(shown()))
         return 0
     if not torch.cuda.is_available():
         print("there is no CUDA device here; --print shows what would run")
         return 0
-    told.output.mkdir(parents=True, exist_ok=True)
+    arguments.output.mkdir(parents=True, exist_ok=True)
     ended: dict[str, str] = {}
     for step in STEPS:
-        if told.only in {None, step.name}:
+        if arguments.only in {None, step.name}:
             print(f"\n== {step.name}: {step.command}", flush=True)
-            ended[step.name] = run(step, told.output)
+            ended[step.name] = run(step, arguments.output)
     print("\n" + "\n".join(f"{name:10} {how}" for name, how in ended.items()))
     return int(any(how.startswith(("failed", "too long")) for how in ended.values()))
 

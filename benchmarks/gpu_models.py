@@ -171,13 +171,13 @@ def callers(work: Work, device: str) -> Iterator[str]:
         every_core = cores_for(64)[0]
         try:
             with running(command, port, "/health/ready", every_core, {}, log):
-                yield from _asked(f"http://127.0.0.1:{port}", work)
+                yield from _answer_lines(f"http://127.0.0.1:{port}", work)
         except Exception:
             print(log.read_text(errors="replace")[-4000:])
             raise
 
 
-def _asked(url: str, work: Work) -> Iterator[str]:
+def _answer_lines(url: str, work: Work) -> Iterator[str]:
     with Client(url, timeout=300) as client:
         started = time.perf_counter()
         first = client.models.forward("llama", tokens=tokens(8, work))
@@ -224,11 +224,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to see that it runs")
     parser.add_argument("--small", action="store_true", help="a toy model")
-    told = parser.parse_args()
-    if told.device != "cpu" and not torch.cuda.is_available():
+    arguments = parser.parse_args()
+    if arguments.device != "cpu" and not torch.cuda.is_available():
         print("there is no CUDA device here; nothing was measured")
         return
-    for line in lines(told.device, SMALL if told.small else LARGE):
+    for line in lines(arguments.device, SMALL if arguments.small else LARGE):
         print(line, flush=True)
 
 

@@ -98,7 +98,9 @@ class Measured:
         """Return the exponents of time and memory from a length on, by least squares on logarithms."""
         sizes = [n for n in self.seconds if n >= since]
         x = np.log(sizes)
-        return tuple(float(np.polyfit(x, np.log([told[n] for n in sizes]), 1)[0]) for told in (self.seconds, self.peak))  # type: ignore[return-value]
+        return tuple(
+            float(np.polyfit(x, np.log([values[n] for n in sizes]), 1)[0]) for values in (self.seconds, self.peak)
+        )  # type: ignore[return-value]
 
 
 def cases() -> Iterator[Case]:
@@ -128,8 +130,8 @@ def drawn(spec: AttentionSpec, length: int) -> Callable[[], Problem]:
     three = torch.randn(3, 1, 1, length, WIDTH, generator=generator)
     tensors = dict(zip(("query", "key", "value"), three, strict=True))
     learned = {
-        name: torch.randn(told.shape, generator=generator) / math.sqrt(told.shape[-1])
-        for name, told in learned_of(spec, Widths(1, 1, WIDTH, WIDTH)).items()
+        name: torch.randn(sizes.shape, generator=generator) / math.sqrt(sizes.shape[-1])
+        for name, sizes in learned_of(spec, Widths(1, 1, WIDTH, WIDTH)).items()
     }
     return lambda: make_problem(spec, tensors, learned, lambda q, k, v: (q, k, v), projected=False)
 
@@ -182,7 +184,7 @@ def row(case: Case, device: Device, lengths: list[int], rounds: int, most_second
     subject = Subject(case.name, largest, OUTPUT, case.kernel, Place(device, ROOM, ROOM))
     kernel = subject.kernel_of(largest)
     found = measured(case, kernel, lengths, rounds, most_seconds)
-    told = [f"{found.seconds[n] * 1e3:.1f}" if n in found.seconds else "" for n in lengths]
+    times = [f"{found.seconds[n] * 1e3:.1f}" if n in found.seconds else "" for n in lengths]
     slope, memory = found.exponents()
     later = f"{found.exponents(4096)[0]:.2f}" if sum(n >= 4096 for n in found.seconds) > 1 else ""
     requests = [blank(case.spec, n, device) for n in found.seconds]
@@ -191,7 +193,7 @@ def row(case: Case, device: Device, lengths: list[int], rounds: int, most_second
     order = growth(subject, "length", lengths, kernel)
     shown = kernel if approximation_of(case.spec) is None else "its own"
     return (
-        f"| {case.name} | {shown} | {' | '.join(told)} | {slope:.2f} | {later} | {memory:.2f} | {expected:.2f} "
+        f"| {case.name} | {shown} | {' | '.join(times)} | {slope:.2f} | {later} | {memory:.2f} | {expected:.2f} "
         f"| {order.time_order}; {order.memory_order} |"
     )
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.contestants import SERVICE, serving
-from benchmarks.demanding import Asked, demanding
+from benchmarks.demanding import Demand, demanding
 from benchmarks.page import fewer, parser, publish
 from benchmarks.sockets import HEAD_END
 from benchmarks.tables import short, table
 from benchmarks.workloads import WORKLOADS
 
-PING = Asked("nothing but pings", "GET", "/health/live")
+PING = Demand("nothing but pings", "GET", "/health/live")
 PAUSE_S = 0.001
 """Between two pings."""
 QUIET_S = 0.5
@@ -41,12 +41,12 @@ class Connection:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, asked: Asked) -> int:
+    async def ask(self, demand: Demand) -> int:
         """The status of an answer, which is read to its end."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
-        writer.write(asked.bytes)
+        writer.write(demand.bytes)
         head = await reader.readuntil(HEAD_END)
         lines = head.lower().split(b"\r\n")
         lengths = [int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:")]
@@ -64,7 +64,7 @@ class Connection:
             await writer.wait_closed()
 
 
-async def held(port: int, asked: Asked) -> Held:
+async def held(port: int, demand: Demand) -> Held:
     """Ask, and ping until the answer is there."""
     pings, asking = Connection(port), Connection(port)
     times: list[float] = []
@@ -80,7 +80,7 @@ async def held(port: int, asked: Asked) -> Held:
     await asyncio.sleep(QUIET_S)
     times.clear()
     started = time.perf_counter()
-    status = await asking.ask(asked) if asked is not PING else await asyncio.sleep(QUIET_S, 200)
+    status = await asking.ask(demand) if demand is not PING else await asyncio.sleep(QUIET_S, 200)
     seconds = time.perf_counter() - started
     seen = len(times)
     while len(times) == seen:  # the one that is on its way
@@ -95,25 +95,25 @@ async def held(port: int, asked: Asked) -> Held:
 def lines(port: int, rounds: int, only: str) -> Iterator[str]:
     """A table of the requests, line by line as they are measured."""
     yield table(["request", "answer", "body, bytes", "first: seconds", "ping, ms", "again: seconds", "ping, ms"], [])
-    for asked in [PING, *demanding()]:
-        if only not in asked.name:
+    for demand in [PING, *demanding()]:
+        if only not in demand.name:
             continue
-        found = [asyncio.run(held(port, asked)) for _ in range(rounds)]
+        found = [asyncio.run(held(port, demand)) for _ in range(rounds)]
         again = min(found[1:] or found, key=lambda one: one.longest)
         numbers = [short(value) for one in (found[0], again) for value in (one.seconds, one.longest * 1e3)]
-        yield f"| {' | '.join([asked.name, str(found[0].status), f'{len(asked.body):,}', *numbers])} |"
+        yield f"| {' | '.join([demand.name, str(found[0].status), f'{len(demand.body):,}', *numbers])} |"
 
 
 def main() -> None:
     """Measure, print, write."""
     options = parser(__doc__, 5)
     options.add_argument("--only", default="", metavar="TEXT", help="requests whose name has this text")
-    told = options.parse_args()
+    arguments = options.parse_args()
     text = f"""Pings ({PING.method} {PING.path}, {PAUSE_S * 1e3:.0f} ms apart) on one connection while another asks
 for much: the longest of them, when the request was first sent, and the least of the longest when it was sent again."""
     with TemporaryDirectory() as folder, serving(SERVICE, WORKLOADS["W1"], Path(folder)) as process:
-        rounds = told.rounds or (fewer(5) if told.quick else 5)
-        publish("Holding", text, lines(process.port, rounds, told.only), told.output)
+        rounds = arguments.rounds or (fewer(5) if arguments.quick else 5)
+        publish("Holding", text, lines(process.port, rounds, arguments.only), arguments.output)
 
 
 if __name__ == "__main__":

@@ -140,10 +140,10 @@ def main() -> None:
     options = parser(__doc__, 21)
     options.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options.add_argument("--lengths", type=lambda text: tuple(map(int, text.split(","))), help="as in 1024,4096")
-    told = options.parse_args()
-    rounds = told.rounds or (fewer(21) if told.quick else 21)
-    lengths = told.lengths or (QUICK if told.quick else LENGTHS)
-    publish("Kernels", TEXT, tables(lengths, Device.open(told.device), rounds), told.output)
+    arguments = options.parse_args()
+    rounds = arguments.rounds or (fewer(21) if arguments.quick else 21)
+    lengths = arguments.lengths or (QUICK if arguments.quick else LENGTHS)
+    publish("Kernels", TEXT, tables(lengths, Device.open(arguments.device), rounds), arguments.output)
 
 
 def tables(lengths: tuple[int, ...], device: Device, rounds: int) -> Iterator[str]:

@@ -83,17 +83,17 @@ class Bench:
         self,
         device: Device,
         rates: Rates,
-        room: int,
+        most_bytes: int,
         seed: int,
         *,
         enough_s: float = ENOUGH_S,
     ) -> None:
-        """``room``: maximum bytes of one request; ``enough_s``: seconds after which a request is not run again."""
+        """``most_bytes``: of one request; ``enough_s``: seconds after which a request is not run again."""
         self._enough_s = enough_s
         self._rates = rates
         self._recorder = _Recorder(rates)
         self._device = replace(device, clock=self._recorder)
-        self._room = room
+        self._most_bytes = most_bytes
         self._rng = np.random.default_rng(seed)
         # Forward passes of exact attention count twice: they are most common, and determine the choice of kernels.
         often = [kind for kind in kinds() if kind.purpose == "forward" and kind.kernel not in approximations()]
@@ -146,18 +146,21 @@ class Bench:
             job = self._planned(drawn)
         except AttentionError:  # parts that do not go together, or that this kernel does not have
             return None
-        return job if job.plan.kernel == drawn.kind.kernel and job.plan.peak_bytes <= self._room else None
+        return job if job.plan.kernel == drawn.kind.kernel and job.plan.peak_bytes <= self._most_bytes else None
 
     def _planned(self, drawn: Drawn) -> Job:
-        device, room = self._device.exact(), self._room  # nothing is cached, so the recorder hears of each request
+        device, most_bytes = (
+            self._device.exact(),
+            self._most_bytes,
+        )  # nothing is cached, so the recorder hears of each request
         module = None if drawn.module is None else drawn.module.on(device.torch)
         match drawn.request:
             case GradientsRequest() as request:
-                return gradients.prepare(module, request, device, room)
+                return gradients.prepare(module, request, device, most_bytes)
             case WeightsRequest() as request:
-                return inspection.prepare(module, request, device, room)
+                return inspection.prepare(module, request, device, most_bytes)
             case ForwardRequest() as request:
-                return forward.prepare(module, request, device, room)
+                return forward.prepare(module, request, device, most_bytes)
             case HopfieldRequest() as request:
                 return hopfield.prepare(request, device)
             case _:

@@ -106,9 +106,9 @@ def _model(implementation: str) -> PreTrainedModel:
 
 def main() -> None:
     """Measure, print, write."""
-    told = parser(__doc__, 41)
-    told.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each computation")
-    options = told.parse_args()
+    arguments = parser(__doc__, 41)
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each computation")
+    options = arguments.parse_args()
     count = options.rounds or (fewer(41) if options.quick else 41)
     with TemporaryDirectory() as folder:
         lines = rows(cases(QUICK if options.quick else LENGTHS, Path(folder), options.threads), count)

@@ -17,7 +17,7 @@ import numpy as np
 from attention_contract.wire import SAFETENSORS
 from benchmarks import forms
 from benchmarks.contestants import SERVICE, serving
-from benchmarks.demanding import Asked
+from benchmarks.demanding import Demand
 from benchmarks.holding import PING, Connection
 from benchmarks.load import generator, send
 from benchmarks.page import parser, publish
@@ -27,7 +27,7 @@ from benchmarks.workloads import WORKLOADS
 
 WORKLOAD = WORKLOADS["W1"]
 REQUEST = forms.ours(WORKLOAD.name, SAFETENSORS).write(WORKLOAD.query())
-FORWARD = Asked("one caller more", "POST", REQUEST.path, REQUEST.body, REQUEST.headers)
+FORWARD = Demand("one caller more", "POST", REQUEST.path, REQUEST.body, REQUEST.headers)
 CONNECTIONS = (64, 250, 300, 512, 600)
 SECONDS = 3
 WARM_UP_S = 1
@@ -56,19 +56,19 @@ async def overload(server: Running, connections: int, seconds: float, folder: Pa
     _, cores = cores_for(WORKLOAD.cores)
     times: dict[str, list[float]] = {PING.name: [], FORWARD.name: []}
 
-    async def ask(asked: Asked) -> None:
+    async def ask(demand: Demand) -> None:
         connection = Connection(server.port)
         try:
             while True:
                 started = time.perf_counter()
-                if await connection.ask(asked) == HTTPStatus.OK:
-                    times[asked.name].append((time.perf_counter() - started) * 1e3)
+                if await connection.ask(demand) == HTTPStatus.OK:
+                    times[demand.name].append((time.perf_counter() - started) * 1e3)
                 await asyncio.sleep(PAUSE_S)
         finally:
             await connection.close()
 
     url, used = server.url + REQUEST.path, server.processor_seconds()
-    callers = [asyncio.create_task(ask(asked)) for asked in (PING, FORWARD)]
+    callers = [asyncio.create_task(ask(demand)) for demand in (PING, FORWARD)]
     load = await asyncio.to_thread(send, url, [REQUEST], connections, seconds, cores, folder)
     used = server.processor_seconds() - used
     for caller in callers:
@@ -107,15 +107,15 @@ def main() -> None:
     """Measure, print, write."""
     options = parser(__doc__, 3)
     options.add_argument("--connections", type=int, nargs="+", default=CONNECTIONS, help="of the load generator")
-    told = options.parse_args()
+    arguments = options.parse_args()
     text = f"""One server on one core with its default settings: 256 requests may wait for the device. The load
 generator ({generator()}) sends a forward request ({WORKLOAD.text}) on each connection, and the next one as soon as it
 is answered or refused, for {SECONDS} s; medians of the rounds. One caller beside it asks for the same, and another for
 `{PING.method} {PING.path}`, each {PAUSE_S * 1e3:.0f} ms after its last answer. They run on the core of the load
 generator, so that their times include its own."""
     with TemporaryDirectory() as folder, serving(SERVICE, WORKLOAD, Path(folder)) as server:
-        rounds = told.rounds or (1 if told.quick else 3)
-        publish("Overload", text, lines(server, rounds, tuple(told.connections), Path(folder)), told.output)
+        rounds = arguments.rounds or (1 if arguments.quick else 3)
+        publish("Overload", text, lines(server, rounds, tuple(arguments.connections), Path(folder)), arguments.output)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def raw_inputs(rng: Generator, lengths: Lengths, widths: Widths, dtype: str) -> 
 def learned_inputs(rng: Generator, spec: AttentionSpec, widths: Widths, dtype: str) -> dict[str, Array]:
     """Draw the learned tensors of a spec."""
     return {
-        name: random_tensor(rng, told.shape, dtype, scale=0.02, shift=1.0)
-        for name, told in learned_of(spec, widths).items()
+        name: random_tensor(rng, tensor.shape, dtype, scale=0.02, shift=1.0)
+        for name, tensor in learned_of(spec, widths).items()
     }
 
 

@@ -92,9 +92,9 @@ def rows() -> Iterator[list[str]]:
 
 def main() -> None:
     """Measure, print, write."""
-    told = parser(__doc__, 1).parse_args()
+    arguments = parser(__doc__, 1).parse_args()
     lines = table(["stream", "median µs", "mean µs"], list(rows())).splitlines()
-    publish("Planning", _TEXT, lines, told.output)
+    publish("Planning", _TEXT, lines, arguments.output)
 
 
 if __name__ == "__main__":

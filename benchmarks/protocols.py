@@ -69,11 +69,13 @@ def main() -> None:
     options = parser(__doc__, ROUNDS)
     options.add_argument("--workload", default="W1,W2", help="of W1, W2, W3; default: W1,W2")
     options.add_argument("--seconds", type=float, default=SECONDS, help="of one run of the load generator")
-    told = options.parse_args()
-    rounds = told.rounds or (fewer(ROUNDS) if told.quick else ROUNDS)
-    text = TEXT.format(generator=generator(), rounds=rounds, seconds=told.seconds)
+    arguments = options.parse_args()
+    rounds = arguments.rounds or (fewer(ROUNDS) if arguments.quick else ROUNDS)
+    text = TEXT.format(generator=generator(), rounds=rounds, seconds=arguments.seconds)
     with TemporaryDirectory() as folder:
-        publish("Protocols", text, measured(told.workload, rounds, told.seconds, Path(folder)), told.output)
+        publish(
+            "Protocols", text, measured(arguments.workload, rounds, arguments.seconds, Path(folder)), arguments.output
+        )
 
 
 if __name__ == "__main__":

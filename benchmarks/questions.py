@@ -102,14 +102,14 @@ def questions(client: Client, server: Running, ids: Sequence[int]) -> list[Measu
         return sum(sum(each.cpu_times()[:2]) for each in family)
 
     weights = partial(client.models.weights, "llama", tokens=ids)
-    asked: dict[str, Callable[[], object]] = {
+    computations: dict[str, Callable[[], object]] = {
         "forward": partial(client.models.forward, "llama", tokens=ids),
         "weights": weights,
         "statistics": partial(weights, return_weights=False),
         "entropy": partial(weights, return_weights=False, statistics=["entropy"]),
         "every statistic": partial(weights, return_weights=False, statistics=STATISTICS),
     }
-    return [Measured(name, ask, seconds) for name, ask in asked.items()]
+    return [Measured(name, ask, seconds) for name, ask in computations.items()]
 
 
 def _lines(every: Sequence[Measured], length: int) -> Iterator[str]:
@@ -204,9 +204,9 @@ def burning() -> Iterator[Callable[[bool], object]]:
 
 def main() -> None:
     """Measure, print, write."""
-    told = parser(__doc__, 5)
-    told.add_argument("--lengths", type=lambda text: [int(each) for each in text.split(",")], help="tokens")
-    options = told.parse_args()
+    arguments = parser(__doc__, 5)
+    arguments.add_argument("--lengths", type=lambda text: [int(each) for each in text.split(",")], help="tokens")
+    options = arguments.parse_args()
     lengths = options.lengths or (QUICK if options.quick else LENGTHS)
     with TemporaryDirectory() as folder:
         lines = rows(lengths, options.rounds or (3 if options.quick else 5), Path(folder))

@@ -128,14 +128,14 @@ def main() -> None:
     """Measure, print, write."""
     options = parser(__doc__, 7)
     options.add_argument("--processes", type=int, nargs="+", default=(1, 2), help="behind HAProxy")
-    told = options.parse_args()
-    rounds = told.rounds or (fewer(7) if told.quick else 7)
+    arguments = options.parse_args()
+    rounds = arguments.rounds or (fewer(7) if arguments.quick else 7)
     text = TEXT.format(
         cores=len(os.sched_getaffinity(0)), generator=generator(), connections=CONNECTIONS, rounds=rounds
     )
     with TemporaryDirectory() as folder:
-        lines = chain(rates(tuple(told.processes), rounds, Path(folder)), looks(Path(folder)))
-        publish("Several processes", text, lines, told.output)
+        lines = chain(rates(tuple(arguments.processes), rounds, Path(folder)), looks(Path(folder)))
+        publish("Several processes", text, lines, arguments.output)
 
 
 if __name__ == "__main__":

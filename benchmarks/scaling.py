@@ -81,8 +81,10 @@ def section(grown: Sweep, found: Found) -> Iterator[str]:
     """The table of one dimension."""
     yield f"## {grown.title}\n"
     columns = [f"{name}, {what}" for name in NAMES for what in ("ms", "requests/s")]
-    rows = [[str(value), *(told for name in NAMES for told in _numbers(found[name][value]))] for value in grown.values]
-    exponents = [told for name in NAMES for told in (f"∝ {grown.letter}^{exponent(found[name]):.2f}", "")]
+    rows = [
+        [str(value), *(number for name in NAMES for number in _numbers(found[name][value]))] for value in grown.values
+    ]
+    exponents = [number for name in NAMES for number in (f"∝ {grown.letter}^{exponent(found[name]):.2f}", "")]
     yield table([grown.letter, *columns], [*rows, ["", *exponents]], left=0) + "\n"
 
 
@@ -120,12 +122,12 @@ def measured(rounds: int, folder: Path, picture: Path | None, *, quick: bool) ->
 
 def main() -> None:
     """Measure, print, write."""
-    told = parser(__doc__, 5).parse_args()
-    rounds = told.rounds or (fewer(5) if told.quick else 5)
-    picture = None if told.output is None else told.output.with_suffix(".svg")
+    arguments = parser(__doc__, 5).parse_args()
+    rounds = arguments.rounds or (fewer(5) if arguments.quick else 5)
+    picture = None if arguments.output is None else arguments.output.with_suffix(".svg")
     with TemporaryDirectory() as folder:
-        lines = measured(rounds, Path(folder), picture, quick=told.quick)
-        publish("Growth of what is served", TEXT.format(rounds=rounds), lines, told.output)
+        lines = measured(rounds, Path(folder), picture, quick=arguments.quick)
+        publish("Growth of what is served", TEXT.format(rounds=rounds), lines, arguments.output)
 
 
 if __name__ == "__main__":

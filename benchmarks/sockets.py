@@ -69,12 +69,12 @@ def _length(head: bytes) -> int:
 def prepared(file: Path, path: str, host: str) -> list[bytes]:
     """The requests of a file, as they are sent."""
     requests = []
-    with file.open("rb") as told:
-        while line := told.readline():
+    with file.open("rb") as lines_of_file:
+        while line := lines_of_file.readline():
             head, size = map(int, line.split())
-            headers = told.read(head).decode().splitlines()
+            headers = lines_of_file.read(head).decode().splitlines()
             lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {size}", *headers, "", ""]
-            requests.append("\r\n".join(lines).encode() + told.read(size))
+            requests.append("\r\n".join(lines).encode() + lines_of_file.read(size))
     return requests
 
 

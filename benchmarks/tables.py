@@ -38,8 +38,8 @@ def provenance(packages: Sequence[str] = PACKAGES) -> str:
     """The machine, the versions and the command line of this run."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = [f"{name} {version(name).partition('+')[0]}" for name in packages]
-    told = [f"Python {platform.python_version()}", *versions, f"{usable} cores usable"]
-    return f"{Device.open('cpu').model}; {', '.join(told)}. Command: `{_command()}`."
+    facts = [f"Python {platform.python_version()}", *versions, f"{usable} cores usable"]
+    return f"{Device.open('cpu').model}; {', '.join(facts)}. Command: `{_command()}`."
 
 
 def _command() -> str:

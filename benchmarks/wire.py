@@ -46,10 +46,13 @@ def cases() -> Iterator[Case]:
 
 def main() -> None:
     """Measure, print, write."""
-    told = parser(__doc__, 101).parse_args()
-    rounds = told.rounds or (fewer(101) if told.quick else 101)
+    arguments = parser(__doc__, 101).parse_args()
+    rounds = arguments.rounds or (fewer(101) if arguments.quick else 101)
     publish(
-        "Wire", f"Reading one request of `[1, 128, 256]` in float32.\n\n{IN_TURN}", rows(cases(), rounds), told.output
+        "Wire",
+        f"Reading one request of `[1, 128, 256]` in float32.\n\n{IN_TURN}",
+        rows(cases(), rounds),
+        arguments.output,
     )
 
 

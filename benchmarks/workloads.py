@@ -40,11 +40,11 @@ class Workload:
     def text(self) -> str:
         """The sizes in one phrase."""
         size = 4 * self.batch * self.length * self.width
-        told = f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
+        size_text = f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
         cores = "one core" if self.cores == 1 else f"{self.cores} cores"
         if self.mixed:
             return f"{self.different} requests of 1 to {self.length} tokens, d{self.width} h{self.heads}, {cores}"
-        return f"B{self.batch} L{self.length} d{self.width} h{self.heads}, {told} each way, {cores}"
+        return f"B{self.batch} L{self.length} d{self.width} h{self.heads}, {size_text} each way, {cores}"
 
     def query(self, index: int = 0) -> Floats:
         """One of many requests; the first is the one that is timed."""

@@ -36,9 +36,9 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
     """The peers of these names, or all, in every form that they take."""
     return [
         Entry(name, Server(name, _command(environment, program), ready, peer=True), form)
-        for name, environment, program, ready, asked in PEERS
+        for name, environment, program, ready, forms_taken in PEERS
         if not names or name in names
-        for form in asked
+        for form in forms_taken
     ]
 
 

@@ -18,8 +18,8 @@ class AttentionModel(MLModel):  # type: ignore[misc]
 
     async def load(self) -> bool:
         """Load the weights."""
-        told = self.settings.parameters
-        self.attention = Attention(Path(told.uri), told.threads)
+        parameters = self.settings.parameters
+        self.attention = Attention(Path(parameters.uri), parameters.threads)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

@@ -32,8 +32,8 @@ class Served:
         if request.url.path != "/json":
             return Response(await self.together(body) if body else b"", media_type="application/octet-stream")
         output = self.attention(torch.tensor(orjson.loads(body)["query"]))
-        told = orjson.dumps({"output": output.numpy()}, option=orjson.OPT_SERIALIZE_NUMPY)
-        return Response(told, media_type="application/json")
+        text = orjson.dumps({"output": output.numpy()}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(text, media_type="application/json")
 
 
 def main(weights: str, port: str, threads: str) -> None:

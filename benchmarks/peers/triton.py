@@ -36,8 +36,8 @@ def main(weights: str, port: str, threads: str) -> None:
     version, backend = models / MODEL / "1", backends / "python"
     version.mkdir(parents=True)
     backend.mkdir(parents=True)
-    with np.load(weights) as told:
-        _, length, width = told["shape"]
+    with np.load(weights) as file:
+        _, length, width = file["shape"]
     config = CONFIG.format(model=MODEL, length=length, width=width, weights=weights, threads=threads)
     (version.parent / "config.pbtxt").write_text(config)
     (version / "model.py").symlink_to(Path(__file__).with_name("triton_model.py"))
@@ -51,7 +51,7 @@ def main(weights: str, port: str, threads: str) -> None:
         "model-repository": models, "backend-directory": backends, "http-port": port, "http-address": "127.0.0.1",
         "allow-grpc": "false", "allow-metrics": "false",
     }  # fmt: skip
-    os.execv(home / "bin" / "tritonserver", ["tritonserver", *(f"--{name}={told}" for name, told in options.items())])  # noqa: S606
+    os.execv(home / "bin" / "tritonserver", ["tritonserver", *(f"--{name}={value}" for name, value in options.items())])  # noqa: S606
 
 
 if __name__ == "__main__":

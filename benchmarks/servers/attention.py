@@ -15,12 +15,12 @@ class Attention:
 
     def __init__(self, file: Path, threads: int) -> None:
         torch.set_num_threads(threads)
-        with np.load(file) as told:
-            self.heads = int(told["heads"])
-            self.shape = tuple(int(size) for size in told["shape"])
+        with np.load(file) as file_arrays:
+            self.heads = int(file_arrays["heads"])
+            self.shape = tuple(int(size) for size in file_arrays["shape"])
             """Shape of one request, ``[B, L, d]``."""
             names = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-            self._weights = [torch.from_numpy(told[name]) for name in names]
+            self._weights = [torch.from_numpy(file_arrays[name]) for name in names]
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

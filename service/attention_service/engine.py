@@ -21,6 +21,7 @@ from attention_contract.schemas.costs.accuracy import AccuracyReply
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
+from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes
 from attention_service.models.server.model_service import ModelService
 from attention_service.modules import store_files
 from attention_service.modules.checkpoints import hub
@@ -77,6 +78,7 @@ class Engine:
         host_memory_budget: int | None = None,
         model_idle_s: float = 600.0,
         spare_model_process: bool = False,
+        prefixes: KeptPrefixes = NO_PREFIXES,
         hub_limit: int = 2**36,
         *,
         learns_times: bool = True,
@@ -109,8 +111,9 @@ class Engine:
         self._recordings = RecordingStore(root, recordings_limit)
         self.recordings = RecordingService(self._recordings, self.runner)
         self.models = ModelService(
-            root, self.runner, self.recordings, model_idle_s, stuck_s, siblings=siblings, spare=spare_model_process
-        )
+            root, self.runner, self.recordings, model_idle_s, stuck_s, siblings=siblings, spare=spare_model_process,
+            prefixes=prefixes,
+        )  # fmt: skip
         """Whole models, each in a process of its own."""
         self.analyses = AnalysisService(self.library, self.runner)
         page_bytes = int(session_share * budget)

@@ -206,6 +206,14 @@ class Settings(BaseSettings):
     the time of reading its weights. It takes 304 MiB of the memory budget, at most a quarter of what is free, and ends
     when a request needs them."""
 
+    model_prefix_bytes: ByteSize = Field(default=ByteSize(2**25), ge=0)
+    """Bytes of memory of each whole model that generates, for keys and values of texts that have ended: a prompt that
+    begins as one of them is read from there on. 0: every prompt is read whole."""
+
+    shared_prefixes: bool = False
+    """Let callers with different keys read on from the texts of each other. A caller can then find out by the time of
+    an answer what others have asked."""
+
     preload: str = ""
     """Whole models that are loaded at the start, separated by commas. The server does not start if the model repository
     lacks one. `make serve` and compose load `tiny`."""

@@ -46,8 +46,8 @@ class StandIn:
         if str(fault) == "lost":
             raise Stuck("the device computes nothing any more")
 
-    def prepare(self, operation, body, room, emit):
-        assert room > 0
+    def prepare(self, operation, body, facts, emit):
+        assert facts["room"] > 0
         request = from_body(
             ModelForwardRequest if operation != "complexity" else ModelComplexityRequest, body, JSON, "request"
         )

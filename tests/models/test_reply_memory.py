@@ -138,7 +138,7 @@ def test_a_model_is_read_from_its_pieces():
 @pytest.fixture
 def served(stand_ins, repository, monkeypatch):
     monkeypatch.setattr(reply_memories, "_KEEP_S", 60.0)
-    with live_server(repository) as url:
+    with live_server(repository, model_prefix_bytes=0) as url:
         yield url
 
 
@@ -205,7 +205,10 @@ def test_many_at_once_are_right(client):
 
 def test_what_is_kept_gives_way_before_a_model_does(stand_ins, repository, monkeypatch):
     monkeypatch.setattr(reply_memories, "_KEEP_S", 60.0)
-    with live_server(repository, memory_budget=2 * PROCESS_BYTES + 60 * MIB) as url, Client(url) as client:
+    with (
+        live_server(repository, model_prefix_bytes=0, memory_budget=2 * PROCESS_BYTES + 60 * MIB) as url,
+        Client(url) as client,
+    ):
         client.models.forward("one", "needs 90 large 40")
         eventually(lambda: client.models.get("one").bytes > PROCESS_BYTES + 80 * MIB)
         client.models.load("org/two")
@@ -219,7 +222,7 @@ def test_a_system_without_such_memory_uses_the_pipe(stand_ins, repository, monke
         raise fault
 
     monkeypatch.setattr("os.memfd_create", missing)
-    with live_server(repository) as url, Client(url) as client:
+    with live_server(repository, model_prefix_bytes=0) as url, Client(url) as client:
         is_right(client.models.forward("one", LARGE))
         assert client.models.get("one").bytes < PROCESS_BYTES + MIB
 

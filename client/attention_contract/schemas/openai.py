@@ -338,10 +338,19 @@ class GenerationRan(WireModel):
     """The largest number of requests that shared one of its passes; 1 if it ran alone."""
 
 
+class PromptTokensDetails(WireModel):
+    """Numbers of tokens of the prompts."""
+
+    cached_tokens: int = 0
+    """Tokens whose keys and values were kept from an earlier text that begins alike."""
+
+
 class Usage(WireModel):
     """Numbers of tokens."""
 
     prompt_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    """Of a generation."""
     completion_tokens: int = 0
     total_tokens: int
 

@@ -43,6 +43,7 @@ from attention_service.api.routes import make_routes
 from attention_service.api.session_stream import PATH as STREAM_PATH
 from attention_service.api.session_stream import SessionStreams
 from attention_service.engine import Engine
+from attention_service.models.server.model_environment import KeptPrefixes
 from attention_service.runtime.device.freed_memory import keep_freed_memory
 from attention_service.runtime.device.torch_device import Device
 from attention_service.settings import Settings, listed
@@ -92,6 +93,7 @@ def create_app(
             stuck_s=settings.stuck_seconds,
             model_idle_s=settings.model_idle_seconds,
             spare_model_process=settings.spare_model_process,
+            prefixes=KeptPrefixes(settings.model_prefix_bytes, shared=settings.shared_prefixes),
             learns_times=settings.calibrate,
             replicas=settings.replicas,
         )

@@ -81,7 +81,7 @@ class ModelFolder:
             architecture=self._class,
             model_type=kind[:80] if isinstance(kind, str) else None,
             takes=self.takes,
-            generates=self._generates,
+            generates=self.generates,
             predicts=None if self._head is None else self._head.predicts,
             classes=[*class_names(self._head, self.config.get("id2label"))][:LISTED_CLASSES],
             bytes=self.resident_bytes(dtype),
@@ -100,7 +100,8 @@ class ModelFolder:
         return str(named[0])[:120] if isinstance(named, list) and named else None
 
     @property
-    def _generates(self) -> bool:
+    def generates(self) -> bool:
+        """True if its class generates text."""
         return self._head is not None and self._head.predicts == "next"
 
     @property

@@ -123,10 +123,10 @@ def test_a_model_that_reads_layers_from_disk_notices_that_they_changed(tmp_path)
     served = ServedModel(load(folder, room=70_000))
     assert "disk" in served.info()["device"]
     body = memoryview(b'{"tokens": [5, 3], "layers": [0]}')
-    served.prepare("weights", body, 2**30, lambda _: None)
+    served.prepare("weights", body, {}, lambda _: None)
     zeroed(folder / "model.safetensors")
     with pytest.raises(InvalidCheckpoint, match="have changed since it was loaded; unload it"):
-        served.prepare("weights", body, 2**30, lambda _: None)
+        served.prepare("weights", body, {}, lambda _: None)
 
 
 DEBERTA = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8}

@@ -54,7 +54,7 @@ class Model:
     def recover(self, fault):
         pass
 
-    def prepare(self, operation, body, room, emit):
+    def prepare(self, operation, body, facts, emit):
         if operation == "chat":
             return Work(10, Generation, generates=True)
 

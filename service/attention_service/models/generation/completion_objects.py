@@ -36,6 +36,8 @@ class CompletionObjects:
     choices: int
     generated: int = 0
     """The number of tokens so far."""
+    cached: int = 0
+    """The tokens of prompts that had been read before."""
     _collected: list[list[Token]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,7 +89,8 @@ class CompletionObjects:
 
     def _usage(self) -> Json:
         counts = (self.prompt_tokens, self.generated, self.prompt_tokens + self.generated)
-        return dict(zip(_USAGE_KEYS, counts, strict=True))
+        details = {"prompt_tokens_details": {"cached_tokens": self.cached}}
+        return dict(zip(_USAGE_KEYS, counts, strict=True)) | details
 
     def _choice(self, index: int, tokens: list[Token]) -> Json:
         text = "".join(token.text for token in tokens)

@@ -10,6 +10,7 @@ from torch import Tensor
 from attention_service.models.generation.decode_attention import DecodeAttention
 from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
 from attention_service.models.generation.joined_prompts import alike_in_length, read_together, reads_together
+from attention_service.models.generation.read_texts import ReadTexts
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.generation.token_attention import PassWeights
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -35,8 +36,10 @@ class Step(NamedTuple):
 class Decoder:
     """Runs the passes of a model's running texts."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, kept_bytes: int = 0) -> None:
+        """``kept_bytes``: memory for what was read of texts that have ended."""
         self.loaded, self.model = loaded, loaded.model
+        self._read = ReadTexts(kept_bytes)
         self.attention = DecodeAttention(loaded)
         self.states = loaded.states
         self._joining: Joining | None = None
@@ -59,6 +62,13 @@ class Decoder:
         return self._joining
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def recall(self, text: RunningText, reader: str) -> int:
+        """Take over what was read before of a prompt's beginning. Returns the number of these tokens."""
+        if not self._read.can_take(text, len(text.ids) - 1) or not self._read.bytes or not self._reads_in_parts(text):
+            return 0
+        with torch.inference_mode():
+            return self._read.read(reader, text)
 
     def read(self, text: RunningText) -> Step | None:
         """Read the next part of a prompt. Returns the first step after the last part. Raises what the pass does."""
@@ -134,13 +144,16 @@ class Decoder:
         self._turns += 1
         return found
 
-    def drop(self, text: RunningText) -> None:
-        """Forget a text that has ended."""
+    def drop(self, text: RunningText, reader: str | None = None) -> None:
+        """Forget a text that has ended; what it has read is kept for the prompts of ``reader``, if one is named."""
+        keeps = reader is not None and not text.held and self._read.can_take(text, text.seen)
         for key, group in list(self._groups.items()):
             with torch.inference_mode():
-                group.remove(text, give_back=False)
+                group.remove(text, give_back=keeps)
             if not group.texts:
                 del self._groups[key]
+        if reader is not None and keeps and text.fault is None:
+            self._read.keep(reader, text)
 
     def _divided(self, texts: Sequence[RunningText]) -> tuple[list[JoinedGroup], list[RunningText]]:
         """The texts that share a pass, and those that have one of their own."""

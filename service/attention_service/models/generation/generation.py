@@ -50,10 +50,16 @@ class Generated(NamedTuple):
 class Generation:
     """One request that generates: its texts, and the objects that tell of them."""
 
-    def __init__(self, decoder: Decoder, request: GenerationRequest, plan: GenerationPlan, emit: Emit) -> None:
-        """``emit`` gets the objects of a stream as they come, but for those that end it."""
+    def __init__(
+        self, decoder: Decoder, request: GenerationRequest, plan: GenerationPlan, emit: Emit, reader: str = ""
+    ) -> None:
+        """``emit`` gets the objects of a stream as they come, but for those that end it.
+
+        ``reader``: who may read on from these texts, and from which others these do.
+        """
         self._decoder, self._loaded, self._plan, self._request = decoder, decoder.loaded, plan, request
         self._emit = emit
+        self._reader = reader
         self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
         self._deadline = deadline()
         self.within = copy_context()
@@ -140,7 +146,8 @@ class Generation:
 
     def _end(self, text: RunningText) -> None:
         self.texts.remove(text)
-        self._decoder.drop(text)
+        is_first = text.choice % self._plan.sampling.choices == 0  # each other begins with the same prompt
+        self._decoder.drop(text, self._reader if is_first else None)
         if self._plan.keeps:
             self._kept = text.ids
 
@@ -181,6 +188,7 @@ class Generation:
         text.prompt = len(row)
         text.look = self._look(text)
         self._seed(text)
+        self._objects.cached += self._decoder.recall(text, self._reader)
         return text
 
     def _look(self, text: RunningText) -> TokenAttention | None:

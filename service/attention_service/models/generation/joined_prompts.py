@@ -17,12 +17,14 @@ def reads_together(text: RunningText) -> bool:
     past = text.state.get("past_key_values")
     if text.alone or text.seen or text.edits or text.look is not None or not text.reads_tokens_alone:
         return False
-    return isinstance(past, DynamicCache) and bool(past.layers) and all(_cuttable(each, text) for each in past.layers)
+    most = 2 * len(text.ids)  # the longest of a batch
+    return isinstance(past, DynamicCache) and bool(past.layers) and all(is_cuttable(each, most) for each in past.layers)
 
 
-def _cuttable(layer: Any, text: RunningText) -> bool:
+def is_cuttable(layer: Any, tokens: int) -> bool:
+    """True if a layer of a past holds the keys and values of each of so many tokens, and nothing else."""
     if type(layer) is DynamicSlidingWindowLayer:
-        return len(text.ids) * 2 < layer.sliding_window  # the longest of a batch is at most twice as long
+        return tokens < layer.sliding_window
     return type(layer) is DynamicLayer
 
 
@@ -63,7 +65,7 @@ def read_together(model: Any, attention: DecodeAttention, texts: Sequence[Runnin
     for row, text in enumerate(texts):
         for own, whole in zip(text.state["past_key_values"].layers, past.layers, strict=True):
             if whole.is_initialized:
-                _cut(own, whole, row, len(text.ids))
+                cut(own, whole, row, len(text.ids))
         text.advance({})
         text.seen = len(text.ids)
         at = places.index(len(text.ids) - 1)
@@ -71,8 +73,8 @@ def read_together(model: Any, attention: DecodeAttention, texts: Sequence[Runnin
     return found
 
 
-def _cut(own: Any, whole: Any, row: int, length: int) -> None:
-    """Give a text its part of the keys and values of a batch."""
+def cut(own: Any, whole: Any, row: int, length: int) -> None:
+    """Give a layer of a text's past the keys and values of the first tokens of a row of another."""
     key, value = (x[row : row + 1, :, :length].clone() for x in (whole.keys, whole.values))
     own.lazy_initialization(key, value)
     own.keys, own.values = key, value

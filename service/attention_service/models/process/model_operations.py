@@ -24,7 +24,7 @@ from attention_service.models.inputs.image_decoding import decoding_bytes, sized
 from attention_service.models.inputs.sound_decoding import sound_bytes
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
-from attention_service.models.process.turns import Answer, Emit, Work, lines_of
+from attention_service.models.process.turns import Answer, Emit, Facts, Work, lines_of
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
 
@@ -36,10 +36,11 @@ RequestT = TypeVar("RequestT", bound=WireModel)
 class ServedModel:
     """A model that answers the requests of its process."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, prefix_bytes: int = 0) -> None:
+        """``prefix_bytes``: memory for the keys and values of texts that have ended."""
         self.loaded = loaded
         self.costs = ModelCosts(loaded)
-        self.decoder = Decoder(loaded)
+        self.decoder = Decoder(loaded, prefix_bytes)
 
     @classmethod
     def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
@@ -50,7 +51,7 @@ class ServedModel:
         folder, room = Path(facts["folder"]), facts["room"]
         loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, room=room)
         loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
-        return cls(loaded)
+        return cls(loaded, facts["prefix_bytes"])
 
     def info(self) -> dict[str, Any]:
         """Return the fields of ModelInfo that the model itself knows."""
@@ -66,10 +67,10 @@ class ServedModel:
             torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(device)
 
-    def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
+    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> Work:
         """Check a request and estimate its memory. Raises what the operation raises."""
         self.loaded.check_files()
-        return _OPERATIONS[operation](self, body, room, emit)
+        return _OPERATIONS[operation](self, body, facts, emit)
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
@@ -99,14 +100,14 @@ class ServedModel:
     def _weights(self, body: memoryview, *_: object) -> Work:
         return self._asking(_read(ModelWeightsRequest, body), weights_reply)
 
-    def _gradients(self, body: memoryview, room: int, _: Emit) -> Work:
+    def _gradients(self, body: memoryview, facts: Facts, _: Emit) -> Work:
         request = _read(ModelGradientsRequest, body)
 
         def work() -> Work:
             gradients = ModelGradients(self.loaded, request)
             asked, points = gradients.asked, 1
             if request.integrated is not None and gradients.joins:
-                points = self.costs.points_at_once(asked, request.integrated, room)
+                points = self.costs.points_at_once(asked, request.integrated, facts["room"])
             passes = 3 * (request.integrated or 1) * (_CHECKS if request.check else 1)
             return Work(
                 self.costs.needed_bytes(asked, request, points), lambda: Answer(gradients.reply(points)),
@@ -115,29 +116,28 @@ class ServedModel:
 
         return self._after_decoding(request, work)
 
-    def _complexity(self, body: memoryview, room: int, _: Emit) -> Work:
+    def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> Work:
         request = _read(ModelComplexityRequest, body)
-        return Work(
-            sized_bytes(request.images, self.loaded.reader.edge), lambda: Answer(self.costs.report(request, room))
-        )
+        needed = sized_bytes(request.images, self.loaded.reader.edge)
+        return Work(needed, lambda: Answer(self.costs.report(request, facts["room"])))
 
-    def _chat(self, body: memoryview, _: int, emit: Emit) -> Work:
-        return self._generating(_read(ChatCompletionRequest, body), emit)
+    def _chat(self, body: memoryview, facts: Facts, emit: Emit) -> Work:
+        return self._generating(_read(ChatCompletionRequest, body), facts, emit)
 
-    def _complete(self, body: memoryview, _: int, emit: Emit) -> Work:
-        return self._generating(_read(CompletionRequest, body), emit)
+    def _complete(self, body: memoryview, facts: Facts, emit: Emit) -> Work:
+        return self._generating(_read(CompletionRequest, body), facts, emit)
 
     def _embed(self, body: memoryview, *_: object) -> Work:
         request = _read(EmbeddingRequest, body)
         plan = plan_embedding(self.loaded, request)
         return Work(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
 
-    def _generating(self, request: GenerationRequest, emit: Emit) -> Work:
+    def _generating(self, request: GenerationRequest, facts: Facts, emit: Emit) -> Work:
         def work() -> Work:
             plan = plan_generation(self.loaded, request)
 
             def run() -> Generation:
-                return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)))
+                return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)), facts["reader"])
 
             needed = plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision)
             return Work(needed, run, generates=True)
@@ -179,7 +179,7 @@ def _read(kind: type[RequestT], body: memoryview) -> RequestT:
     return from_body(kind, body, JSON, "request")
 
 
-_OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, int, Emit], Work]]] = {
+_OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Work]]] = {
     "forward": ServedModel._forward,
     "weights": ServedModel._weights,
     "gradients": ServedModel._gradients,

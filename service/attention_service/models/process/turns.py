@@ -4,7 +4,7 @@ A request is checked and priced as soon as it comes (``need``), and begins when 
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -94,6 +94,8 @@ class Work(NamedTuple):
 
 Emit = Callable[[bytes], None]
 """Sends an event."""
+Facts = Mapping[str, Any]
+"""The facts of the message ``ask``."""
 
 
 class Served(Protocol):
@@ -105,7 +107,7 @@ class Served(Protocol):
     def held_bytes(self) -> int | None:
         """Return the memory of a GPU that the process holds; None on a CPU, where the server sees it."""
 
-    def prepare(self, operation: str, body: memoryview, room: int, emit: Emit) -> Work:
+    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> Work:
         """Check a request. ``room``: bytes that could be admitted. Raises AttentionError."""
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
@@ -224,7 +226,7 @@ class Turns:
         question = self.questions[number] = Question(number, cancellation, room, form, encoding)
         with self.guarded(question):
             question.work = self.model.prepare(
-                facts["operation"], message.body, facts["room"], lambda event: self.emit(number, event)
+                facts["operation"], message.body, facts, lambda event: self.emit(number, event)
             )
             self.price(question)
 

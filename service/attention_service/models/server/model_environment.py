@@ -3,13 +3,25 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from attention_service.models.server.model_memory import ModelMemory
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.scheduling.budget import Budget
 
 ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
+
+
+class KeptPrefixes(NamedTuple):
+    """What each model keeps of the texts that it has generated."""
+
+    bytes: int = 0
+    """Memory of each model for their keys and values."""
+    shared: bool = False
+    """True if all callers read on from them, and not only whose text it was."""
+
+
+NO_PREFIXES: Final = KeptPrefixes()
 
 
 @dataclass
@@ -22,6 +34,7 @@ class ModelEnvironment:
     """Seconds without a request after which a model ends."""
     stuck_s: float
     """Seconds without progress after which a process is ended."""
+    prefixes: KeptPrefixes = NO_PREFIXES
     generated_tokens: int = 0
     counts: Counter[ModelEvent] = field(default_factory=Counter)
 

@@ -131,6 +131,7 @@ class QuestionRun:
                     "deadline": question.deadline,
                     "form": question.form,
                     "encoding": question.encoding,
+                    "reader": "" if self._environment.prefixes.shared else question.caller,
                 }
                 await exchange.ask(facts, question.body)
                 while (message := await exchange.receive()).kind != "done":

@@ -19,7 +19,7 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.models import model_catalogue
-from attention_service.models.server.model_environment import ModelEnvironment
+from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes, ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
 from attention_service.models.server.model_question import Question, WrittenReply
 from attention_service.models.server.resident_model import ResidentModel
@@ -54,13 +54,14 @@ class ModelService:
         *,
         siblings: bool = False,
         spare: bool = False,
+        prefixes: KeptPrefixes = NO_PREFIXES,
     ) -> None:
         """``siblings``: other processes answer for the same models. ``spare``: keep a process for the next load."""
         self._root = root
         self._runner = runner
         self._recordings = recordings
         self._siblings = siblings
-        self.environment = ModelEnvironment(runner.device, ModelMemory(runner.budget), idle_s, stuck_s)
+        self.environment = ModelEnvironment(runner.device, ModelMemory(runner.budget), idle_s, stuck_s, prefixes)
         self._spare = SpareProcess(self.environment) if spare and model_catalogue.has_transformers() else None
         self._models: dict[str, ResidentModel] = {}
         """Every model that was ever loaded, and is not unloaded."""

@@ -50,6 +50,7 @@ class ResidentModel:
         """The memory that it holds besides what is in flight: an estimate, or what a GPU holds."""
         self._divided = divided
         self._environment = environment
+        self._prefix_bytes = environment.prefixes.bytes if folder.generates else 0
         self._spare = spare
         self._queue = ModelQueue(environment, self._share, self.info, self._stop_if_left)
         self._changed = asyncio.Event()
@@ -184,7 +185,7 @@ class ResidentModel:
         """Start a process and have it load the model, with the memory for both."""
         environment, folder, budget = self._environment, self.folder, self._environment.budget
         self.progress = 0.0
-        need, most = folder.loading_bytes(self.dtype), int(budget.capacity * _SHARE)
+        need, most = folder.loading_bytes(self.dtype) + self._prefix_bytes, int(budget.capacity * _SHARE)
         room = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
         need = need if room is None else most
         held = Reservation(budget, self._queue.waiting.first().caller)
@@ -203,6 +204,7 @@ class ResidentModel:
                 "device": environment.device.place,
                 "threads": environment.device.threads,
                 "room": room,
+                "prefix_bytes": self._prefix_bytes,
                 "memories": worker.memories.files,
             }
             self._facts = await worker.load(facts, self._note_progress)
@@ -211,7 +213,7 @@ class ResidentModel:
                 await worker.end()
             raise
         else:
-            worker.limit = min(folder.resident_bytes(self.dtype), need) + worker.unforeseen_bytes
+            worker.limit = min(folder.resident_bytes(self.dtype) + self._prefix_bytes, need) + worker.unforeseen_bytes
             reserved = self._facts.pop("held_bytes")
             self._share.hold(worker.limit if reserved is None else PROCESS_BYTES + reserved)
         finally:

@@ -81,6 +81,18 @@ class Server:
             took.append(time.perf_counter() - began)
         return median(took[:-1] or took)
 
+    def conversation(self, first: int, new: int, *, alone: bool) -> float:
+        """Return the seconds of five turns of so many new tokens, which begin with this one.
+
+        ``alone``: each turn reads all of the conversation again.
+        """
+        ids, began = [first], time.perf_counter()
+        for turn in range(5):
+            ids += texts_of(turn, (new, new), 1)[0]
+            chosen = self.send("/v1/completions", _generation(ids, alone=alone, attention={"layers": [0]})).json()
+            ids += [token["id"] for token in chosen["choices"][0]["attention"]]
+        return time.perf_counter() - began
+
     def seconds(self) -> float:
         """Processor seconds of the server and its processes until now."""
         return sum(sum(psutil.Process(each.pid).cpu_times()[:2]) for each in self._process.family())
@@ -108,14 +120,18 @@ def rows(callers: Sequence[int], rounds: int, threads: int, folder: Path) -> Ite
         server.send("/v1/completions", _generation([5, 6]))
         for name, lengths, body, baseline in cases():
             for count in callers:
-                yield _row(server, model, name, texts_of(count, lengths), body, baseline, rounds)
+                yield _row(server, model, name, texts_of(count, lengths, count), body, baseline, rounds)
         alone = [_timed(partial(server.send, *_forward([5] * 13))) for _ in range(20)]
         shared = server.beside(*_forward([5] * 13), tokens=400)
         yield f"\nA forward of 13 tokens: {1e3 * median(alone):.0f} ms alone, {1e3 * shared:.0f} ms beside a generation"
         for count in callers:
-            waits = [each for _ in range(rounds) for each in server.first_tokens(texts_of(count, (10, 60)))]
+            waits = [each for at in range(rounds) for each in server.first_tokens(texts_of(at, (10, 60), count))]
             late = quantiles(waits, n=100)[98] if len(waits) > 1 else waits[0]
             yield f"Time to the first token, {count} callers: {median(waits):.3f} s, p99 {late:.3f} s"
+        for new in (60, 300):
+            took = [[server.conversation(3 + at, new, alone=alone) for alone in (False, True)] for at in range(rounds)]
+            ratio = median(kept / whole for kept, whole in took)
+            yield f"Five turns of {new} new tokens: {ratio:.2f} of the time of those that read all of it again"
 
 
 def cases() -> Iterator[tuple[str, tuple[int, int], Callable[[list[int]], Any], Callable[[Any, Texts], None]]]:
@@ -147,9 +163,9 @@ def _weights(ids: list[int]) -> tuple[str, dict[str, Any]]:
     return "/v1/models/llama/weights", {"tokens": ids, "encoding": "base64"}
 
 
-def texts_of(count: int, lengths: tuple[int, int]) -> Texts:
+def texts_of(seed: int, lengths: tuple[int, int], count: int) -> Texts:
     """Random texts, the same at each call."""
-    chance = random.Random(count)  # noqa: S311
+    chance = random.Random(seed)  # noqa: S311
     return [[chance.randrange(3, 7000) for _ in range(chance.randint(*lengths))] for _ in range(count)]
 
 
@@ -178,7 +194,8 @@ def _row(
     for number in range(rounds + 1):  # the first warms up
         theirs = _timed(partial(baseline, model, texts))
         before = server.seconds()
-        ours = _timed(partial(server.together, [body(ids) for ids in texts]))
+        others = [[3 + number, *ids[1:]] for ids in texts]  # nobody reads on from the texts of a round before
+        ours = _timed(partial(server.together, [body(ids) for ids in others]))
         if number:
             found.append((ours, theirs, server.seconds() - before))
     ours, theirs, used = (median(each) for each in zip(*found, strict=True))

@@ -183,3 +183,15 @@ def test_a_model_whose_process_dies_ends_its_stream_with_an_error(http):
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "model_ended"
+
+
+def test_a_prompt_is_read_from_where_an_earlier_text_of_its_caller_ends(http, door):
+    def cached(prompt, **more):
+        answer = http.post("/v1/completions", json=SHORT | {"prompt": prompt}, **more).json()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    begin = "".join(chr(40 + 7 * at % 60) for at in range(90))
+    said, known = cached(begin)
+    assert known == 0
+    assert cached(begin + said + "And then?")[1] == 90 + 2  # the last token has chosen none
+    assert cached(begin, headers=by(door.one_at_a_time))[1] == 0

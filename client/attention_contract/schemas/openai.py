@@ -350,7 +350,7 @@ class Usage(WireModel):
 
     prompt_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
-    """Of a generation."""
+    """The tokens of a generation's prompts."""
     completion_tokens: int = 0
     total_tokens: int
 

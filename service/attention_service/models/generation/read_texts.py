@@ -34,7 +34,7 @@ class ReadTexts:
         self.bytes = 0
         self._limit = limit
         self._texts: list[_Read] = []
-        """Those that were used last at the end."""
+        """The texts, the one that was used last at the end."""
 
     def can_take(self, text: RunningText, tokens: int) -> bool:
         """True if the past of a text holds the keys and values of so many tokens, and of nothing else."""

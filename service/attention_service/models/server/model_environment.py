@@ -13,7 +13,7 @@ ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions",
 
 
 class KeptPrefixes(NamedTuple):
-    """What each model keeps of the texts that it has generated."""
+    """The part of texts that have ended that each model keeps."""
 
     bytes: int = 0
     """Memory of each model for their keys and values."""

@@ -112,7 +112,7 @@ export function App() {
   const [recordings, setRecordings] = useState<RecordingSummary[]>([]);
   const [models, setModels] = useState<ModelInfo[] | null>(null);
   const [health, setHealth] = useState("connecting…");
-  const [said, announce] = useState("");
+  const [announcement, announce] = useState("");
   const [{ depth, furthest }, setSteps] = useState(() => stepsOf(null));
   const newest = useRef(state);
   newest.current = state;
@@ -265,7 +265,7 @@ export function App() {
           <label class="check"><input type="checkbox" checked={state.params.shortcuts !== "off"} onChange={(event) => go({ shortcuts: event.currentTarget.checked ? "" : "off" })} /> Letters choose a view</label>
         </details>
       </footer>}
-      <p class="hidden" role="status">{said}</p>
+      <p class="hidden" role="status">{announcement}</p>
     </PageContext.Provider>
   );
 }
@@ -300,13 +300,13 @@ function Views({ view, state, go }: ViewsProps) {
     <li key={text}><a href={format({ view: to.id, params: state.params })} title={title} aria-current={current}
       onClick={follow(() => go({ view: to.id }))}>{text}</a></li>
   );
-  const told = ({ about, key, id }: View) => `${about}${mostTokens(id) ? ` Texts of at most ${whole(mostTokens(id) ?? 0)} tokens.` : ""} Key ${key}`;
+  const hint = ({ about, key, id }: View) => `${about}${mostTokens(id) ? ` Texts of at most ${whole(mostTokens(id) ?? 0)} tokens.` : ""} Key ${key}`;
   const of = (group: string) => OFFERED.filter((each) => each.group === group);
   const groups = GROUPS.filter((group) => of(group).length);
   return (
     <nav ref={rows} aria-label="Views" onKeyDown={move}>
       <ul class="groups">{groups.map((group) => link(of(group).find(({ id }) => id === last.current[group]) ?? of(group)[0], group, group === view.group ? "true" : undefined, of(group).map(({ title }) => title).join(", ")))}</ul>
-      <ul aria-label={view.group}>{of(view.group).map((each) => link(each, each.title, each === view ? "page" : undefined, told(each)))}</ul>
+      <ul aria-label={view.group}>{of(view.group).map((each) => link(each, each.title, each === view ? "page" : undefined, hint(each)))}</ul>
     </nav>
   );
 }

@@ -59,14 +59,14 @@ describe("the state in the URL", () => {
 
 describe("statistics of a head", () => {
   it("are ln n, and the middle distance, for equal weights", () => {
-    const told = statistics(of([[0.25, 0.25, 0.25, 0.25]]));
-    expect(told.entropy).toBeCloseTo(Math.log(4), 6);
-    expect(told.effective_keys).toBeCloseTo(4, 5);
-    expect(told.signed_distance).toBeCloseTo(1.5, 6);
-    expect(told.locality).toBeCloseTo(1, 6);
-    expect(told.next_token).toBeCloseTo(0.25, 6);
-    expect(told.mean_distance).toBeCloseTo(1.5, 6);
-    expect(told.first_key).toBeCloseTo(0.25, 6);
+    const found = statistics(of([[0.25, 0.25, 0.25, 0.25]]));
+    expect(found.entropy).toBeCloseTo(Math.log(4), 6);
+    expect(found.effective_keys).toBeCloseTo(4, 5);
+    expect(found.signed_distance).toBeCloseTo(1.5, 6);
+    expect(found.locality).toBeCloseTo(1, 6);
+    expect(found.next_token).toBeCloseTo(0.25, 6);
+    expect(found.mean_distance).toBeCloseTo(1.5, 6);
+    expect(found.first_key).toBeCloseTo(0.25, 6);
   });
   it("average the effective keys of each query", () => {
     expect(statistics(of([[1, 0], [0.5, 0.5]])).effective_keys).toBeCloseTo(1.5, 6);
@@ -82,9 +82,9 @@ describe("statistics of a head", () => {
 
 describe("induction", () => {
   it("is the share behind an earlier equal token", () => {
-    const told = statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), { queries: ["a", "b", "a"], keys: ["a", "b", "a"] });
-    expect(told.induction).toBeCloseTo(0.75 / 3, 6);
-    expect(told.duplicate_token).toBeCloseTo(0, 6);
+    const found = statistics(of([[1, 0, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]), { queries: ["a", "b", "a"], keys: ["a", "b", "a"] });
+    expect(found.induction).toBeCloseTo(0.75 / 3, 6);
+    expect(found.duplicate_token).toBeCloseTo(0, 6);
     expect(statistics(of([[1, 0], [1, 0]]), { queries: ["a", "b"], keys: ["a", "b"] }).induction).toBe(0);
   });
   it("knows equal tokens by their ids where there are some", () => {
@@ -364,19 +364,19 @@ describe("weights that can be computed again", () => {
 describe("a head that a server pools", () => {
   it("shows the coarsest level until the strips in view are here", async () => {
     vi.useFakeTimers();
-    const asked: [number, number, number][] = [];
+    const requested: [number, number, number][] = [];
     const read = (pool: number, first: number, last: number) => {
-      asked.push([pool, first, last]);
+      requested.push([pool, first, last]);
       const made = matrix(Math.ceil((last - first) / pool), Math.ceil(2048 / pool));
       return Promise.resolve({ ...made, data: made.data.map((_, at) => first + pool * Math.floor(at / made.columns)) });
     };
     const tiles = await Tiles.open(2048, 2048, read);
-    expect(asked).toEqual([[4, 0, 2048]]);
+    expect(requested).toEqual([[4, 0, 2048]]);
     expect([tiles.levels, tiles.most, tiles.bars.every]).toEqual([3, 2044, 4]);
     expect(tiles.strips(0, 300, 310).map(({ level }) => level)).toEqual([2]);
     expect(tiles.value(7, 0)).toBeUndefined();
     await vi.runAllTimersAsync();
-    expect(asked.slice(1)).toEqual([[1, 256, 512], [1, 7, 8]]);
+    expect(requested.slice(1)).toEqual([[1, 256, 512], [1, 7, 8]]);
     const [, strip] = tiles.strips(0, 300, 310);
     expect([strip.level, strip.top, strip.of.data[0]]).toEqual([0, 256, 256]);
     expect(tiles.value(7, 0)).toBe(7);
@@ -388,28 +388,28 @@ describe("a head that a server pools", () => {
     ["a table of more rows than strips are kept", 30_000, 100, (tiles: Tiles) => Array.from({ length: 100 }, (_, i) => tiles.value(i, 0))],
   ])("reads each part of %s once", async (_what, rows, columns, look) => {
     vi.useFakeTimers();
-    const asked: string[] = [];
+    const requested: string[] = [];
     const read = (pool: number, first: number, last: number) => {
-      asked.push(`${pool} ${first}`);
+      requested.push(`${pool} ${first}`);
       return Promise.resolve(matrix(Math.ceil((last - first) / pool), Math.ceil(columns / pool)));
     };
     const tiles = await Tiles.open(rows, columns, read);
     tiles.changed = () => void look(tiles); // the page looks again when a strip came
     look(tiles);
     await vi.advanceTimersByTimeAsync(60_000);
-    expect(asked.length).toBeGreaterThan(1);
-    expect(new Set(asked).size).toBe(asked.length);
+    expect(requested.length).toBeGreaterThan(1);
+    expect(new Set(requested).size).toBe(requested.length);
     vi.useRealTimers();
   });
 });
 
 describe("what is remembered by its key", () => {
   it("is asked for once, and again where it failed", async () => {
-    const asked: number[] = [];
-    const read = remembered((key: number) => (asked.push(key), asked.length === 1 ? Promise.reject(new Error("lost")) : Promise.resolve(2 * key)));
+    const requested: number[] = [];
+    const read = remembered((key: number) => (requested.push(key), requested.length === 1 ? Promise.reject(new Error("lost")) : Promise.resolve(2 * key)));
     await expect(read(3)).rejects.toThrow("lost");
     expect([await read(3), await read(3), await read(4)]).toEqual([6, 6, 8]);
-    expect(asked).toEqual([3, 3, 4]);
+    expect(requested).toEqual([3, 3, 4]);
   });
 });
 

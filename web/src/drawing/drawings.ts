@@ -267,7 +267,7 @@ export interface BarOptions {
   values: number[];
   signed?: boolean;
   /** A number in words. */
-  told?: (value: number) => string;
+  written?: (value: number) => string;
   /** The bar that is pointed at. */
   marked?: number | null;
   /** The number whose bar would fill the row; by default the largest. */
@@ -280,7 +280,7 @@ const MOST_BARS = 64;
  * Horizontal bars, one for each label, with its number; of more than 64 the largest. `places`: the labels that are shown; the
  * first begins at `top`, and each is `high`.
  */
-export function barScene({ theme, title, labels, values, signed = false, told = precise, marked = null, whole: full }: BarOptions): Scene & { top: number; high: number; places: number[] } {
+export function barScene({ theme, title, labels, values, signed = false, written = precise, marked = null, whole: full }: BarOptions): Scene & { top: number; high: number; places: number[] } {
   const inks = INKS[theme];
   const [left, wide, top, high] = [120, 250, 28, 20];
   const most = full ?? (largest(values) || 1);
@@ -294,7 +294,7 @@ export function barScene({ theme, title, labels, values, signed = false, told = 
     const [from, to] = [Math.min(x(0), x(value)), Math.max(x(0), x(value))];
     shapes.push({ kind: "text", x: left - 8, y: y + 13, text: clip(labels[i] ?? String(i), 16), size: 12, anchor: "end", fill: inks.ink });
     shapes.push({ kind: "rect", x: from, y: y + 2, w: Math.max(0.5, to - from), h: high - 6, fill: value < 0 ? inks.second : inks.accent });
-    shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: told(value), fill: inks.soft });
+    shapes.push({ kind: "text", x: left + wide + 8, y: y + 13, text: written(value), fill: inks.soft });
   });
   return { width: left + wide + 90, height: top + 6 + places.length * high, title: named, shapes, top, high, places };
 }

@@ -77,10 +77,10 @@ export class Painter {
     const bars = strips ? STRIP + 6 : 0;
     const named = Math.max(...axes.map((each) => pen.measureText(each).width)) + 14; // and an arrow
     const [left, top] = [Math.ceil(Math.max(longest(queries), named)) + 10, Math.ceil(Math.max(longest(keys), 18)) + 10];
-    const room = Math.max(60, width - left - bars - 2);
+    const wide = Math.max(60, width - left - bars - 2);
     const { least, beside } = large ? LARGE_HIGH : HIGH;
     const tall = Math.max(least, screen - beside);
-    let cell = Math.min(MOST_CELL, room / of.columns, tall / of.rows);
+    let cell = Math.min(MOST_CELL, wide / of.columns, tall / of.rows);
     const labelled = cell >= LABEL || large;
     if (!labelled) cell = Math.min((width - MARGIN - bars - 2) / of.columns, tall / of.rows);
     if (cell >= 2) cell = Math.floor(cell);

@@ -49,8 +49,8 @@ const escaped = (text: string) => text.replace(/[\p{Cc}\ufffe\uffff]/gu, (each) 
 export function toSvg(scene: Scene, paper: string, facts: Record<string, unknown>): string {
   const drawn = scene.shapes.map((shape) => {
     const [name, given] = attributes(shape);
-    const told = Object.entries(given).map(([key, value]) => ` ${key}="${escaped(String(value))}"`).join("");
-    return `<${name}${told}>${shape.kind === "text" ? escaped(shape.text) : ""}${shape.tip ? `<title>${escaped(shape.tip)}</title>` : ""}</${name}>`;
+    const markup = Object.entries(given).map(([key, value]) => ` ${key}="${escaped(String(value))}"`).join("");
+    return `<${name}${markup}>${shape.kind === "text" ? escaped(shape.text) : ""}${shape.tip ? `<title>${escaped(shape.tip)}</title>` : ""}</${name}>`;
   });
   const size = `width="${scene.width}" height="${scene.height}" viewBox="0 0 ${scene.width} ${scene.height}"`;
   return [

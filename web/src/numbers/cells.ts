@@ -117,16 +117,16 @@ export class Tiles implements Cells {
   }
 
   /** A strip that is here, or else the same that is missing; what is missing then is read soon. */
-  private find(asked: Missing): Strip | Missing {
-    const strip = this.kept.get(asked.name);
+  private find(missing: Missing): Strip | Missing {
+    const strip = this.kept.get(missing.name);
     if (strip) {
-      this.kept.delete(asked.name);
-      this.kept.set(asked.name, strip); // the latest used come last
+      this.kept.delete(missing.name);
+      this.kept.set(missing.name, strip); // the latest used come last
       return strip;
     }
     clearTimeout(this.timer);
     this.timer = setTimeout(() => [...this.wanted, ...(this.row ? [this.row] : [])].forEach((each) => void this.load(each)), PATIENCE_MS);
-    return asked;
+    return missing;
   }
 
   private async load({ name, level, top, below }: Missing): Promise<void> {

@@ -157,11 +157,11 @@ export function tokenIds(tokens: string[]): number[] {
 /** The statistics of one head, with positions counted from the first key. */
 export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] }, counting = COUNTING): Statistics {
   const tokens = tokensOf(labels);
-  const told = statisticsOf(counting);
+  const counted = statisticsOf(counting);
   const classes = Object.entries(counting.classes).map(([name, members]): [string, boolean[]] => [CLASSES + name, labels.keys.map((key) => members.includes(plainToken(key)))]);
   const numbers = tokens.length ? (labels.ids ?? tokenIds(tokens)) : [];
   const ids = new Set(numbers).size < numbers.length ? numbers : [];
-  const sums: Statistics = Object.fromEntries(told.map(([name]) => [name, 0]));
+  const sums: Statistics = Object.fromEntries(counted.map(([name]) => [name, 0]));
   let queries = 0;
   for (let i = 0; i < of.rows; i += 1) {
     const weights = row(of, i);
@@ -197,7 +197,7 @@ export function statistics(of: Matrix, labels: Labels = { queries: [], keys: [] 
       sums.induction += at(j + 1);
     }
   }
-  return Object.fromEntries(told.map(([name]) => [name, queries ? sums[name] / queries : NaN]));
+  return Object.fromEntries(counted.map(([name]) => [name, queries ? sums[name] / queries : NaN]));
 }
 
 /** Jensen-Shannon divergence of the shares of each two rows in nats (Lin 1991), and its mean. */

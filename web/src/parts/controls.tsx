@@ -18,13 +18,13 @@ export function useNarrow(): boolean {
 
 interface ControlsProps {
   /** What the line says while they are folded. */
-  told: string;
+  summary: string;
   class?: string;
   children: ComponentChildren;
 }
 
-export function Controls({ told, class: kind, children }: ControlsProps) {
+export function Controls({ summary, class: kind, children }: ControlsProps) {
   const fields = <div class={kind ? `fields ${kind}` : "fields"}>{children}</div>;
   if (!useNarrow()) return fields;
-  return <details class="controls"><summary>{told}</summary>{fields}</details>;
+  return <details class="controls"><summary>{summary}</summary>{fields}</details>;
 }

@@ -1,7 +1,7 @@
 /** What a prediction of a whole model depends on: the gradient of its log-probability, by token, by patch and by head. */
 
 import { callTensors } from "../server/api";
-import type { Asked } from "../server/api";
+import type { ApiRequest } from "../server/api";
 import { SCALES, colour, step } from "../drawing/colour";
 import type { Theme } from "../drawing/colour";
 import { useLoaded, usePage } from "../page/context";
@@ -42,7 +42,7 @@ interface GradientsReply {
 
 /** log p of a token, and what it depends on. */
 interface Dependence {
-  asked: Asked;
+  request: ApiRequest;
   logProbability: number;
   token: number;
   labels: ModelLabels;
@@ -67,11 +67,11 @@ const kept = new Map<string, Dependence>();
 
 /** Differentiate log p through the whole model; what was asked lately is remembered. Throws Problem. */
 async function dependenceOf(model: string, body: Body, signal: AbortSignal): Promise<Dependence> {
-  const asked: Asked = { method: "POST", path: `v1/models/${encodeURIComponent(model)}/gradients`, body };
+  const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(model)}/gradients`, body };
   const key = JSON.stringify([model, body]);
   const known = kept.get(key);
   if (known) return known;
-  const { reply, tensors } = await callTensors<GradientsReply>(asked.path, body, signal);
+  const { reply, tensors } = await callTensors<GradientsReply>(request.path, body, signal);
   const rows = reply.layers.map((_, i) => tensors[`layers.${i}.heads`]);
   const heads = matrix(rows.length, Math.max(...rows.map(({ shape }) => shape.at(-1) ?? 1)));
   rows.forEach(({ shape, data }, i) => {
@@ -79,7 +79,7 @@ async function dependenceOf(model: string, body: Body, signal: AbortSignal): Pro
     data.forEach((each, at) => (heads.data[i * heads.columns + (at % many)] += each)); // of all crops of an image
   });
   const made: Dependence = {
-    asked,
+    request,
     logProbability: tensors.value.data[0],
     token: reply.token?.[0] ?? -1,
     labels: first(reply.encoder_labels ?? reply.labels),
@@ -131,7 +131,7 @@ export function DependsOn({ model, input, of, named, at, own = false, picture, p
   const { value, problem, busy } = useLoaded(key, async (signal) => ({ key, by, ...(await dependenceOf(model, body, signal)) }));
   return (
     <section aria-label="What the prediction depends on" aria-busy={busy}>
-      <Controls told={measured}>
+      <Controls summary={measured}>
         <Choice wide label="A number for each token" value={by} set={(each) => go({ by: each === "input" ? "" : each })} options={Object.entries(MEASURES).map(([each, { label }]) => [each, label])} />
       </Controls>
       <ProblemBox problem={problem} />
@@ -174,7 +174,7 @@ function Shown({ of, signed, measured, token, at, own, picture, pick }: ShownPro
         <figure class="patches">
           <figcaption>{measured} of {log}, by patch</figcaption>
           <OverImage picture={picture} places={places} values={values} label={`${picture} with ${measured} of ${log}`}
-            told={(patch) => (patch === null ? "Point at a patch. Orange is above 0, blue below." : `${log} by ${names[patch]}: ${precise(values[patch], 4)}`)} />
+            describe={(patch) => (patch === null ? "Point at a patch. Orange is above 0, blue below." : `${log} by ${names[patch]}: ${precise(values[patch], 4)}`)} />
         </figure>
       )}
       {spans.length > 0 && <p class="generated dependence">{spans.map(({ name, i }) => <span key={i} title={precise(values[i])} style={paint(theme, values[i], most, signed)}>{name}</span>)}<b class="predicted">→ {token}</b></p>}
@@ -183,7 +183,7 @@ function Shown({ of, signed, measured, token, at, own, picture, pick }: ShownPro
         label: "what the prediction depends on",
         scene: () => heatScene(matrix(1, values.length, values), { theme, title: `${measured} of ${log}`, queries: [token], keys: placed(names), signed }),
         rows: () => [["token", measured], ...names.map((name, i) => [name, values[i]])],
-        json: () => ({ request: of.asked.body, token, log_probability: logProbability, tokens: names, values: Array.from(values), layers, heads: layers.map((_, i) => Array.from(heads.data.subarray(i * heads.columns, (i + 1) * heads.columns))) }),
+        json: () => ({ request: of.request.body, token, log_probability: logProbability, tokens: names, values: Array.from(values), layers, heads: layers.map((_, i) => Array.from(heads.data.subarray(i * heads.columns, (i + 1) * heads.columns))) }),
       }} />
       <div class="side">
         <Table caption={`The tokens with the largest ${measured}`} rows={strongest} columns={[{ head: "token", header: true, cell: ({ name }) => name }, { head: measured, number: true, cell: ({ value }) => precise(value) }]} />
@@ -193,7 +193,7 @@ function Shown({ of, signed, measured, token, at, own, picture, pick }: ShownPro
           <p class="small">What log p loses, to first order, if the head adds nothing.</p>
         </figure>
       </div>
-      <Commands calls={[of.asked]} />
+      <Commands calls={[of.request]} />
     </>
   );
 }

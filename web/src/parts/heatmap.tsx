@@ -165,8 +165,8 @@ export function HeatMap(props: HeatMapProps) {
     event.preventDefault();
   };
   const cursor = cellOf(pointed);
-  const told = cursor && cursor.query < of.rows && cursor.key < of.columns ? cursor : null;
-  const number = told ? cells.value(told.query, told.key) : undefined;
+  const shown = cursor && cursor.query < of.rows && cursor.key < of.columns ? cursor : null;
+  const number = shown ? cells.value(shown.query, shown.key) : undefined;
   const label = `Heat map of ${title}: ${of.rows} ${axes[0]} by ${of.columns} ${axes[1]}. Arrow keys move from cell to cell${large ? "; plus, minus and 0 zoom" : ""}. The table below has the numbers.`;
   return (
     <div class="heatmap">
@@ -185,7 +185,7 @@ export function HeatMap(props: HeatMapProps) {
           onClick={(event) => { const cell = painter.current?.at(event.offsetX, event.offsetY); if (cell) newest.current.pick?.(cell); }} />
       </div>
       <output class="readout" aria-live={document.activeElement === canvas.current ? "polite" : "off"}>
-        {told ? <><span>{queries[told.query]} → {keys[told.key]}</span><b>{worded(number, 6)}</b></> : "\u00a0"}
+        {shown ? <><span>{queries[shown.query]} → {keys[shown.key]}</span><b>{worded(number, 6)}</b></> : "\u00a0"}
       </output>
       <CellTable of={cells} queries={queries} keys={keys} title={title} axes={axes} />
     </div>

@@ -6,7 +6,7 @@ import { HeatMap } from "./heatmap";
 import type { Matrix } from "../numbers/matrix";
 import type { Cell } from "../drawing/painter";
 import { usePointed, usePointing } from "../drawing/pointed";
-import { TokenLines, told } from "./token_lines";
+import { TokenLines, readout } from "./token_lines";
 import { ringed } from "../page/tour";
 
 interface LinkedHeadProps {
@@ -29,7 +29,7 @@ export function LinkedHead({ of, queries, keys, title, range, shared = 0, most =
   const pointed = usePointed(usePointing());
   return (
     <div class={ringed(params, title, queries, keys).length ? "linked ringed" : "linked"}>
-      <p class="readout" aria-hidden="true">{told([{ of }], queries, keys, pointed)}</p>
+      <p class="readout" aria-hidden="true">{readout([{ of }], queries, keys, pointed)}</p>
       {Math.max(queries.length, keys.length) <= most && <TokenLines fit drawn={[{ of }]} queries={queries} keys={keys} title={title} least={LEAST} />}
       <HeatMap of={of} queries={queries} keys={keys} title={title} range={range} shared={shared} {...(pick ? { pick } : {})} />
     </div>

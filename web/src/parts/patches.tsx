@@ -30,14 +30,14 @@ interface OverImageProps {
   /** A number for each token. */
   values: ArrayLike<number>;
   /** What the picture says of a patch, or of all if none is under the pointer. */
-  told: (patch: number | null) => string;
+  describe: (patch: number | null) => string;
   label: string;
   sinks?: number[];
   pick?: (patch: number) => void;
 }
 
 /** An image in grey, and over its patches their numbers: orange above 0, blue below, the darker the larger. */
-export function OverImage({ picture, places, values, told, label, sinks = [], pick }: OverImageProps) {
+export function OverImage({ picture, places, values, describe, label, sinks = [], pick }: OverImageProps) {
   const [place, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [pointed, point] = useState<number | null>(null);
@@ -80,15 +80,15 @@ export function OverImage({ picture, places, values, told, label, sinks = [], pi
     const found = places.findIndex((each) => each && x >= each[0] && x < each[2] && y >= each[1] && y < each[3]);
     return found < 0 ? null : found;
   };
-  const said = told(pointed);
+  const readout = describe(pointed);
   return (
     <>
       <div ref={place}>
-        <canvas ref={canvas} role="img" aria-label={`${label}: ${said}`}
+        <canvas ref={canvas} role="img" aria-label={`${label}: ${readout}`}
           onPointerMove={(event) => point(at(event.offsetX / large, event.offsetY / large))} onPointerLeave={() => point(null)}
           onClick={(event) => { const found = at(event.offsetX / large, event.offsetY / large); if (found !== null) pick?.(found); }} />
       </div>
-      <p class="readout">{said}</p>
+      <p class="readout">{readout}</p>
     </>
   );
 }
@@ -110,7 +110,7 @@ export function Patches({ of, layer, picture, title }: { of: Matrix; layer: Laye
     <figure class="patches">
       <Choice label="Looking" value={String(query)} set={(each) => go({ query: each })} options={queries.map((each, i): [string, string] => [String(i), `${i} ${each}`])} />
       <OverImage picture={picture} places={places} values={weights} sinks={sinks} label={`${picture} with the weights of ${title}`}
-        told={(patch) => (patch === null ? all : `${queries[query]} looks at ${keys[patch]}: ${precise(weights[patch], 4)}`)} pick={(patch) => { if (patch < queries.length) go({ query: patch }); }} />
+        describe={(patch) => (patch === null ? all : `${queries[query]} looks at ${keys[patch]}: ${precise(weights[patch], 4)}`)} pick={(patch) => { if (patch < queries.length) go({ query: patch }); }} />
     </figure>
   );
 }

@@ -86,7 +86,7 @@ export function Opening({ id, cancel }: { id: string; cancel: () => void }) {
   const ended = useRef(false);
   useEffect(() => {
     ended.current = false;
-    const ask = () => call<ModelInfo>("GET", `v1/models/${encodeURIComponent(id)}`).then((told) => !ended.current && setModel(told), () => undefined);
+    const ask = () => call<ModelInfo>("GET", `v1/models/${encodeURIComponent(id)}`).then((found) => !ended.current && setModel(found), () => undefined);
     const timer = setInterval(() => void ask(), ASK_AGAIN_MS);
     return () => {
       ended.current = true;

@@ -47,7 +47,7 @@ export function TokenLines({ drawn, queries, keys, title, least, only = null, pi
 }
 
 /** What the tokens that are pointed at say, of one head or of several: the weight of a pair, or the strongest ones of a token. */
-export function told(heads: { name?: string; of: Matrix }[], queries: string[], keys: string[], { query, key }: Pointed): string {
+export function readout(heads: { name?: string; of: Matrix }[], queries: string[], keys: string[], { query, key }: Pointed): string {
   const [{ of: { rows, columns } }] = heads;
   const alone = heads.length === 1;
   if ((query !== null && query >= rows) || (key !== null && key >= columns) || (query === null && key === null)) return `Point at a token${alone ? " or a cell" : ""}.`;

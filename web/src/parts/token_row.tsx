@@ -6,7 +6,7 @@ import { usePage } from "../page/context";
 import type { Matrix } from "../numbers/matrix";
 import { NOWHERE, usePointed, usePointing } from "../drawing/pointed";
 import type { Pointed } from "../drawing/pointed";
-import { told } from "./token_lines";
+import { readout } from "./token_lines";
 
 const MOST_TOKENS = 128;
 const DARKEST = { light: 0.5, dark: 0.35 }; // of the scale: letters stay readable
@@ -47,7 +47,7 @@ export function TokenRow({ of, queries, keys, at = NOWHERE, pick, say = false }:
   return (
     <div class="tokens" onPointerLeave={() => pointing.set(NOWHERE)}>
       {one ? <p>{list(queries, false, (i) => toKeys(i) || fromQueries(i))}</p> : <><p><small>queries</small> {list(queries, false, fromQueries)}</p><p><small>keys</small> {list(keys, true, toKeys)}</p></>}
-      {say && <p class="told" aria-hidden="true">{told([{ of }], queries, keys, pointed)}</p>}
+      {say && <p class="told" aria-hidden="true">{readout([{ of }], queries, keys, pointed)}</p>}
     </div>
   );
 }

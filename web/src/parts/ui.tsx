@@ -4,7 +4,7 @@ import type { ButtonHTMLAttributes, ComponentChildren, TargetedEvent, TargetedPo
 import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { curl, python } from "../server/api";
-import type { Asked, ProblemDocument } from "../server/api";
+import type { ApiRequest, ProblemDocument } from "../server/api";
 import { INKS } from "../drawing/colour";
 import { usePage } from "../page/context";
 import { useNarrow } from "./controls";
@@ -272,7 +272,7 @@ export function Drawing({ scene, fit, point, leave, pick }: DrawingProps) {
 // ── commands and exports ────────────────────────────────────────────────────────────────────────────────────────────
 
 function CopyButton({ text, label }: { text: () => string; label: string }) {
-  const [said, say] = useState(label);
+  const [caption, say] = useState(label);
   const shown = useRef<ReturnType<typeof setTimeout>>(undefined);
   useEffect(() => () => clearTimeout(shown.current), []);
   const copy = async () => {
@@ -284,30 +284,30 @@ function CopyButton({ text, label }: { text: () => string; label: string }) {
     }
     shown.current = setTimeout(() => say(label), 2000);
   };
-  return <Button class="quiet" onClick={() => void copy()}>{said}</Button>;
+  return <Button class="quiet" onClick={() => void copy()}>{caption}</Button>;
 }
 
 /** The requests as commands, each with buttons that copy it. */
-export function Commands({ calls }: { calls: (Asked | null)[] }) {
+export function Commands({ calls }: { calls: (ApiRequest | null)[] }) {
   const real = calls.filter((each) => each !== null);
   if (!real.length) return null;
   return (
     <div class="commands">
-      {real.map((each, i) => <Command key={i} asked={each} />)}
+      {real.map((each, i) => <Command key={i} request={each} />)}
     </div>
   );
 }
 
-function Command({ asked }: { asked: Asked }) {
+function Command({ request }: { request: ApiRequest }) {
   const [open, setOpen] = useState(false);
   return (
     <div class="command">
       <details onToggle={(event) => setOpen(event.currentTarget.open)}>
-        <summary><span class="verb">{asked.method}</span> /{asked.path}</summary>
-        {open && <><p class="small">curl</p><pre tabIndex={0}>{curl(asked)}</pre><p class="small">Python</p><pre tabIndex={0}>{python(asked)}</pre></>}
+        <summary><span class="verb">{request.method}</span> /{request.path}</summary>
+        {open && <><p class="small">curl</p><pre tabIndex={0}>{curl(request)}</pre><p class="small">Python</p><pre tabIndex={0}>{python(request)}</pre></>}
       </details>
-      <CopyButton label="Copy curl" text={() => curl(asked)} />
-      <CopyButton label="Copy Python" text={() => python(asked)} />
+      <CopyButton label="Copy curl" text={() => curl(request)} />
+      <CopyButton label="Copy Python" text={() => python(request)} />
     </div>
   );
 }

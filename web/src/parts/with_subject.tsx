@@ -135,7 +135,7 @@ function Header({ subject }: { subject: Subject | null }) {
   const heads = layers.length ? layers[layer].heads : [];
   const head = integer(params.head, 0, 0, Math.max(0, heads.length - 1));
   return (
-    <Controls class="subject" told={[source?.split(" · ")[0], !OF_ALL_LAYERS.includes(view) && heads[head]].filter(Boolean).join(" · ")}>
+    <Controls class="subject" summary={[source?.split(" · ")[0], !OF_ALL_LAYERS.includes(view) && heads[head]].filter(Boolean).join(" · ")}>
       <Choice wide label="Attention of" value={params.source ?? ""} options={sources.map(([value, label, group]) => [value, clip(label, 80), group])}
         set={(source) => go({ ...CHANGED, source })} />
       {!OF_ALL_LAYERS.includes(view) && layers.length > 1 && <Choice label="Layer" value={String(layer)} set={(value) => go({ layer: value, zoom: "" })} options={layers.map(({ name }, i) => [String(i), name])} />}

@@ -3,12 +3,12 @@
 import { useState } from "preact/hooks";
 import { usePage } from "../page/context";
 import { problemOf } from "../server/api";
-import type { Asked, ProblemDocument } from "../server/api";
+import type { ApiRequest, ProblemDocument } from "../server/api";
 import { Button, Commands, ProblemBox } from "./ui";
 
 interface Done {
   text: string;
-  asked: Asked;
+  request: ApiRequest;
 }
 
 /** Run requests one at a time, and keep what they did or their problem. */
@@ -39,7 +39,7 @@ export function Answer({ problem, done }: { problem: ProblemDocument | null; don
   return (
     <div class="answer">
       <ProblemBox problem={problem} />
-      {done && <><p>{done.text}</p><Commands calls={[done.asked]} /></>}
+      {done && <><p>{done.text}</p><Commands calls={[done.request]} /></>}
     </div>
   );
 }

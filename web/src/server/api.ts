@@ -46,8 +46,8 @@ export async function loadScript<T>(load: () => Promise<T>): Promise<T> {
     return await load();
   } catch (fault) {
     await call("GET", "v1"); // a server that refuses this browser says why
-    const said = fault instanceof Error ? fault.message : String(fault);
-    throw noAnswer("This view could not be loaded", `${said}.`);
+    const reason = fault instanceof Error ? fault.message : String(fault);
+    throw noAnswer("This view could not be loaded", `${reason}.`);
   }
 }
 
@@ -59,8 +59,8 @@ export const problemOf = (fault: unknown): ProblemDocument =>
 
 export type Method = "GET" | "POST" | "DELETE";
 
-/** A request: what was asked, as the page shows it in commands. */
-export interface Asked {
+/** A request, as the page shows it in commands. */
+export interface ApiRequest {
   method: Method;
   path: string;
   body?: Body | undefined;
@@ -76,7 +76,7 @@ async function arrived<T>(coming: Promise<T>, signal?: AbortSignal): Promise<T> 
   }
 }
 
-async function send({ method, path, body }: Asked, headers: Record<string, string>, signal?: AbortSignal): Promise<Response> {
+async function send({ method, path, body }: ApiRequest, headers: Record<string, string>, signal?: AbortSignal): Promise<Response> {
   const request: RequestInit = { method, headers, signal: signal ?? null };
   const sent = body === undefined ? "" : toJson(body);
   const file = RECORDED && replyFile(method, path, sent);
@@ -90,8 +90,8 @@ async function send({ method, path, body }: Asked, headers: Record<string, strin
   const text = await arrived(response.text(), signal);
   let problem: ProblemDocument | null = null;
   try {
-    const told = JSON.parse(text) as ProblemDocument & { error?: OpenAIFault };
-    problem = told.error && !told.detail ? { ...ofOpenAI(told.error), status: response.status } : told;
+    const parsed = JSON.parse(text) as ProblemDocument & { error?: OpenAIFault };
+    problem = parsed.error && !parsed.detail ? { ...ofOpenAI(parsed.error), status: response.status } : parsed;
   } catch {
     // A proxy answers in its own words.
   }
@@ -133,8 +133,8 @@ export async function bytesOf(path: string, ahead = 49_152): Promise<Bytes> {
   const range = async (from: number, to: number) => {
     const response = await send({ method: "GET", path }, { Range: `bytes=${from}-${to - 1}` });
     const buffer = await arrived(response.arrayBuffer());
-    const told = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
-    return { buffer: response.status === 206 ? buffer : buffer.slice(from, to), size: Number(told ?? buffer.byteLength) };
+    const total = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
+    return { buffer: response.status === 206 ? buffer : buffer.slice(from, to), size: Number(total ?? buffer.byteLength) };
   };
   const first = await range(0, ahead);
   return {
@@ -159,7 +159,7 @@ function bodyText(body: Body): string {
 }
 
 /** Return the request as a curl command. */
-export function curl({ method, path, body }: Asked): string {
+export function curl({ method, path, body }: ApiRequest): string {
   const verb = method === "GET" || (method === "POST" && body) ? "" : `-X ${method}`;
   const parts = ["curl -s", verb, quoted(new URL(path, SERVER).href)];
   if (body !== undefined) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(bodyText(body))}`);
@@ -185,7 +185,7 @@ function literal(value: unknown): string {
 }
 
 /** Return the request as Python: a call of the client, or, where it has another form there, with httpx. */
-export function python({ method, path, body }: Asked): string {
+export function python({ method, path, body }: ApiRequest): string {
   const own = method === "POST" && body !== undefined ? METHODS.find(([form]) => form.test(path)) : undefined;
   if (!own) return withHttpx({ method, path, body });
   const [, name, question] = own[0].exec(path) as unknown as [string, string, string];
@@ -196,7 +196,7 @@ export function python({ method, path, body }: Asked): string {
   return `from attention_client import Client\n\n${client}\n    print(client.${own[1]}${question}(${given.join(", ")}))\n`;
 }
 
-function withHttpx({ method, path, body }: Asked): string {
+function withHttpx({ method, path, body }: ApiRequest): string {
   const url = JSON.stringify(new URL(path, SERVER).href);
   const sent = body === undefined ? "" : ", json=body";
   const lines = ["import httpx\n\n"];

@@ -1,7 +1,7 @@
 /** The import of layers of a checkpoint as modules. */
 
 import { call } from "./api";
-import type { Asked } from "./api";
+import type { ApiRequest } from "./api";
 import type { Body } from "./tensors";
 import type { CheckpointAttention, ModuleInfo } from "./types";
 
@@ -12,7 +12,7 @@ export async function layersOf(checkpoint: string): Promise<CheckpointAttention[
 }
 
 /** Import layers, one after another. `came` is called after each. */
-export async function importLayers(checkpoint: string, layers: CheckpointAttention[], came?: () => Promise<void>): Promise<{ text: string; names: string[]; asked: Asked }> {
+export async function importLayers(checkpoint: string, layers: CheckpointAttention[], came?: () => Promise<void>): Promise<{ text: string; names: string[]; request: ApiRequest }> {
   const names: string[] = [];
   let body: Body = {};
   for (const { layer, part, stack } of layers) {
@@ -20,5 +20,5 @@ export async function importLayers(checkpoint: string, layers: CheckpointAttenti
     names.push((await call<ModuleInfo>("POST", "v1/modules/import", body)).name);
     await came?.();
   }
-  return { text: `Imported ${names.join(", ")}.`, names, asked: { method: "POST", path: "v1/modules/import", body } };
+  return { text: `Imported ${names.join(", ")}.`, names, request: { method: "POST", path: "v1/modules/import", body } };
 }

@@ -1,7 +1,7 @@
 /** Requests about the subject at hand: forward passes, gradients, attributions and effects, cut to one sequence. */
 
 import { callTensors, of } from "../server/api";
-import type { Asked } from "../server/api";
+import type { ApiRequest } from "../server/api";
 import { matrix } from "../numbers/matrix";
 import type { Matrix } from "../numbers/matrix";
 import type { Live, Subject } from "./subject";
@@ -13,7 +13,7 @@ import type { Ran } from "../server/types";
 export type Rows = Float32Array[];
 
 export interface Made {
-  asked: Asked;
+  request: ApiRequest;
   ran: Ran;
   /** Heads in front of the output: those of raw attention in the layout [head, token, width]. */
   heads: number;
@@ -57,14 +57,14 @@ export async function effectsOf(live: Live, more: Body, sequence: number): Promi
 }
 
 async function run(question: string, live: Live, more: Body, sequence: number): Promise<Made> {
-  const asked: Asked = { method: "POST", path: of(live.module, question), body: { ...live.body, ...more } };
-  const { reply, tensors } = await callTensors<{ ran: Ran }>(asked.path, asked.body ?? {});
+  const request: ApiRequest = { method: "POST", path: of(live.module, question), body: { ...live.body, ...more } };
+  const { reply, tensors } = await callTensors<{ ran: Ran }>(request.path, request.body ?? {});
   const query = live.body.query as Tensor;
   const layout = live.module || "num_heads" in live.body ? 2 : Math.min(3, query.shape.length); // without a batch
   const batched = query.shape.length > layout;
   const cut = Object.fromEntries(Object.entries(tensors).map(([name, each]) => [name, batched ? ofSequence(each, each.shape.length - 1, sequence) : each]));
   const heads = layout === 3 ? (batched ? query.shape[1] : query.shape[0]) : 1;
-  return { asked, ran: reply.ran, heads, tensors: cut, taps: Object.fromEntries(Object.entries(cut).map(([name, each]) => [name, rowsOf(each)])) };
+  return { request, ran: reply.ran, heads, tensors: cut, taps: Object.fromEntries(Object.entries(cut).map(([name, each]) => [name, rowsOf(each)])) };
 }
 
 /** The weights of all heads of some layers, one layer after the other: `[head, query, key]`. */

@@ -1,7 +1,7 @@
 /** Whole models as subjects: a text or an image in, the weights of every layer out. */
 
 import { Problem, call, callTensors } from "../server/api";
-import type { Asked } from "../server/api";
+import type { ApiRequest } from "../server/api";
 import { duration, isolated, waits } from "../numbers/format";
 import { ofSequence } from "./live";
 import { matrix } from "../numbers/matrix";
@@ -92,8 +92,8 @@ function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels,
 }
 
 /** The layers that mix tokens otherwise than by weights of pairs: kinds of layers, and layers with other keys. */
-function unseenOf({ layers, unseen = [] }: ModelInfo, asked: { layer: number | string }[]): string[] {
-  const others = layers.filter(({ layer, keys }) => keys && keys !== "tokens" && asked.some((each) => each.layer === layer));
+function unseenOf({ layers, unseen = [] }: ModelInfo, inspected: { layer: number | string }[]): string[] {
+  const others = layers.filter(({ layer, keys }) => keys && keys !== "tokens" && inspected.some((each) => each.layer === layer));
   return [...unseen, ...others.map(({ layer, keys }) => `layer ${layer} (keys of ${keys})`)];
 }
 
@@ -171,8 +171,8 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
           return cut((await pooled(pool))[`layers.${layer}.pooled`], ref, head);
         }
         const rows = Array.from({ length: to - from }, (_, i) => from + i);
-        const asked = { ...body(layer, head), statistics: [], select: { heads: [head], queries: rows }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
-        const { tensors } = await callTensors(`${path}/weights`, asked);
+        const fields = { ...body(layer, head), statistics: [], select: { heads: [head], queries: rows }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
+        const { tensors } = await callTensors(`${path}/weights`, fields);
         return cut(tensors[pool > 1 ? "layers.0.pooled" : "layers.0.weights"], ref, 0);
       };
     },
@@ -188,14 +188,14 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     },
     taps: async (layer, head, query) => {
       const taps = { return: ["q", "k", "v", "scores", "masked_scores", "weights", "context"], top_k: 0, layers: [reply.layers[layer].layer] };
-      const asked: Asked = { method: "POST", path: `${path}/forward`, body: { ...input, ...taps, select: { heads: [head], queries: [query] } } };
-      const { tensors } = await callTensors(asked.path, asked.body);
+      const request: ApiRequest = { method: "POST", path: `${path}/forward`, body: { ...input, ...taps, select: { heads: [head], queries: [query] } } };
+      const { tensors } = await callTensors(request.path, request.body);
       const own = Object.entries(tensors).filter(([name]) => name.startsWith("layers.0."));
-      return { asked, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, crop)])) };
+      return { request, tensors: Object.fromEntries(own.map(([name, each]) => [name.slice(9), ofSequence(each, 3, crop)])) };
     },
     // The page counts keys as tokens; of others the server knows the positions.
     statistics: async (layer) => (whole && !reply.key_labels?.[layers[layer].ref ?? ""] ? null : (await served(counting))[layer]),
-    asked: (layer, head) => Promise.resolve<Asked>({ method: "POST", path: `${path}/weights`, body: body(layer, head) }),
-    told: () => Promise.resolve(null),
+    requestFor: (layer, head) => Promise.resolve<ApiRequest>({ method: "POST", path: `${path}/weights`, body: body(layer, head) }),
+    runOf: () => Promise.resolve(null),
   };
 }

@@ -1,7 +1,7 @@
 /** Subjects: what the page looks at. A recording, a module with its input, or raw attention. */
 
 import { Problem, bytesOf, call, callTensors, of } from "../server/api";
-import type { Asked } from "../server/api";
+import type { ApiRequest } from "../server/api";
 import type { Read } from "../numbers/cells";
 import { bytes as sized } from "../numbers/format";
 import { CLASSES, COUNTING, matrix, OF_TOKENS, statisticsOf, tokenIds } from "../numbers/matrix";
@@ -53,15 +53,15 @@ export const notComputed = ({ whole }: Subject) =>
 /** Statistics by name, a number for each head. */
 export type Statistics = Partial<Record<string, number[]>>;
 
-/** What a request told of itself, for subjects that the server computes. */
-export interface Told {
+/** The queries of a request and how it ran, for subjects that the server computes. */
+export interface RunFacts {
   queries: number;
   ran: Ran;
 }
 
 /** Taps of one head and one query, and the request that brought them. */
 export interface Tapped {
-  asked: Asked;
+  request: ApiRequest;
   tensors: Record<string, Tensor>;
 }
 
@@ -103,11 +103,11 @@ export interface Subject {
   /** The fields of a request for this layer, or null if the subject cannot be computed again. */
   live(layer: number): Promise<Live | null>;
   /** The request that brings these weights; null for a file. */
-  asked(layer: number, head: number): Promise<Asked | null>;
+  requestFor(layer: number, head: number): Promise<ApiRequest | null>;
   /** The server's statistics of a layer; null where the page computes them. */
   statistics(layer: number): Promise<Statistics | null>;
   /** How the request ran; null for recordings. */
-  told(layer: number): Promise<Told | null>;
+  runOf(layer: number): Promise<RunFacts | null>;
   sequences: number;
 }
 
@@ -236,8 +236,8 @@ function ofTensors(file: TensorFile, from: string, counting: Counting): Subject 
     strips: () => null,
     statistics: () => Promise.resolve(null),
     live: () => Promise.resolve(null),
-    asked: () => Promise.resolve(null),
-    told: () => Promise.resolve(null),
+    requestFor: () => Promise.resolve(null),
+    runOf: () => Promise.resolve(null),
   };
 }
 
@@ -254,7 +254,7 @@ async function openStored(id: string, counting: Counting): Promise<Subject> {
     return part({ layer: name.slice(0, cut), tensor: name.slice(cut + 1), ...heads });
   };
   const server: Server = {
-    asked: (layer, head) => ({ method: "GET", path: `${path}?${new URLSearchParams({ layer, heads: `${head}:${head + 1}` })}` }),
+    requestFor: (layer, head) => ({ method: "GET", path: `${path}?${new URLSearchParams({ layer, heads: `${head}:${head + 1}` })}` }),
     strips: (layer, head) => async (pool, first, last) => {
       const pooled = pool > 1 ? { pool: String(pool) } : {};
       const { shape, data } = await part({ layer, heads: `${head}:${head + 1}`, queries: `${first}:${last}`, ...pooled });
@@ -262,8 +262,8 @@ async function openStored(id: string, counting: Counting): Promise<Subject> {
     },
     // A pass over all weights of the layer.
     statistics: remembered(async (layer) => {
-      const asked = { ...counting, statistics: namesOf(counting), layers: [layer] };
-      const { attentions } = await call<RecordingStatistics>("POST", `${path}/statistics`, asked);
+      const body = { ...counting, statistics: namesOf(counting), layers: [layer] };
+      const { attentions } = await call<RecordingStatistics>("POST", `${path}/statistics`, body);
       const { classes = {}, ...others } = attentions[0].statistics;
       return { ...others, ...Object.fromEntries(Object.entries(classes).map(([name, each]) => [CLASSES + name, each])) };
     }),
@@ -274,7 +274,7 @@ async function openStored(id: string, counting: Counting): Promise<Subject> {
 
 /** What only the server's own recordings have. */
 interface Server {
-  asked(layer: string, head: number): Asked;
+  requestFor(layer: string, head: number): ApiRequest;
   strips(layer: string, head: number): Read;
   statistics(layer: string): Promise<Statistics>;
 }
@@ -297,13 +297,13 @@ function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server:
     const { name, queries, keys } = layers[layer];
     return matrix(queries.length, keys.length, (await read(`${name}.weights`, head, head + 1)).data);
   });
-  const told: [string, string][] = [["model", facts.model], ["text", facts.text]];
-  if (facts.target) told.push(["target", facts.target]);
+  const origin: [string, string][] = [["model", facts.model], ["text", facts.text]];
+  if (facts.target) origin.push(["target", facts.target]);
   return {
     title: `${facts.model}: ${facts.text}`,
     counting,
     whole: { model: facts.model, text: facts.text, target: facts.target, tokens: facts.tokens["decoder" in facts.tokens ? "decoder" : "layers"].length },
-    facts: [...told, ["recording", from], ...Object.entries(facts.versions)],
+    facts: [...origin, ["recording", from], ...Object.entries(facts.versions)],
     layers,
     unseen: Object.entries(facts.unseen ?? {}).map(([name, why]) => `${name} (${why})`),
     sequences: 1,
@@ -320,8 +320,8 @@ function ofRecording(facts: Facts, names: Set<string>, read: ReadTensor, server:
       const spec = causal ? { masks: [{ name: "causal" }] } : {};
       return { module: "", body: { query, key, value, spec } };
     },
-    asked: (layer, head) => Promise.resolve(server && server.asked(layers[layer].name, head)),
-    told: () => Promise.resolve(null),
+    requestFor: (layer, head) => Promise.resolve(server && server.requestFor(layers[layer].name, head)),
+    runOf: () => Promise.resolve(null),
   };
 }
 
@@ -472,17 +472,17 @@ async function served(module: string, body: Body, params: Params, name: string, 
       if (!isLarge(layer)) return null;
       return async (pool, first, last) => {
         const queries = last - first < rows ? { queries: Array.from({ length: last - first }, (_each, i) => first + i) } : {};
-        const asked = { ...body, statistics: [], select: { heads: [head], ...queries }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
-        const { tensors: found } = await callTensors(path, asked);
+        const fields = { ...body, statistics: [], select: { heads: [head], ...queries }, ...(pool > 1 ? { pool, return_weights: false } : {}) };
+        const { tensors: found } = await callTensors(path, fields);
         const { shape, data } = pool > 1 ? found.pooled : found.weights;
         const [high, wide] = shape.slice(-2);
         return matrix(high, wide, data.subarray(sequence * high * wide, (sequence + 1) * high * wide));
       };
     },
     live: () => Promise.resolve({ module, body }),
-    asked: (_, head) => Promise.resolve({ method: "POST", path, body: many > 1 ? { ...body, select: { heads: [head] } } : body }),
+    requestFor: (_, head) => Promise.resolve({ method: "POST", path, body: many > 1 ? { ...body, select: { heads: [head] } } : body }),
     statistics: () => Promise.resolve(Object.fromEntries(names.map((each) => [each, part(tensors[`statistics.${each}`])]))),
-    told: () =>
+    runOf: () =>
       Promise.resolve({
         queries: queries ? queries.data[Math.min(sequence, queries.data.length - 1)] : size[0],
         ran: reply.ran,

@@ -1,7 +1,7 @@
 /** Surveys: every statistic of every head of a model over many texts, asked for a few texts at a time. */
 
 import { Problem, callTensors } from "../server/api";
-import type { Asked } from "../server/api";
+import type { ApiRequest } from "../server/api";
 import { COUNTING, statisticsOf } from "../numbers/matrix";
 import { headName } from "./subject";
 
@@ -112,6 +112,6 @@ export function distribution(of: Survey, at: number, name: string): Distribution
 }
 
 /** The request for the weights of one head in one text. */
-export const passageAsked = ({ model, texts }: Survey, { ref, head }: SurveyedHead, text: number): Asked => ({
+export const passageRequest = ({ model, texts }: Survey, { ref, head }: SurveyedHead, text: number): ApiRequest => ({
   method: "POST", path: weightsPath(model), body: { text: texts[text], layers: [ref], select: { heads: [head] }, statistics: [] },
 });

@@ -38,20 +38,20 @@ function changes(before: Rows, after: Rows, tokens: number): { token: number[]; 
 
 export function Edit({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const asked = subject.layers[layer];
+  const attention = subject.layers[layer];
   const { edits, temperature, causal } = readChanges(params);
   const toggle = (edit: Change) => go({ edits: writeEdits(toggled(edits, edit)) });
   const none = !edits.length && temperature === 1 && !causal;
-  const fits = Math.max(asked.queries.length, asked.keys.length) <= MOST_TOKENS.edit;
+  const fits = Math.max(attention.queries.length, attention.keys.length) <= MOST_TOKENS.edit;
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${params.edits ?? ""}/${temperature}/${causal}`, async () => {
     const live = fits ? await subject.live(layer) : null;
     if (!live) return null;
     const sequence = integer(params.sequence, 0);
-    const taps = { return: ["weights", "output"], ...(asked.heads.length > 1 ? { select: { heads: [head] } } : {}) };
-    const changed = editedFields(edits, temperature, causal, asked.queries.length, asked.keys.length);
+    const taps = { return: ["weights", "output"], ...(attention.heads.length > 1 ? { select: { heads: [head] } } : {}) };
+    const changed = editedFields(edits, temperature, causal, attention.queries.length, attention.keys.length);
     const [plain, edited] = await Promise.all([forwardOf(live, taps, sequence), forwardOf(live, { ...taps, ...changed }, sequence)]);
     const [before, after] = [headOf(plain.tensors.weights, 0), headOf(edited.tensors.weights, 0)];
-    const output = changes(plain.taps.output ?? [], edited.taps.output ?? [], asked.queries.length);
+    const output = changes(plain.taps.output ?? [], edited.taps.output ?? [], attention.queries.length);
     return { none, layer, head, before, after, less: difference(after, before), output, plain, edited };
   });
   const shown = value ?? { layer, head }; // until the next attention is there, the one before with its own tokens and names
@@ -63,7 +63,7 @@ export function Edit({ subject, layer, head }: SubjectProps) {
   const rows = () => placed(queries).map((each, i): [string, number] => [each, value?.output.token[i] ?? 0]);
   return (
     <>
-      <Controls told={`${edits.length} ${edits.length === 1 ? "edit" : "edits"}, temperature ${temperature.toFixed(2)}${causal ? ", causal" : ""}`} class="changes">
+      <Controls summary={`${edits.length} ${edits.length === 1 ? "edit" : "edits"}, temperature ${temperature.toFixed(2)}${causal ? ", causal" : ""}`} class="changes">
       {heads.length > 1 && <fieldset class="chips"><legend>Heads</legend>{heads.map((each, i) => chip(each, noHead(i), `Knock out ${each}`))}</fieldset>}
       <fieldset class="chips"><legend>Tokens</legend>{keys.slice(0, 64).map((each, i) => chip(each, noToken(i), `Hide token ${i} ${each}`))}</fieldset>
         <Field label="Temperature" hint={temperature.toFixed(2)} type="range" min={-2} max={2} step={0.05} value={Math.log2(temperature)} live set={(each) => go({ temperature: Math.abs(Number(each)) < 0.02 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />
@@ -88,12 +88,12 @@ export function Edit({ subject, layer, head }: SubjectProps) {
           <div class="side">
             <figure><figcaption>edited, {label}</figcaption><HeatMap of={value.after} queries={queries} keys={keys} title={`${label}, edited`} pick={({ query, key }) => toggle(noCell(shown.head, query, key))} /></figure>
             <figure><figcaption>edited less unedited</figcaption><HeatMap of={value.less} queries={queries} keys={keys} title="the difference" signed /></figure>
-            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: placed(queries), values: value.output.token, told: effect })} />
+            <Drawing fit scene={barScene({ theme, title: "‖change of the output‖ / ‖output‖", labels: placed(queries), values: value.output.token, written: effect })} />
           </div>
           <p class="small">Click a cell of the edited weights (or press Enter on it) to hide that key from that query in this head; the other keys share its weight. {ABOUT_ROUNDING}</p>
           <Table caption={`Change of the output of ${queries.length} tokens${subject.layers.length > 1 || !params.source?.startsWith("module:") ? ", before the output projection" : ""}`} rows={rows()} columns={[{ head: "token", header: true, cell: ([each]) => each }, { head: "relative change", number: true, cell: ([, each]) => effect(each) }]} />
           <RanTable rans={{ unedited: value.plain.ran, edited: value.edited.ran }} />
-          <Commands calls={[value.edited.asked, value.plain.asked]} />
+          <Commands calls={[value.edited.request, value.plain.request]} />
           {subject.whole && <Logits of={subject.whole} layer={name} layerRef={subject.layers[shown.layer].ref ?? layerKey(name)} edits={wholeEdits(edits, temperature, causal, queries.length, keys.length)} />}
         </div>
       )}

@@ -68,7 +68,7 @@ export function Effects({ subject, layer }: SubjectProps) {
     go({ view: "edit", edits: writeEdits([...(held?.edits ?? []), one]), ...(chosen === "layers" ? { layer: i, head: j } : { layer: shown, head: i }) });
   };
   const title = `${formula} by ${label}${many && chosen !== "layers" ? `, ${name}` : ""}`;
-  const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns, axes }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), told: effect }));
+  const scene = () => (over[1] || chosen === "layers" ? heatScene(of, { theme, title, queries: rows, keys: columns, axes }) : barScene({ theme, title, labels: rows, values: Array.from(of.data), written: effect }));
   return (
     <>
       <div class="fields">
@@ -100,7 +100,7 @@ export function Effects({ subject, layer }: SubjectProps) {
             </div>
           )}
           <RanTable rans={{ effects: made[0].ran }} />
-          <Commands calls={made.map((each) => each.asked)} />
+          <Commands calls={made.map((each) => each.request)} />
         </div>
       )}
     </>

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { callTensors, events, problemOf } from "../../server/api";
-import type { Asked, ProblemDocument } from "../../server/api";
+import type { ApiRequest, ProblemDocument } from "../../server/api";
 import { colour, onColour } from "../../drawing/colour";
 import { useHeadKeys, useLoaded, usePage } from "../../page/context";
 import { Controls } from "../../parts/controls";
@@ -41,7 +41,7 @@ interface Run {
   /** What the encoder read, of a model with one: the decoder's own text is the prompt then. */
   read?: ModelLabels | undefined;
   edits: Record<string, Edit[]>;
-  asked: Asked;
+  request: ApiRequest;
 }
 
 const KEPT = "generation"; // the last run of this tab
@@ -97,7 +97,7 @@ export function Generation({ model }: { model: ModelInfo }) {
     const body = { text, edits, top_k: LIKELIEST, return: ["logits"] };
     const { reply, tensors } = await callTensors<Predictions & Prompted>(path, body, opening.current.signal);
     if (!model.layers.length) void refreshModels();
-    return { key, reply, logits: tensors.logits.data, asked: { method: "POST", path, body } satisfies Asked };
+    return { key, reply, logits: tensors.logits.data, request: { method: "POST", path, body } satisfies ApiRequest };
   });
   const here = next.value?.key === key ? next.value : null;
   const layers = decoding(model);
@@ -110,13 +110,13 @@ export function Generation({ model }: { model: ModelInfo }) {
     const ending = new AbortController();
     const written = draft.trim() ? draft : text;
     const body = { model: model.id, prompt: written, max_tokens: most, temperature, ...(temperature ? { seed } : {}), logprobs: 5, attention: { statistics: [], top_k: TOP_KEYS, edits } };
-    const asked: Asked = { method: "POST", path: "v1/completions", body };
+    const request: ApiRequest = { method: "POST", path: "v1/completions", body };
     setStop(ending);
     setProblem(null);
     point(null);
     try {
       const { labels: prompt, encoder_labels: read } = here && written === text ? here.reply : (await callTensors<Prompted>(path, { text: written, top_k: 0 })).reply;
-      let made: Run = { key: JSON.stringify([JSON.stringify([model.id, written, edits]), temperature, temperature ? seed : 0]), came: [], prompt, read, edits, asked };
+      let made: Run = { key: JSON.stringify([JSON.stringify([model.id, written, edits]), temperature, temperature ? seed : 0]), came: [], prompt, read, edits, request };
       setRun((lastRun = made));
       try {
         for await (const { choices: [choice] } of events<CompletionChunk>("v1/completions", body, ending.signal)) {
@@ -158,7 +158,7 @@ export function Generation({ model }: { model: ModelInfo }) {
             <input type="text" dir="auto" value={draft} autocomplete="off" spellcheck={false} onInput={(event) => setDraft(event.currentTarget.value)} onChange={() => draft.trim() && draft !== text && go({ came: "", token: "", text: draft === FIRST_TEXT ? "" : draft })} /></label>
           {stop ? <Button class="primary" onClick={() => stop.abort()}>Stop</Button> : <button type="submit" class="primary" disabled={!draft.trim()}>Generate</button>}
         </form>
-        <Controls told={`${temperature ? `temperature ${temperature.toFixed(2)}` : "the likeliest tokens"}, ${tokens} of them`}>
+        <Controls summary={`${temperature ? `temperature ${temperature.toFixed(2)}` : "the likeliest tokens"}, ${tokens} of them`}>
           <Field label="Temperature" hint={temperature ? temperature.toFixed(2) : "0: the likeliest token"} param="temperature" type="range" min={0} max={2} step={0.05} value={temperature} live set={(each) => go({ came: "", heat: Number(each) ? each : "" }, "slide")} />
           <Field label="Tokens" type="number" param="max_tokens" min={1} max={MOST_TOKENS} value={tokens} set={(each) => go({ came: "", length: each })} />
           {temperature > 0 && <Field label="Seed" type="number" min={0} value={seed} set={(each) => go({ came: "", seed: each })} />}
@@ -166,7 +166,7 @@ export function Generation({ model }: { model: ModelInfo }) {
       </Faulty>
       {layers.length > 0 && (
         <>
-          <Controls told={headName(String(layers[layer].layer), head)}>
+          <Controls summary={headName(String(layers[layer].layer), head)}>
             <Choice label="Layer" value={String(layer)} set={(each) => go({ layer: each, head: "" })} options={layers.map((each, i) => [String(i), String(each.layer)])} />
             <Choice label="Head" value={String(head)} set={(each) => go({ head: each })} options={Array.from({ length: heads }, (_, i) => [String(i), headName(String(layers[layer].layer), i)])} />
           </Controls>
@@ -188,7 +188,7 @@ export function Generation({ model }: { model: ModelInfo }) {
           <Drawing fit scene={nextScene(here.logits, predicted.top, temperature, theme, findingOf(params)?.token)} />
         </>
       )}
-      <Commands calls={[run?.asked ?? null, here?.asked ?? null]} />
+      <Commands calls={[run?.request ?? null, here?.request ?? null]} />
     </>
   );
 }
@@ -234,7 +234,7 @@ function Came({ run, refs, layer, heads, head, pointed, point, busy }: CameProps
   // What is asked of the server waits for a click; what came with a token follows the pointer.
   const own = pointed !== null && pointed < came.length && !shown ? pointed : clicked;
   const chosen = came.at(own);
-  const { model } = run.asked.body as { model: string };
+  const { model } = run.request.body as { model: string };
   const before = [...ids, ...came.slice(0, own).map(({ of }) => of.id)];
   const lookedOf = ({ of: { layers } }: Came) => layers.find((each) => String(each.layer) === layerRef)?.top_keys;
   const looked = chosen && lookedOf(chosen);
@@ -278,7 +278,7 @@ function Came({ run, refs, layer, heads, head, pointed, point, busy }: CameProps
             })),
           ]} />
           <Table caption={`The likeliest tokens in the place of ${shownToken(chosen.of.token)}, at temperature 1`} rows={chosen.likeliest} columns={[{ head: "token", header: true, cell: ([token]) => shownToken(token) }, { head: "probability", number: true, cell: ([, logprob]) => precise(Math.exp(logprob), 3) }]} />
-          {!busy && <Export of={{ name: "generation", scene: () => heatScene(drawn(), { theme, title: `${name}: what chose each token`, queries, keys }), rows: () => [["token", ...keys], ...queries.map((each, i) => [each, ...Array.from(row(drawn(), i))])], json: () => ({ request: run.asked.body, prompt, tokens: came }) }} />}
+          {!busy && <Export of={{ name: "generation", scene: () => heatScene(drawn(), { theme, title: `${name}: what chose each token`, queries, keys }), rows: () => [["token", ...keys], ...queries.map((each, i) => [each, ...Array.from(row(drawn(), i))])], json: () => ({ request: run.request.body, prompt, tokens: came }) }} />}
         </>
       )}
     </section>

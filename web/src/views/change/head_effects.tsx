@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { callTensors } from "../../server/api";
-import type { Asked } from "../../server/api";
+import type { ApiRequest } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { barScene } from "../../drawing/drawings";
 import { noHead } from "../../subjects/edits";
@@ -36,13 +36,13 @@ export function HeadEffects({ model, layerRef, heads, tokens, edits, chosen }: H
   const { theme } = usePage();
   const [done, setDone] = useState(0);
   const path = `v1/models/${encodeURIComponent(model)}/forward`;
-  const asked = (head: number): Asked & { body: Body } => ({ method: "POST", path, body: { tokens, edits: { ...edits, [layerRef]: [...(edits[layerRef] ?? []), noHead(head)] }, return: ["logits"], top_k: 0 } });
+  const requestOf = (head: number): ApiRequest & { body: Body } => ({ method: "POST", path, body: { tokens, edits: { ...edits, [layerRef]: [...(edits[layerRef] ?? []), noHead(head)] }, return: ["logits"], top_k: 0 } });
   const key = JSON.stringify([model, layerRef, tokens, edits, chosen.id]);
   const { value, problem } = useLoaded(key, async (signal) => {
     const without: number[] = [];
     for (let head = 0; head < heads.length; head += 1) {
       setDone(head);
-      const { body } = asked(head);
+      const { body } = requestOf(head);
       const name = JSON.stringify([model, body, chosen.id]);
       const found = known.get(name) ?? logProbability((await callTensors(path, body, signal)).tensors.logits.data, chosen.id);
       if (known.size > KEPT) known.clear();
@@ -58,9 +58,9 @@ export function HeadEffects({ model, layerRef, heads, tokens, edits, chosen }: H
   return (
     <>
       <p class="small">Each head of layer {layerRef} adds nothing in turn, in all passes up to this token; log p is {real(chosen.logprob)} with all that are not knocked out above. A token that a head helps loses log p without it.</p>
-      <Export of={{ name: "head_effects", label: title, scene: () => barScene({ theme, title, labels: heads, values: changes, signed: true }), rows: () => [["head", "log p without", "change"], ...heads.map((each, i) => [each, value.without[i], changes[i]])], json: () => ({ request: asked(0).body, token: chosen, heads, without: value.without, changes }) }} />
+      <Export of={{ name: "head_effects", label: title, scene: () => barScene({ theme, title, labels: heads, values: changes, signed: true }), rows: () => [["head", "log p without", "change"], ...heads.map((each, i) => [each, value.without[i], changes[i]])], json: () => ({ request: requestOf(0).body, token: chosen, heads, without: value.without, changes }) }} />
       <div class="side">
-        <Drawing fit scene={barScene({ theme, title, labels: heads, values: changes, signed: true, told: effect })} />
+        <Drawing fit scene={barScene({ theme, title, labels: heads, values: changes, signed: true, written: effect })} />
         <Table caption={title} rows={heads} columns={[
           { head: "head", header: true, cell: (each) => each },
           { head: "log p without", number: true, cell: (_, i) => real(value.without[i]) },
@@ -68,7 +68,7 @@ export function HeadEffects({ model, layerRef, heads, tokens, edits, chosen }: H
           { head: "change", number: true, cell: (_, i) => effect(changes[i]) },
         ]} />
       </div>
-      <Commands calls={[asked(0)]} />
+      <Commands calls={[requestOf(0)]} />
     </>
   );
 }

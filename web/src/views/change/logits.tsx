@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { call, problemOf } from "../../server/api";
-import type { Asked, ProblemDocument } from "../../server/api";
+import type { ApiRequest, ProblemDocument } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { barScene } from "../../drawing/drawings";
 import type { Edit } from "../../subjects/edits";
@@ -28,7 +28,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
   const { params, go, theme, announce } = usePage();
   const { tokens } = of;
   const [busy, setBusy] = useState(false);
-  const [made, setMade] = useState<{ key: string; value: Predictions; asked: Asked } | null>(null);
+  const [made, setMade] = useState<{ key: string; value: Predictions; request: ApiRequest } | null>(null);
   const [failed, setFailed] = useState<{ key: string; problem: ProblemDocument } | null>(null);
   const { value: model } = useLoaded(of.model, async () => ({ id: of.id ?? named(of.model, (await call<{ data: ModelInfo[] }>("GET", "v1/models")).data) }));
   if (!model) return null;
@@ -42,8 +42,8 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
     setBusy(true);
     setFailed(null);
     try {
-      const asked: Asked = { method: "POST", path: `v1/models/${encodeURIComponent(model.id ?? "")}/forward`, body };
-      setMade({ key, value: await call<Predictions>(asked.method, asked.path, body), asked });
+      const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(model.id ?? "")}/forward`, body };
+      setMade({ key, value: await call<Predictions>(request.method, request.path, body), request });
       announce("The predictions are there.");
     } catch (fault) {
       setFailed({ key, problem: problemOf(fault) });
@@ -56,7 +56,7 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
   const at = integer(params.at, tokens - 1, 0, tokens - 1);
   const several = shown !== null && shown.predictions.length > 1;
   const one = shown?.predictions.find(({ position }) => position === at) ?? shown?.predictions[0];
-  const told = shown?.predictions.filter(({ divergence }) => divergence != null) ?? [];
+  const diverging = shown?.predictions.filter(({ divergence }) => divergence != null) ?? [];
   const place = (position: number) => shownToken(shown?.labels.tokens[position] ?? "");
   return (
     <section aria-busy={busy}>
@@ -78,9 +78,9 @@ export function Logits({ of, layer, layerRef, edits }: { of: Whole; layer: strin
               { head: "logit", number: true, cell: (each) => precise(each.unedited_logit) },
               { head: "its change", number: true, cell: (each) => precise(each.logit - each.unedited_logit) },
             ]} />
-            {told.length > 1 && <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: placed(told.map(({ position }) => place(position))), values: told.map((each) => settled(each.divergence ?? 0)), told: effect })} />}
+            {diverging.length > 1 && <Drawing fit scene={barScene({ theme, title: "divergence of each token's prediction, nats", labels: placed(diverging.map(({ position }) => place(position))), values: diverging.map((each) => settled(each.divergence ?? 0)), written: effect })} />}
           </div>
-          <Commands calls={[made.asked]} />
+          <Commands calls={[made.request]} />
         </>
       )}
     </section>

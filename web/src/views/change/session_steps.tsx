@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { call, callTensors, problemOf } from "../../server/api";
-import type { Asked, ProblemDocument } from "../../server/api";
+import type { ApiRequest, ProblemDocument } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { heatScene } from "../../drawing/drawings";
 import { bytes, precise, whole } from "../../numbers/format";
@@ -54,7 +54,7 @@ export function SessionSteps() {
   const [problem, setProblem] = useState<ProblemDocument | null>(null);
   const [working, setWorking] = useState(false);
   const [again, setAgain] = useState(0);
-  const [last, setLast] = useState<{ asked: Asked; ran: Ran } | null>(null);
+  const [last, setLast] = useState<{ request: ApiRequest; ran: Ran } | null>(null);
   const fromSource = params.source?.startsWith("module:") ? params.source.slice(7) : "";
   const name = params.decode ?? (modules.some((each) => each.name === fromSource) ? fromSource : (modules.at(0)?.name ?? ""));
   const module = modules.find((each) => each.name === name);
@@ -83,14 +83,14 @@ export function SessionSteps() {
     for (let i = 0; i < many; i += 1) {
       const data = normal(1, width, integer(params.seed, 0) * 100_003 + length);
       const body: Body = { query: { shape: [1, width], data }, return: ["output", "weights"], at: length };
-      const asked: Asked = { method: "POST", path: `v1/sessions/${encodeURIComponent(session)}/step`, body };
-      const { reply, tensors } = await callTensors<{ ran: Ran; length: number }>(asked.path, body);
+      const request: ApiRequest = { method: "POST", path: `v1/sessions/${encodeURIComponent(session)}/step`, body };
+      const { reply, tensors } = await callTensors<{ ran: Ran; length: number }>(request.path, body);
       const { shape, data: weights } = tensors.weights;
       const keys = shape.at(-1) ?? 1;
       const heads = Array.from({ length: weights.length / keys }, (_, h) => weights.slice(h * keys, (h + 1) * keys));
       setSteps(session, [...stepsOf(session), { at: length, heads }]);
       length = reply.length;
-      setLast({ asked, ran: reply.ran });
+      setLast({ request, ran: reply.ran });
     }
     announce(`The session holds ${length} tokens.`);
   });
@@ -131,7 +131,7 @@ export function SessionSteps() {
           {shown.of.rows > 0 && <p class="small">The last step's largest weight is {precise(Math.max(...shown.of.data.subarray((shown.of.rows - 1) * shown.of.columns)))}. Steps that another page made are not shown.</p>}
           {shown.of.rows > 0 && <Export of={{ name: "decode", scene: () => heatScene(shown.of, { theme, title, queries: shown.queries, keys: shown.keys }), rows: () => matrixRows(shown.of, shown.queries, shown.keys), json: () => ({ session, head, weights: shown.queries.map((each, i) => ({ query: each, weights: Array.from(shown.of.data.subarray(i * shown.of.columns, (i + 1) * shown.of.columns)) })) }) }} />}
           {last && <RanTable rans={{ step: last.ran }} />}
-          <Commands calls={[last?.asked ?? null]} />
+          <Commands calls={[last?.request ?? null]} />
         </>
       )}
     </>

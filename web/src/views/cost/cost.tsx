@@ -128,11 +128,11 @@ function AttentionCost({ target, choice }: { target: string; choice: ComponentCh
   const { params, go, theme, announce } = usePage();
   const relevant = ["lengths", "batch", "num_heads", "head_dim", "cost_causal", "against"].map((name) => params[name] ?? "").concat(target).join("\u0000");
   const { value, problem, busy } = useLoaded(relevant, async () => {
-    const { target: asked, body } = costBody(params);
-    const path = of(asked, "complexity");
+    const { target, body } = costBody(params);
+    const path = of(target, "complexity");
     const reply = await call<ComplexityReply>("POST", path, body);
     announce(`Costs of ${reply.costs.length} lengths.`);
-    return { reply, asked: { method: "POST" as const, path, body } };
+    return { reply, request: { method: "POST" as const, path, body } };
   });
   const drawn = value ? charts(value.reply, theme) : [];
   const power = (name: string, otherwise: number, most: number) => {
@@ -180,7 +180,7 @@ function AttentionCost({ target, choice }: { target: string; choice: ComponentCh
             ))}
           </div>
           <Table caption={`Cost by length, on ${value.reply.device_name}`} rows={value.reply.costs} columns={COLUMNS} />
-          <Commands calls={[value.asked]} />
+          <Commands calls={[value.request]} />
         </div>
       )}
     </Faulty>

@@ -62,29 +62,29 @@ export function ModelCost({ id, choice }: { id: string; choice: ComponentChildre
     const lengths = [...new Set(Array.from({ length: POINTS }, (_, i) => Math.ceil(length / 2 ** (POINTS - 1 - i))))];
     const points = await Promise.all(lengths.map(async (tokens): Promise<Point> => ({ tokens, cost: tokens === 1 ? one : await ask(tokens) })));
     announce(`Costs of ${whole(length)} tokens.`);
-    return { points, most, asked: { method: "POST" as const, path, body: { length, ...common } } };
+    return { points, most, request: { method: "POST" as const, path, body: { length, ...common } } };
   });
-  const asked = value?.points.at(-1);
+  const last = value?.points.at(-1);
   const drawn = value && reads ? charts(value.points, generated, theme) : [];
   const number = (name: string, now: number, low: number, more = {}) => ({ type: "number" as const, min: low, value: now, set: (each: string) => go({ [name]: each }), ...more });
   return (
     <>
       <div class="fields">
         {choice}
-        {reads && <Field label="Tokens of the text" param="length" {...number("length", asked?.tokens ?? integer(params.length, LENGTH, 1), 1, value ? { max: value.most } : {})} />}
+        {reads && <Field label="Tokens of the text" param="length" {...number("length", last?.tokens ?? integer(params.length, LENGTH, 1), 1, value ? { max: value.most } : {})} />}
         {model.generates && <Field label="New tokens" param="new_tokens" {...number("new_tokens", generated, 0)} />}
         <Field label={reads ? "Batch" : "Batches"} param="batch" {...number("batch", batch, 1)} />
         {model.takes.includes("images") && <Field label="Side of the image" hint={reads ? "pixels; 0 for none" : "pixels"} param="images" {...number("side", side, reads ? 0 : 1)} />}
       </div>
       <ProblemBox problem={problem} />
       {!value && busy && <Waiting what={`Asking ${id} for its costs`} />}
-      {value && asked && (
+      {value && last && (
         <div class="answer" aria-busy={busy}>
           <p>
-            {id} has {count(asked.cost.parameters)} parameters in {bytes(asked.cost.parameter_bytes)}{reads && <> and keeps {bytes(asked.cost.cache_bytes_per_token)} of keys and values for each token</>}.{" "}
-            {asked.cost.images && <>The image is {whole(asked.cost.images[0].tokens)} tokens in {whole(asked.cost.images[0].crops)} crops. </>}
-            The free memory holds <b>{whole(asked.cost.max_batch)}</b> {reads ? `sequences of ${whole(asked.tokens)} tokens` : "batches"}{generated > 0 && ` with ${whole(generated)} new ones each`}
-            {reads && <>, or {batch === 1 ? "a text" : `${whole(batch)} texts`} of up to <b>{whole(asked.cost.max_length)}</b> tokens{generated > 0 && ", the new ones among them"}</>}.
+            {id} has {count(last.cost.parameters)} parameters in {bytes(last.cost.parameter_bytes)}{reads && <> and keeps {bytes(last.cost.cache_bytes_per_token)} of keys and values for each token</>}.{" "}
+            {last.cost.images && <>The image is {whole(last.cost.images[0].tokens)} tokens in {whole(last.cost.images[0].crops)} crops. </>}
+            The free memory holds <b>{whole(last.cost.max_batch)}</b> {reads ? `sequences of ${whole(last.tokens)} tokens` : "batches"}{generated > 0 && ` with ${whole(generated)} new ones each`}
+            {reads && <>, or {batch === 1 ? "a text" : `${whole(batch)} texts`} of up to <b>{whole(last.cost.max_length)}</b> tokens{generated > 0 && ", the new ones among them"}</>}.
           </p>
           <div class="side">
             {drawn.map((scene, i) => (
@@ -94,8 +94,8 @@ export function ModelCost({ id, choice }: { id: string; choice: ComponentChildre
               </div>
             ))}
           </div>
-          <Table caption={`Cost of ${id}`} rows={reads ? value.points : [asked]} columns={COLUMNS} />
-          <Commands calls={[value.asked]} />
+          <Table caption={`Cost of ${id}`} rows={reads ? value.points : [last]} columns={COLUMNS} />
+          <Commands calls={[value.request]} />
         </div>
       )}
     </>

@@ -84,7 +84,7 @@ export function Circuits() {
     const product = PRODUCTS.includes(module.config.spec?.score?.name ?? "scaled_dot");
     const body: Body = { parts: [...(product ? ["qk"] : []), "ov", "spectra"], ...(later ? { with: later } : {}) };
     const path = of(name, "circuits");
-    return { ...(await callTensors<CircuitsReply>(path, body)), asked: { method: "POST" as const, path, body } };
+    return { ...(await callTensors<CircuitsReply>(path, body)), request: { method: "POST" as const, path, body } };
   });
   if (!listed) return <Waiting what="Asking the server for its modules" />;
   if (!modules.length && !model) return models ? <p>No module is resident. Create one or import a checkpoint under Model.</p> : <Waiting what="Asking the server for its models" />;
@@ -140,7 +140,7 @@ export function Circuits() {
             { head: "stable rank", number: true, cell: (_, i) => numbers(`spectra.${i}.stable_rank`) },
           ]} />
           <RanTable rans={{ circuits: value.reply.ran }} />
-          <Commands calls={[value.asked]} />
+          <Commands calls={[value.request]} />
         </div>
       )}
     </>

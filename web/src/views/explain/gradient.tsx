@@ -1,7 +1,7 @@
 /** Gradients: of a prediction through a whole model, or of one attention's output; and attributions to weights and heads. */
 
 import { Problem, call, callTensors } from "../../server/api";
-import type { Asked } from "../../server/api";
+import type { ApiRequest } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { Controls } from "../../parts/controls";
 import { DependsOn } from "../../parts/dependence";
@@ -71,7 +71,7 @@ interface Gradients {
   /** |∂L/∂ξ| of each head's gate. */
   importance: number[];
   rans: Record<string, Ran>;
-  calls: Asked[];
+  calls: ApiRequest[];
 }
 
 /** L is the log-probability of a token: exact gradients through all later layers of the model. */
@@ -79,8 +79,8 @@ async function ofPrediction(subject: Subject, layer: number, of: Body, crop: num
   const { whole, layers } = subject;
   const { ref = "", heads, queries, keys } = layers[layer];
   const body: Body = { ...whole?.input, of, layers: [/^\d+$/.test(ref) ? Number(ref) : ref], wrt: ["weights"] };
-  const asked: Asked = { method: "POST", path: `v1/models/${encodeURIComponent(whole?.id ?? "")}/gradients`, body };
-  const [{ tensors }, ...own] = await Promise.all([callTensors(asked.path, body, signal), ...heads.map((_, head) => subject.weights(layer, head))]);
+  const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(whole?.id ?? "")}/gradients`, body };
+  const [{ tensors }, ...own] = await Promise.all([callTensors(request.path, body, signal), ...heads.map((_, head) => subject.weights(layer, head))]);
   const cells = queries.length * keys.length;
   const { data: effects } = tensors["layers.0.heads"]; // of all crops of an image
   const data = tensors["layers.0.gradients.weights"].data.slice(crop * heads.length * cells, (crop + 1) * heads.length * cells);
@@ -94,7 +94,7 @@ async function ofPrediction(subject: Subject, layer: number, of: Body, crop: num
     tensors: { gradient_attention: { shape: slopes.shape, data: products }, relevance: { shape: [queries.length, keys.length], data: relevance } },
     importance: heads.map((_, head) => Math.abs(effects.reduce((total, each, at) => (at % heads.length === head ? total + each : total), 0))),
     rans: {},
-    calls: [asked],
+    calls: [request],
   };
 }
 
@@ -128,7 +128,7 @@ const LIKELIEST = 12;
 interface Predicted {
   id: string;
   input: Body;
-  told: Predictions;
+  prediction: Predictions;
   at: number;
   /** `position` and `token` of the request, where they are chosen. */
   of: Body;
@@ -142,25 +142,25 @@ export function Gradient(props: SubjectProps) {
   const input = whole?.input;
   const reads = input !== undefined && "text" in input && !whole?.classifies; // else the model says what has a class
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${at}`, async (signal) => {
-    if (!id || !input) return { told: null };
+    if (!id || !input) return { prediction: null };
     const body = { ...input, top_k: LIKELIEST, ...(reads ? { positions: [at] } : {}) };
-    return { told: await call<Predictions>("POST", `v1/models/${encodeURIComponent(id)}/forward`, body, signal) };
+    return { prediction: await call<Predictions>("POST", `v1/models/${encodeURIComponent(id)}/forward`, body, signal) };
   });
   if (!value) return busy ? <Waiting what="Asking the server for the prediction" /> : <ProblemBox problem={problem} />;
   const wanted = params.predicted ?? "";
   const token = /^#\d+$/.test(wanted) ? Number(wanted.slice(1)) : wanted;
   // Of a classifier of tokens, each has a prediction; of one that finds an answer, its likeliest ends.
-  const several = !reads && (value.told?.predictions.length ?? 0) > 1;
-  const place = several ? (value.told?.predictions.find(({ position }) => position === at) ?? value.told?.predictions[0])?.position : at;
+  const several = !reads && (value.prediction?.predictions.length ?? 0) > 1;
+  const place = several ? (value.prediction?.predictions.find(({ position }) => position === at) ?? value.prediction?.predictions[0])?.position : at;
   const of = { ...(reads || several ? { position: place } : {}), ...(token === "" ? {} : { token }) };
   // A model without a head predicts nothing, and is offered no gradient of it.
-  return <Shaped {...props} predicted={id && input && value.told?.predicts ? { id, input, told: value.told, at: place ?? at, of } : null} />;
+  return <Shaped {...props} predicted={id && input && value.prediction?.predicts ? { id, input, prediction: value.prediction, at: place ?? at, of } : null} />;
 }
 
 /** The choice of the token whose log-probability is L, and what that depends on, token by token and patch by patch. */
 function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: string | undefined }) {
   const { params, go } = usePage();
-  const { id, input, at, of, told: { predicts, predictions, labels } } = predicted;
+  const { id, input, at, of, prediction: { predicts, predictions, labels } } = predicted;
   const several = predicts === "class" && predictions.length > 1;
   const prediction = (several ? predictions.find(({ position }) => position === at) : undefined) ?? predictions[0];
   const wanted = params.predicted ?? "";
@@ -175,7 +175,7 @@ function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: s
   const options = prediction.top.map(({ id: each, token, probability }): [string, string] => [`#${each}`, `${shown(token)} ${precise(probability, 3)}`]);
   return (
     <>
-      <Controls told={`log p(${chosen})${several ? ` of ${at} ${shownToken(labels.tokens[at])}` : predicts === "class" ? "" : ` ${predicts === "own" ? "in the place of" : "after"} ${at} ${shownToken(labels.tokens[at])}`}`}>
+      <Controls summary={`log p(${chosen})${several ? ` of ${at} ${shownToken(labels.tokens[at])}` : predicts === "class" ? "" : ` ${predicts === "own" ? "in the place of" : "after"} ${at} ${shownToken(labels.tokens[at])}`}`}>
         {predicts !== "class" && <Choice label={predicts === "own" ? "In the place of" : "After"} value={String(at)} set={(each) => go({ at: each, predicted: "" })} options={labels.tokens.map((each, i): [string, string] => [String(i), `${i} ${shownToken(each)}`])} />}
         {several && <Choice label="Of" value={String(at)} set={(each) => go({ at: each, predicted: "" })} options={predictions.map(({ position }): [string, string] => [String(position), `${position} ${shownToken(labels.tokens[position])}`])} />}
         <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", `the likeliest: ${likeliest}`], ...options]} />
@@ -188,14 +188,14 @@ function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: s
 
 function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { predicted: Predicted | null }) {
   const { params, go, theme } = usePage();
-  const asked = subject.layers[layer];
-  const fits = Math.max(asked.queries.length, asked.keys.length) <= MOST_TOKENS.gradient;
+  const attention = subject.layers[layer];
+  const fits = Math.max(attention.queries.length, attention.keys.length) <= MOST_TOKENS.gradient;
   const chosen = params.attribution && params.attribution in ATTRIBUTIONS ? params.attribution : "gradient_attention";
   const { label: kind, method = chosen, signed = false, together = false } = ATTRIBUTIONS[chosen];
   const predicts = predicted !== null && OF_PREDICTION.includes(chosen);
   const of = predicts ? predicted.of : {};
   // The sum of the whole output would give every query the same gradient.
-  const usual = predicts ? PREDICTION : subject.sequences === 1 ? `token:${asked.queries.length - 1}` : "sum";
+  const usual = predicts ? PREDICTION : subject.sequences === 1 ? `token:${attention.queries.length - 1}` : "sum";
   const loss = params.loss ?? usual;
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${loss}/${loss === "readout" ? (params.readout ?? "") : ""}/${method}/${loss === PREDICTION ? JSON.stringify(of) : ""}`, async (signal): Promise<Gradients | null> => {
     if (!fits) return null;
@@ -206,7 +206,7 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
     const methods = [...new Set(["gradient_attention", "head_importance", method])];
     const more: Body = {};
     if (loss === "readout") Object.assign(more, readoutOf(params.readout));
-    else if (loss !== "sum" && subject.sequences === 1) more.upstream = upstream((await forwardOf(live, { return: ["output"] }, sequence)).tensors.output, loss, asked.queries.length);
+    else if (loss !== "sum" && subject.sequences === 1) more.upstream = upstream((await forwardOf(live, { return: ["output"] }, sequence)).tensors.output, loss, attention.queries.length);
     const [attributed, gradients] = await Promise.all([attributionOf(live, { methods, ...more }, sequence), loss === "readout" ? null : gradientsOf(live, { wrt: ["weights"], ...more }, sequence)]);
     return {
       layer,
@@ -214,7 +214,7 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
       tensors: attributed.tensors,
       importance: Array.from(attributed.tensors.head_importance.data),
       rans: { ...(gradients ? { gradients: gradients.ran } : {}), attribution: attributed.ran },
-      calls: [...(gradients ? [gradients.asked] : []), attributed.asked],
+      calls: [...(gradients ? [gradients.request] : []), attributed.request],
     };
   });
   // Until the next layer's are there, the gradients before with the tokens and names of their own.
@@ -228,18 +228,18 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
   const importance = value?.importance ?? [];
   const gap = chosen === "integrated" ? tensors["completeness.gap"]?.data[0] : undefined;
   const label = headTitle(subject, shown, head);
-  const options: [string, string][] = [...(predicts ? [[PREDICTION, predicted.told.predicts === "class" ? "the log-probability of a class" : "the log-probability of a token"] as [string, string]] : []), ["sum", "the sum of the output"]];
-  if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...asked.queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
-  const told = options.find(([each]) => each === loss)?.[1] ?? loss;
+  const options: [string, string][] = [...(predicts ? [[PREDICTION, predicted.prediction.predicts === "class" ? "the log-probability of a class" : "the log-probability of a token"] as [string, string]] : []), ["sum", "the sum of the output"]];
+  if (subject.sequences === 1) options.push(["square", "½ ‖output‖²"], ["readout", "the log-likelihood of classes"], ...attention.queries.map((each, i): [string, string] => [`token:${i}`, `the sum of the output of ${i} ${each}`]));
+  const lossText = options.find(([each]) => each === loss)?.[1] ?? loss;
   const title = together ? `${kind}, ${name}` : `${kind} of ${label}`;
   const shared = { queries, keys, facts: { loss, layer: name, head, importance } };
   return (
     <>
-      <Controls told={`L is ${told}`}>
+      <Controls summary={`L is ${lossText}`}>
         <Choice wide label="L is" value={loss} set={(each) => go({ loss: each === usual ? "" : each })} options={options} />
         <Choice wide label="Attribution" value={chosen} set={(each) => go({ attribution: each === "gradient_attention" ? "" : each })} options={Object.entries(ATTRIBUTIONS).map(([each, { label: text }]) => [each, text])} />
       </Controls>
-      {loss !== PREDICTION && <p class="of">L is {told}, of this attention alone{subject.whole?.id && !predicted ? `: ${subject.whole.id} has no head that predicts a token or a class` : ""}.</p>}
+      {loss !== PREDICTION && <p class="of">L is {lossText}, of this attention alone{subject.whole?.id && !predicted ? `: ${subject.whole.id} has no head that predicts a token or a class` : ""}.</p>}
       {loss === "readout" && <Faulty problem={problem}><Area label="Readout" hint="a linear classifier of each query's output: weight [classes, width], bias, and the class of each query as targets (−1: not counted)" param="readout" rows={3} value={params.readout ?? ""} placeholder={READOUT} set={(readout) => go({ readout })} /></Faulty>}
       {predicts && loss === PREDICTION && (
         <>

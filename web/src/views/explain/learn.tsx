@@ -37,15 +37,15 @@ function partsOf(spec: Spec | undefined): [string, Named][] {
 
 export function Learn({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const asked = subject.layers[layer];
-  const wanted = integer(params.query, firstLooking(asked), 0, asked.queries.length - 1);
+  const attention = subject.layers[layer];
+  const wanted = integer(params.query, firstLooking(attention), 0, attention.queries.length - 1);
   const temperature = decimal(params.tau, 1, 0.125, 8);
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${wanted}`, async () => {
     const [live, { variants }] = await Promise.all([subject.live(layer), call<{ variants: VariantInfo[] }>("GET", "v1/variants")]);
-    const select = { queries: [wanted], ...(asked.heads.length > 1 ? { heads: [head] } : {}) };
+    const select = { queries: [wanted], ...(attention.heads.length > 1 ? { heads: [head] } : {}) };
     const made = live && (await forwardOf(live, { return: ["q", "masked_scores", "weights"], select }, integer(params.sequence, 0)));
     const spec = live?.module ? (await call<ModuleInfo>("GET", `v1/modules/${encodeURIComponent(live.module)}`)).config.spec : (live?.body.spec as Spec | undefined);
-    return { variants, made, spec, width: made?.tensors.q.shape.at(-1) ?? 0, layer, name: asked.heads[head], query: wanted };
+    return { variants, made, spec, width: made?.tensors.q.shape.at(-1) ?? 0, layer, name: attention.heads[head], query: wanted };
   });
   if (!value) return problem ? <ProblemBox problem={problem} /> : <p class="empty">Asking the server…</p>;
   const { made, variants, spec, width, name, query } = value;
@@ -65,8 +65,8 @@ export function Learn({ subject, layer, head }: SubjectProps) {
   const finite = scores?.filter(Number.isFinite) ?? [];
   return (
     <>
-      <Controls told={`query ${wanted} ${asked.queries[wanted]}, τ = ${temperature.toFixed(2)}`}>
-        <Choice label="Query" value={String(wanted)} set={(each) => go({ query: each })} options={asked.queries.map((each, i) => [String(i), `${i} ${each}`])} />
+      <Controls summary={`query ${wanted} ${attention.queries[wanted]}, τ = ${temperature.toFixed(2)}`}>
+        <Choice label="Query" value={String(wanted)} set={(each) => go({ query: each })} options={attention.queries.map((each, i) => [String(i), `${i} ${each}`])} />
         {plain && <Field label="Temperature τ" hint={temperature.toFixed(2)} type="range" min={-3} max={3} step={0.1} value={Math.log2(temperature)} live set={(each) => go({ tau: Math.abs(Number(each)) < 0.05 ? "" : (2 ** Number(each)).toFixed(3) }, "slide")} />}
       </Controls>
       <div aria-busy={busy} class="learn">
@@ -99,7 +99,7 @@ export function Learn({ subject, layer, head }: SubjectProps) {
           ]} />
         </>
       )}
-      <Commands calls={[made?.asked ?? null, { method: "GET", path: "v1/variants" }]} />
+      <Commands calls={[made?.request ?? null, { method: "GET", path: "v1/variants" }]} />
     </>
   );
 }

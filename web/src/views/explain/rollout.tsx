@@ -1,7 +1,7 @@
 /** Rollout, flow and accumulated relevance over the layers of a subject. */
 
 import { Problem, callTensors } from "../../server/api";
-import type { Asked } from "../../server/api";
+import type { ApiRequest } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { Controls } from "../../parts/controls";
 import { barScene, heatScene } from "../../drawing/drawings";
@@ -62,11 +62,11 @@ export function Rollout({ subject }: SubjectProps) {
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${stack}/${upto}/${JSON.stringify(body)}`, async () => {
     if (!fits) return null;
     const layers = usable.slice(0, upto);
-    const asked: Asked = subject.recording && method !== "relevance"
+    const request: ApiRequest = subject.recording && method !== "relevance"
       ? { method: "POST", path: `${subject.recording}/rollout`, body: { ...body, layers: layers.map(({ each }) => each.name) } }
       : { method: "POST", path: "v1/attention/rollout", body: { ...body, weights: await inputs(subject, layers.map(({ i }) => i), method, integer(params.sequence, 0)) } };
-    const { reply, tensors: { values } } = await callTensors<{ ran: Ran }>(asked.path, asked.body ?? {});
-    return { of: matrix(values.shape[0], values.shape[1], values.data), ran: reply.ran, asked };
+    const { reply, tensors: { values } } = await callTensors<{ ran: Ran }>(request.path, request.body ?? {});
+    return { of: matrix(values.shape[0], values.shape[1], values.data), ran: reply.ran, request };
   });
   if (!fits) return <p>Rollout needs self-attention of at most {MOST_TOKENS.rollout} tokens.</p>;
   const title = `${METHODS[method].label} over ${upto} of ${usable.length} layers`;
@@ -78,7 +78,7 @@ export function Rollout({ subject }: SubjectProps) {
   };
   return (
     <>
-      <Controls told={`${title}, query ${query} ${queries[query]}`}>
+      <Controls summary={`${title}, query ${query} ${queries[query]}`}>
         <Choice label="Method" value={method} set={(each) => go({ method: each === "rollout" ? "" : each })} options={Object.entries(METHODS).map(([each, { label }]) => [each, label])} />
         {stacks.length > 1 && <Choice label="Layers of" value={stack} set={(each) => go({ stack: each, upto: "", query: "" })} options={stacks.map((each) => [each, STACKS[each] ?? `the ${each}`])} />}
         <Choice label="Layers" value={String(upto)} set={(each) => go({ upto: each })} options={usable.map((_, i) => [String(i + 1), `the first ${i + 1}`])} />
@@ -100,7 +100,7 @@ export function Rollout({ subject }: SubjectProps) {
           <p class="small">{METHODS[method].about}</p>
           {subject.unseen?.length ? <p class="small">Without what passes through {subject.unseen.join(", ")}: such layers mix tokens too, but have no weights of pairs of tokens.</p> : null}
           <RanTable rans={{ [method]: value.ran }} />
-          <Commands calls={[value.asked]} />
+          <Commands calls={[value.request]} />
         </div>
       )}
     </>

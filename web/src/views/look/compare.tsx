@@ -56,10 +56,10 @@ export function Compare({ subject, layer, head }: SubjectProps) {
       of: other.layers[otherLayer],
       end: Math.max(drawn.one.end, drawn.other.end),
       pair,
-      calls: [await subject.asked(layer, head), await other.asked(otherLayer, otherHead)],
+      calls: [await subject.requestFor(layer, head), await other.requestFor(otherLayer, otherHead)],
     };
   });
-  const told = useLoaded(place, async () => (other ? { place, both: await Promise.all([statisticsAt(subject, layer, head), statisticsAt(other, otherLayer, otherHead)]) } : null));
+  const summaries = useLoaded(place, async () => (other ? { place, both: await Promise.all([statisticsAt(subject, layer, head), statisticsAt(other, otherLayer, otherHead)]) } : null));
   const range = (params.range ?? (usualRange(queries.length) === "log" ? "log" : "shared")) as Range;
   const label = headTitle(subject, layer, head);
   const here = value?.place === place ? value : null; // tokens and weights of one and the same pair
@@ -69,7 +69,7 @@ export function Compare({ subject, layer, head }: SubjectProps) {
   const both: [string[], string[]] = here?.pair ? [merged(queries, here.of.queries), merged(keys, here.of.keys)] : [queries, keys];
   return (
     <>
-      <div role="group" aria-label="Compared with"><Controls told={`with ${otherLabel || "another head"}`}>
+      <div role="group" aria-label="Compared with"><Controls summary={`with ${otherLabel || "another head"}`}>
         <Choice wide label="Compare with" value={source} set={(each) => go({ b_source: each, b_text: "", b_layer: "", b_head: "" })} options={[["", "the same attention"], ...sources.map(([each, name, group]): [string, string, string] => [each, clip(name, 80), group])]} />
         {reads && <Field wide label="Its sentence" hint="empty: the same" value={text} set={(each) => go({ b_text: each.trim(), b_layer: "", b_head: "" })} />}
         {other && other.layers.length > 1 && <Choice label="Its layer" value={String(otherLayer)} set={(each) => go({ b_layer: each })} options={other.layers.map((each, i) => [String(i), each.name])} />}
@@ -89,12 +89,12 @@ export function Compare({ subject, layer, head }: SubjectProps) {
             <figure><figcaption>{otherTitle}</figcaption><HeatMap of={here.two} queries={here.of.queries} keys={here.of.keys} title={otherLabel} range={range} shared={here.end} alone={!here.pair} /></figure>
             {here.pair && <figure><figcaption>the first less the second</figcaption><HeatMap of={here.pair.less} queries={both[0]} keys={both[1]} title="the difference" signed /></figure>}
           </div>
-          {told.value?.place === place ? (
+          {summaries.value?.place === place ? (
             <Table caption="Statistics of both" rows={statisticsOf(subject.counting)} columns={[
               { head: "statistic", header: true, cell: ([, name]) => name },
-              ...[label, otherLabel].map((name, i) => ({ head: i && other && name === label ? (source ? clip(other.title, 40) : "the other sentence") : name, number: true, cell: ([each]: [string, string, string]) => real(told.value?.both[i][each]) })),
+              ...[label, otherLabel].map((name, i) => ({ head: i && other && name === label ? (source ? clip(other.title, 40) : "the other sentence") : name, number: true, cell: ([each]: [string, string, string]) => real(summaries.value?.both[i][each]) })),
             ]} />
-          ) : told.problem ? <ProblemBox problem={told.problem} /> : <Waiting what="Reading the statistics of both heads" />}
+          ) : summaries.problem ? <ProblemBox problem={summaries.problem} /> : <Waiting what="Reading the statistics of both heads" />}
           <Commands calls={here.calls} />
           {other && here.pair && <SimilarHeads one={subject} other={other} layer={layer} otherLayer={otherLayer} beside={beside} />}
         </>

@@ -31,7 +31,7 @@ interface DimensionsProps {
 
 export function Dimensions({ of, query, name, places, keys, about, title }: DimensionsProps) {
   const { theme } = usePage();
-  const [room, width] = useWidth();
+  const [frame, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const pointing = usePointing();
   const pointed = usePointed(pointing);
@@ -76,7 +76,7 @@ export function Dimensions({ of, query, name, places, keys, about, title }: Dime
   const numbers = useMemo(() => Array.from(of.q, (_, i) => String(i)), [of]);
   const factor = scaleName(of) && ` × ${scaleName(of)}`;
   const value = (number: number) => precise(number, 3);
-  const said = dimension === null
+  const readout = dimension === null
     ? at < 0 ? "Point at a cell." : `${name} · ${keys[at]}: the products add up to the score ${value(of.scores[at])}, the weight ${value(of.weights[at])}`
     : at < 0 ? `dimension ${dimension}: q of ${name} is ${value(of.q[dimension])}`
     : `${keys[at]}, dimension ${dimension}: ${value(of.q[dimension])} × ${value(of.k[at][dimension])}${factor} = ${value(of.parts[at][dimension])}, of the score ${value(of.scores[at])}`;
@@ -84,11 +84,11 @@ export function Dimensions({ of, query, name, places, keys, about, title }: Dime
     <section aria-label="q · k by dimension">
       <h3>q · k, dimension by dimension</h3>
       <p class="small">{about[0]} Each product q × k{factor} is a part of the score, and a key's parts add up to it. {about[1]} Orange is above 0, blue below.</p>
-      <div ref={room} class="scroll dimensions">
+      <div ref={frame} class="scroll dimensions">
         <canvas ref={canvas} tabIndex={0} role="img" aria-label={`${title}: ${keys.length} keys by ${of.q.length} dimensions. Arrow keys move from cell to cell. The table below has the numbers.`} style={{ width: `${layout.width}px`, height: `${layout.height}px` }}
           onPointerMove={point} onPointerDown={point} onPointerLeave={() => { setDimension(null); pointing.set(NOWHERE); }} onKeyDown={press} />
       </div>
-      <output class="readout" aria-live={document.activeElement === canvas.current ? "polite" : "off"}>{said}</output>
+      <output class="readout" aria-live={document.activeElement === canvas.current ? "polite" : "off"}>{readout}</output>
       <CellTable of={table} queries={keys} keys={numbers} title={`Parts of the scores of ${name}`} axes={["keys", "dimensions"]} />
       <Export of={{ name: `dimensions-${query}`, label: "q · k by dimension", scene: () => productScene(of, layoutOf(of, 1000), { theme, title, query: name, keys }), rows: () => [["key", "score", "weight", ...numbers], ...keys.map((key, j) => [key, of.scores[j], of.weights[j], ...Array.from(of.parts[j])])], json: () => ({ query: name, keys, scale: of.scale, q: Array.from(of.q), k: of.k.map((each) => Array.from(each)), products: of.parts.map((each) => Array.from(each)), scores: Array.from(of.scores), weights: Array.from(of.weights) }) }} />
     </section>

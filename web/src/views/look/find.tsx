@@ -18,7 +18,7 @@ import { Opening } from "../../parts/sentence";
 import { attributes } from "../../drawing/scene";
 import type { Scene, Shape } from "../../drawing/scene";
 import { integer } from "../../page/state";
-import { SURVEYED, distribution, means, passageAsked, strongest, survey, textsOf } from "../../subjects/survey";
+import { SURVEYED, distribution, means, passageRequest, strongest, survey, textsOf } from "../../subjects/survey";
 import type { Distribution, Survey } from "../../subjects/survey";
 import type { ModelInfo, ModelLabels } from "../../server/types";
 import { Area, Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, Table, Waiting } from "../../parts/ui";
@@ -169,9 +169,9 @@ function OneHead({ of, at, y }: { of: Survey; at: number; y: string }) {
 function Passage({ of, at, text }: { of: Survey; at: number; text: number }) {
   const { go } = usePage();
   const each = of.heads[at];
-  const asked = passageAsked(of, each, text);
-  const { value, problem, busy } = useLoaded(JSON.stringify(asked), async () => {
-    const { reply, tensors } = await callTensors<{ labels: ModelLabels; encoder_labels?: ModelLabels }>(asked.path, asked.body);
+  const request = passageRequest(of, each, text);
+  const { value, problem, busy } = useLoaded(JSON.stringify(request), async () => {
+    const { reply, tensors } = await callTensors<{ labels: ModelLabels; encoder_labels?: ModelLabels }>(request.path, request.body);
     const { shape, data } = tensors["layers.0.weights"];
     const stack = String(each.ref).split(".")[0];
     const read = reply.encoder_labels ?? reply.labels;
@@ -184,7 +184,7 @@ function Passage({ of, at, text }: { of: Survey; at: number; text: number }) {
     <div aria-busy={busy || value.text !== text}>
       <LinkedHead of={value.of} queries={value.queries} keys={value.keys} title={`${each.name} in this passage`} range="unit" most={MOST_LINES} />
       <Button onClick={() => go({ view: "head", source: `model:${of.model}`, text: of.texts[text], layer: each.layer, head: each.head })}>Open in Head</Button>
-      <Commands calls={[asked]} />
+      <Commands calls={[request]} />
     </div>
   );
 }
@@ -237,7 +237,7 @@ interface ScatterProps {
 function Scatter({ scene, across, up, at, pick, names, labels }: ScatterProps) {
   const [hovered, hover] = useState<number | null>(null);
   const place = useRef<SVGSVGElement>(null);
-  const told = hovered ?? at;
+  const shown = hovered ?? at;
   const move = (event: TargetedKeyboardEvent<SVGGElement>, from: number) => {
     if (event.key === "Enter" || event.key === " ") pick(from);
     else {
@@ -265,7 +265,7 @@ function Scatter({ scene, across, up, at, pick, names, labels }: ScatterProps) {
           );
         })}
       </svg>
-      <p class="readout" aria-hidden="true"><b>{names[told]}</b><span>{labels[0]} {precise(across[told], 3)}</span><span>{labels[1]} {precise(up[told], 3)}</span></p>
+      <p class="readout" aria-hidden="true"><b>{names[shown]}</b><span>{labels[0]} {precise(across[shown], 3)}</span><span>{labels[1]} {precise(up[shown], 3)}</span></p>
     </div>
   );
 }

@@ -29,20 +29,20 @@ const tokenOf = (text: string | undefined, many: number): number | null => (text
 
 export function Head({ subject, layer, head }: SubjectProps) {
   const { params, go, theme } = usePage();
-  const asked = subject.layers[layer];
-  const only = tokenOf(params.query, asked.queries.length);
-  const key = tokenOf(params.key, asked.keys.length);
+  const attention = subject.layers[layer];
+  const only = tokenOf(params.query, attention.queries.length);
+  const key = tokenOf(params.key, attention.keys.length);
   useCorrected({ query: only ?? 0, key: key ?? 0 });
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}`, async () => {
     const read = subject.strips(layer, head);
-    const of = read ? await Tiles.open(asked.queries.length, asked.keys.length, read) : await subject.weights(layer, head);
+    const of = read ? await Tiles.open(attention.queries.length, attention.keys.length, read) : await subject.weights(layer, head);
     const coarsest = of instanceof Tiles ? of.coarsest : of;
     const own = statistics(of instanceof Tiles ? matrix(0, 0) : of, subject.layers[layer], subject.counting);
     const served = (await subject.statistics(layer)) ?? {};
     for (const each in own) own[each] = served[each]?.[head] ?? own[each];
     const { keys: received } = marginals(coarsest);
     const most = received.reduce((best, each, key) => (each > received[best] ? key : best), 0);
-    return { layer, head, of, coarsest, own, most, call: await subject.asked(layer, head) };
+    return { layer, head, of, coarsest, own, most, call: await subject.requestFor(layer, head) };
   });
   // Until the next head is there, the one before with its own tokens and name.
   const shown = value ?? { layer, head };
@@ -61,7 +61,7 @@ export function Head({ subject, layer, head }: SubjectProps) {
   const drawing = () => heatScene(coarsest, { theme, title, queries, keys, range: range === "shared" ? "own" : range, pool: tiled ? of.bars.every : 1 });
   return (
     <div aria-busy={busy}>
-      <Controls told={lines ? "token lines" : RANGES[range]}>
+      <Controls summary={lines ? "token lines" : RANGES[range]}>
         {small && <Choice label="Show as" value={params.show ?? "map"} set={(show) => go({ show: show === "map" ? "" : show })} options={[["map", "heat map"], ["lines", "token lines"]]} />}
         {!lines && <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES).filter(([each]) => each !== "shared")} />}
         {lines && <Field label="Weights of at least" type="range" min={0} max={0.5} step={0.01} value={least} live set={(each) => go({ least: each }, "slide")} hint={least.toFixed(2)} />}

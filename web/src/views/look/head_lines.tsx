@@ -9,15 +9,15 @@ import { format } from "../../page/state";
 import type { Params } from "../../page/state";
 import { headTitle, subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
-import { TokenLines, told } from "../../parts/token_lines";
+import { TokenLines, readout } from "../../parts/token_lines";
 import { Button, Export, ProblemBox, Waiting } from "../../parts/ui";
 
 const LEAST_OF_ONE = 0.01; // of the lines of a token that is pointed at
 
 /** The heads whose lines are drawn: those of the address, `lines=0,3`, else the chosen one. */
 function headsOf(params: Params, head: number, many: number): number[] {
-  const asked = (params.lines ?? "").split(",").filter(Boolean).map(Number).filter((each) => Number.isInteger(each) && each >= 0 && each < many);
-  return asked.length ? [...new Set(asked)].sort((a, b) => a - b) : [head];
+  const named = (params.lines ?? "").split(",").filter(Boolean).map(Number).filter((each) => Number.isInteger(each) && each >= 0 && each < many);
+  return named.length ? [...new Set(named)].sort((a, b) => a - b) : [head];
 }
 
 interface HeadLinesProps extends SubjectProps {
@@ -68,7 +68,7 @@ export function HeadLines({ subject, layer, head, least, only }: HeadLinesProps)
       {weights && (
         <>
           <Export of={{ name: `lines-${layerName}`, scene: () => lineScene(drawn, { theme, title, queries, keys, least, only }), rows: () => [["head", "query", "key", "weight"], ...rows()], json: () => ({ layer: layerName, heads: chosen, queries, keys, least, weights: weights.map(({ data }) => Array.from(data)) }) }} />
-          <p class="told" aria-hidden="true">{told(weights.map((of, i) => ({ name: heads[chosen[i]], of })), queries, keys, pointed)}</p>
+          <p class="told" aria-hidden="true">{readout(weights.map((of, i) => ({ name: heads[chosen[i]], of })), queries, keys, pointed)}</p>
           <TokenLines drawn={drawn} queries={queries} keys={keys} title={title} least={{ all: least, one: Math.min(least, LEAST_OF_ONE) }} only={only}
             pick={(at, query, key) => go(open(chosen[at], { query, key }))} />
           <p class="small">Point at a token to see its lines alone. A click on a line{heads.length > 1 ? " or on a head's name" : ""} opens the map of that head.</p>

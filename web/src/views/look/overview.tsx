@@ -53,8 +53,8 @@ async function read(subject: Subject): Promise<Head[]> {
     let of = shown;
     while (Math.max(of.rows, of.columns) > MOST_SIDE) of = pooled(of);
     const own = statistics(whole, subject.layers[layer], subject.counting);
-    const told = counted[layer] ?? {};
-    for (const each in own) own[each] = told[each]?.[head] ?? own[each];
+    const numbers = counted[layer] ?? {};
+    for (const each in own) own[each] = numbers[each]?.[head] ?? own[each];
     return { layer, head, name: headTitle(subject, layer, head), of, end: largestShared(shown), statistics: own };
   }));
 }
@@ -96,7 +96,7 @@ export function Overview({ subject }: SubjectProps) {
   const rows = () => [["layer", "head", ...counted.map(([name]) => name)], ...sorted.map((each) => [subject.layers[each.layer].name, each.name, ...counted.map(([name]) => each.statistics[name])])];
   return (
     <>
-      <Controls told={statistic ? `sorted by ${statistic[1]}` : "sort and colours"}>
+      <Controls summary={statistic ? `sorted by ${statistic[1]}` : "sort and colours"}>
         <Choice label="Sort by" value={sort} set={(value) => go({ sort: value === "place" ? "" : value })} options={[["place", "layer and head"], ...counted.map(([name, label]): [string, string] => [name, label])]} />
         {statistic && <Choice label="Order" value={params.rising ?? ""} set={(rising) => go({ rising })} options={[["", "largest first"], ["1", "smallest first"]]} />}
         <Choice label="Colour range" value={range} set={(value) => go({ range: value })} options={Object.entries(RANGES)} />
@@ -175,14 +175,14 @@ function LargeHead({ subject, of, range, shared }: { subject: Subject; of: Head;
 function Output({ subject }: { subject: Subject }) {
   const { params } = usePage();
   const { value } = useLoaded(subjectKey(params), async () => {
-    const told = await subject.told(0);
-    const asked = await subject.asked(0, 0);
-    const live = told && (await subject.live(0));
-    if (!live) return { asked, told, made: null, live: null };
-    return { asked, told, live, made: await forwardOf(live, { return: ["output"] }, integer(params.sequence, 0)) };
+    const run = await subject.runOf(0);
+    const request = await subject.requestFor(0, 0);
+    const live = run && (await subject.live(0));
+    if (!live) return { request, run, made: null, live: null };
+    return { request, run, live, made: await forwardOf(live, { return: ["output"] }, integer(params.sequence, 0)) };
   });
   if (!value) return null;
-  const { told, made, asked } = value;
+  const { run, made, request } = value;
   const output = made?.taps.output;
   return (
     <>
@@ -192,8 +192,8 @@ function Output({ subject }: { subject: Subject }) {
         const caption = `Output${made.heads > 1 ? ` of ${headName("", head)}` : ""}: ${output.length / made.heads} × ${rows[0].length}`;
         return <NumberTable key={head} caption={caption} labels={subject.layers[0].queries} width={rows[0].length} data={Float32Array.from(rows.flatMap((each) => Array.from(each)))} />;
       })}
-      {told && made && <RanTable rans={{ weights: told.ran, forward: made.ran }} />}
-      <Commands calls={[asked, made?.asked ?? null]} />
+      {run && made && <RanTable rans={{ weights: run.ran, forward: made.ran }} />}
+      <Commands calls={[request, made?.request ?? null]} />
     </>
   );
 }

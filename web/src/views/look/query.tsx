@@ -3,7 +3,7 @@
 import { useCorrected, useLoaded, usePage } from "../../page/context";
 import { Controls } from "../../parts/controls";
 import { barScene } from "../../drawing/drawings";
-import type { Asked } from "../../server/api";
+import type { ApiRequest } from "../../server/api";
 import { placed, precise, real } from "../../numbers/format";
 import { forwardOf, headOf } from "../../subjects/live";
 import type { Made } from "../../subjects/live";
@@ -59,8 +59,8 @@ const norm = (of: Float32Array) => Math.hypot(...of);
 
 export function Query({ subject, layer, head }: SubjectProps) {
   const { params, go } = usePage();
-  const asked = subject.layers[layer];
-  const query = integer(params.query, firstLooking(asked), 0, asked.queries.length - 1);
+  const attention = subject.layers[layer];
+  const query = integer(params.query, firstLooking(attention), 0, attention.queries.length - 1);
   useCorrected({ query });
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${layer}/${head}/${query}`, async (): Promise<Stepped> => {
     const strips = subject.strips(layer, head);
@@ -68,18 +68,18 @@ export function Query({ subject, layer, head }: SubjectProps) {
     const live = await subject.live(layer);
     const select = { heads: [head], queries: [query] };
     const sequence = integer(params.sequence, 0);
-    const ask = (taps: string[]): Promise<Made> | null => (live ? forwardOf(live, { return: taps, ...(asked.heads.length > 1 ? { select } : { select: { queries: [query] } }) }, sequence) : null);
+    const ask = (taps: string[]): Promise<Made> | null => (live ? forwardOf(live, { return: taps, ...(attention.heads.length > 1 ? { select } : { select: { queries: [query] } }) }, sequence) : null);
     // Methods without scores have no steps.
     const made = await (ask(TAPS)?.catch(() => ask(FALLBACK)).catch(() => null) ?? null);
     // A whole model whose attention cannot be computed apart from it has steps too.
     const steps = made ?? (await subject.taps?.(layer, head, query).catch(() => null)) ?? null;
-    return { of: strips ? null : ofQuery, weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, steps, parts: partsOf(steps), call: await subject.asked(layer, head), layer, head, query };
+    return { of: strips ? null : ofQuery, weights: Float32Array.from(row(ofQuery, strips ? 0 : query)), made, steps, parts: partsOf(steps), call: await subject.requestFor(layer, head), layer, head, query };
   });
   if (problem) return <ProblemBox problem={problem} />;
   if (!value) return <p class="empty">Reading the weights…</p>;
   const choice = (
-    <Controls told={`query ${query} ${asked.queries[query]}`}>
-      <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={asked.queries.map((each, i) => [String(i), `${i} ${each}`])} />
+    <Controls summary={`query ${query} ${attention.queries[query]}`}>
+      <Choice label="Query" value={String(query)} set={(each) => go({ query: each })} options={attention.queries.map((each, i) => [String(i), `${i} ${each}`])} />
     </Controls>
   );
   // Until the next query's are there, the steps of the one before with its own tokens and names.
@@ -97,7 +97,7 @@ interface Stepped {
   made: Made | null;
   steps: Tapped | null;
   parts: ReturnType<typeof partsOf>;
-  call: Asked | null;
+  call: ApiRequest | null;
 }
 
 function Steps({ subject, of: { layer, head, query, of, weights, made, steps, parts, call } }: { subject: Subject; of: Stepped }) {
@@ -163,7 +163,7 @@ function Steps({ subject, of: { layer, head, query, of, weights, made, steps, pa
       {context && <NumberTable caption={`Context of ${heads[head]}: Σ w · v`} labels={[queries[query]]} width={context.length} data={context} />}
       {output && <NumberTable caption="Output" labels={[queries[query]]} width={output.length} data={output} />}
       {made && <RanTable rans={{ forward: made.ran }} />}
-      <Commands calls={[steps?.asked ?? call]} />
+      <Commands calls={[steps?.request ?? call]} />
     </>
   );
 }

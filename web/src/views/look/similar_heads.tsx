@@ -1,7 +1,7 @@
 /** The similarity of every head with every other: heads × heads, by the divergence of their weights. */
 
 import { callTensors } from "../../server/api";
-import type { Asked } from "../../server/api";
+import type { ApiRequest } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { heatScene } from "../../drawing/drawings";
 import { HeatMap } from "../../parts/heatmap";
@@ -23,7 +23,7 @@ const placesOf = ({ subject, layers }: Side) => layers.flatMap((layer) => subjec
 const namesOf = ({ subject, layers }: Side) => layers.map((layer) => subject.layers[layer].name);
 
 /** The request: it names the recordings if the server has both, else it sends the weights. */
-async function request(one: Side, other: Side): Promise<Asked> {
+async function request(one: Side, other: Side): Promise<ApiRequest> {
   const [here, there] = [one.subject.recording, other.subject.recording];
   if (here && there) return { method: "POST", path: `${here}/similarity`, body: { layers: namesOf(one), with: there.split("/").at(-1), with_layers: namesOf(other) } };
   const [a, b] = await Promise.all([allWeights(one.subject, one.layers), allWeights(other.subject, other.layers)]);
@@ -49,9 +49,9 @@ export function SimilarHeads({ one, other, layer, otherLayer, beside }: SimilarH
   const sent = one.recording && other.recording ? 0 : (rows.length + columns.length) * queries.length * keys.length;
   const { value, problem, busy } = useLoaded(sides.map((side) => `${subjectKey(side.params)}/${side.layers.join()}`).join("/"), async () => {
     if (sent > MOST_CELLS) return null;
-    const asked = await request(...sides);
-    const { tensors: { values } } = await callTensors(asked.path, asked.body ?? {});
-    return { of: matrix(values.shape[0], values.shape[1], values.data), asked };
+    const comparison = await request(...sides);
+    const { tensors: { values } } = await callTensors(comparison.path, comparison.body ?? {});
+    return { of: matrix(values.shape[0], values.shape[1], values.data), request: comparison };
   });
   if (rows.length < 2 && columns.length < 2) return null;
   const title = "Jensen-Shannon divergence of the heads, nats";
@@ -69,7 +69,7 @@ export function SimilarHeads({ one, other, layer, otherLayer, beside }: SimilarH
           <Export of={{ name: "similarity", label: "similarity of the heads", scene: () => heatScene(shown.of, { theme, title, queries: names[0], keys: names[1], axes: ["heads", "other heads"] }), rows: () => [["head", ...names[1]], ...matrixRows(shown.of, names[0], names[1]).slice(1)], json: () => ({ measure: "jensen_shannon", rows, columns, values: rows.map((_, i) => Array.from(shown.of.data.subarray(i * columns.length, (i + 1) * columns.length))) }) }} />
           <HeatMap of={shown.of} queries={names[0]} keys={names[1]} title={title} axes={["heads", "other heads"]}
             pick={({ query, key }) => go({ layer: rows[query].layer, head: rows[query].head, b_layer: columns[key].layer, b_head: columns[key].head })} />
-          <Commands calls={[shown.asked]} />
+          <Commands calls={[shown.request]} />
         </>
       )}
     </section>

@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { call } from "../../server/api";
-import type { Asked } from "../../server/api";
+import type { ApiRequest } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
 import { bytes, clip, describe, short, whole } from "../../numbers/format";
 import { importLayers, layersOf } from "../../server/import_layers";
@@ -56,10 +56,10 @@ function Modules() {
   const { busy, problem, done, run } = useWork();
   const [given, setGiven] = useState({ name: "demo", d_model: "64", num_heads: "4", seed: "0", causal: false });
   const remove = (name: string) => run(async () => {
-    const asked: Asked = { method: "DELETE", path: `v1/modules/${encodeURIComponent(name)}` };
-    await call(asked.method, asked.path);
+    const request: ApiRequest = { method: "DELETE", path: `v1/modules/${encodeURIComponent(name)}` };
+    await call(request.method, request.path);
     await refresh();
-    return { text: `Deleted ${name}.`, asked };
+    return { text: `Deleted ${name}.`, request };
   });
   const create = () => run(async () => {
     const number = (text: string) => (text.trim() === "" ? undefined : Number(text));
@@ -68,7 +68,7 @@ function Modules() {
     const body: Body = { name: given.name.trim(), config, seed: number(given.seed) };
     const made = await call<ModuleInfo>("POST", "v1/modules", body);
     await refresh();
-    return { text: `Created ${made.name}: ${whole(made.parameter_count)} parameters, ${bytes(made.bytes)}.`, asked: { method: "POST", path: "v1/modules", body } };
+    return { text: `Created ${made.name}: ${whole(made.parameter_count)} parameters, ${bytes(made.bytes)}.`, request: { method: "POST", path: "v1/modules", body } };
   });
   const opens = (view: string, text: string, { name }: ModuleInfo, more = {}) => (
     <Button class="quiet" aria-label={`${text} at ${name}`} onClick={() => go({ view, source: `module:${name}`, layer: "", head: "", zoom: "", edits: "", ...more })}>{text}</Button>
@@ -165,10 +165,10 @@ function Sessions() {
   const listed = useLoaded(String(again), () => call<{ sessions: SessionInfo[] }>("GET", "v1/sessions"));
   const sessions = listed.value?.sessions ?? [];
   const remove = (id: string) => run(async () => {
-    const asked: Asked = { method: "DELETE", path: `v1/sessions/${encodeURIComponent(id)}` };
-    await call(asked.method, asked.path);
+    const request: ApiRequest = { method: "DELETE", path: `v1/sessions/${encodeURIComponent(id)}` };
+    await call(request.method, request.path);
     setAgain((old) => old + 1);
-    return { text: `Ended session ${id}.`, asked };
+    return { text: `Ended session ${id}.`, request };
   });
   return (
     <section aria-labelledby="sessions-title">

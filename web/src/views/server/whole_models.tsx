@@ -2,7 +2,7 @@
 
 import { useEffect } from "preact/hooks";
 import { call } from "../../server/api";
-import type { Asked } from "../../server/api";
+import type { ApiRequest } from "../../server/api";
 import { usePage } from "../../page/context";
 import { bytes, clip } from "../../numbers/format";
 import type { Body } from "../../server/tensors";
@@ -36,10 +36,10 @@ export function WholeModels() {
     const timer = setInterval(list, loading ? LOADING_MS : WATCHING_MS);
     return () => clearInterval(timer);
   }, [loading]);
-  const ask = (method: Asked["method"], path: string, text: string, body?: Body) => run(async () => {
+  const ask = (method: ApiRequest["method"], path: string, text: string, body?: Body) => run(async () => {
     await call(method, path, body);
     await refreshModels();
-    return { text, asked: { method, path, body } };
+    return { text, request: { method, path, body } };
   });
   const load = ({ id, checkpoint }: ModelInfo) => ask("POST", "v1/models", `Loaded ${id}.`, { checkpoint, name: id });
   const end = (id: string) => ask("DELETE", `v1/models/${encodeURIComponent(id)}`, `Ended ${id}.`);

@@ -129,7 +129,7 @@ class ReplyRoom:
         places: list[Place] = []
         inline: list[Piece] = []
         for piece in pieces:
-            place = self._place_of(piece)
+            place = None if len(piece) < _LEAST else self._place_of(piece)
             places.append((len(piece), _INLINE if place is None else place))
             if place is None:
                 inline.append(piece)
@@ -142,7 +142,7 @@ class ReplyRoom:
         return place
 
     def _place_of(self, piece: Piece) -> int | None:
-        if len(piece) < _LEAST or self._map is None:
+        if self._map is None:
             return None
         place = int(np.frombuffer(piece, np.uint8).ctypes.data) - self._first
         if 0 <= place < self._end:

@@ -46,11 +46,12 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
     """Equal for questions that may share a pass if their texts are alike in length; None for one that runs alone."""
     if not isinstance(request, ModelForwardRequest | ModelWeightsRequest) or request.alone or request.keep:
         return None
-    inputs, places = asked.inputs, [*asked.places, *(loaded.places[key] for key in asked.edits)]
+    inputs = asked.inputs
+    places = [*[place for place, _ in asked.kinds], *[loaded.places[key] for key in asked.edits]]
     seen = inputs.images or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
     if seen or loaded.head.unit == "choice":  # its texts are those of one question
         return None
-    if inputs.text.length > LONGEST or any(place.keys_of != "tokens" for place in places):
+    if inputs.text.length > LONGEST or {place.keys_of for place in places} - {"tokens"}:
         return None
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
@@ -58,13 +59,13 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
         return (ModelForwardRequest, request.top_k, request.compare) if plain else None
     heads = None if request.select is None else tuple(request.select.heads or ())
     pairs = len(inputs.text.ids) * inputs.text.length**2 * request.return_weights
-    numbers = pairs * sum(len(heads or range(place.widths.heads)) for place in asked.places)
+    numbers = pairs * sum([count * len(heads or range(place.widths.heads)) for place, count in asked.kinds])
     by_query = request.select is not None and request.select.queries is not None
     if by_query or request.compare or request.pool is not None or numbers > _REPLY_NUMBERS:
         return None
     statistics = None if request.statistics is None else tuple(request.statistics)
     options = (request.top_k, request.return_weights, request.average_heads, statistics, heads)
-    layers = tuple(str(place.key) for place in asked.places)
+    layers = tuple([place.key for place in asked.places])
     return (ModelWeightsRequest, layers, options, request.statistic_options.model_dump_json())
 
 

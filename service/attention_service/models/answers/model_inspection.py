@@ -46,14 +46,13 @@ from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
 from attention_service.runtime.binding.selection import bind_selection, check_taps
-from attention_service.runtime.planning.blank_requests import unsent
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import (
     LayerKey,
 )
 
 Ask = Callable[[AttentionPlace, BoundRequest], LayerQuestion]
-"""Makes the question to one layer."""
+"""Makes the question to the layers of one kind, of which it gets one."""
 _AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
 """Returned tensors that are not made by the attention function."""
 
@@ -78,10 +77,13 @@ def weights_pass(
         over = place.queries, place.keys, place.compression
         if over not in statistics:
             statistics[over] = _statistics(request, asked, place, bound)
-        before = (unedited or {}).get(place.key)
-        return LayerQuestion(weights=inspected, before=before, statistics=statistics[over])
+        return LayerQuestion(weights=inspected, statistics=statistics[over])
 
-    return AttentionPass(_questions(loaded, asked, request, question))
+    questions = _questions(loaded, asked, request, question)
+    before = unedited or {}
+    return AttentionPass(
+        questions | {layer: replace(questions[layer], before=before[layer]) for layer in questions.keys() & before}
+    )
 
 
 @torch.no_grad()
@@ -161,17 +163,18 @@ def _questions(
             "keep",
             "a recording holds every head and query of one text; leave select and average_heads out, and send one text",
         )
-    found: dict[LayerKey, LayerQuestion] = {}
-    for place in asked.places:
+    of_kind: dict[Hashable, LayerQuestion] = {}
+    for place, _ in asked.kinds:
         bound = asked.bound(place)
-        selection = bind_selection(request.select, bound)
-        found[place.key] = replace(
-            ask(place, bound),
-            selection=selection,
+        question = ask(place, bound)
+        of_kind[place.kind] = replace(
+            question,
+            selection=question.selection if request.select is None else bind_selection(request.select, bound),
             whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
             batched=asked.several(place),
             query_mask=asked.stack(place.queries).mask,
         )
+    found: dict[LayerKey, LayerQuestion] = {place.key: of_kind[place.kind] for place in asked.places}
     for key, edits in asked.edits.items():
         place = loaded.places[key]
         real = asked.keys(place).mask
@@ -205,7 +208,7 @@ def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Se
 def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
     """The request as it is to each layer, without its edits."""
     names = ("top_k", "return_weights", "pool", "average_heads", "statistics", "compare")
-    return unsent(WeightsRequest, edits=[], query_mask=None, **{name: getattr(request, name) for name in names})
+    return valid(WeightsRequest, {name: getattr(request, name) for name in names})
 
 
 def _statistics(

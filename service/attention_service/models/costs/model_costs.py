@@ -18,7 +18,7 @@ from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import ImageCosts, told
 from attention_service.models.inputs.model_inputs import SizedImage, Stack
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
-from attention_service.models.passes.attention_places import BOTH, AttentionPlace
+from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
 from attention_service.models.passes.layer_attention import ROOM
 from attention_service.runtime.operations.complexity.capacity import last_that
 
@@ -70,6 +70,8 @@ class ModelCosts:
         self._inner = max((max(each.shape) for each in _weights(model, [head])), default=self._width)
         self._of_images = [] if encodes else self._images.places
         self._places = [each for each in every if each not in self._of_images]
+        self._kinds = [each for each, _ in kinds_of(self._places)]
+        self._most_heads = max((each.widths.heads for each in self._places), default=0)
         self._image_width = self._width if encodes else int(getattr(vision, "hidden_size", 0))
         self._matrices = 0 if encodes else _matrices(model, [head, *self._images.modules], config)
         self._rows_alone = "logits_to_keep" in loaded.reader.names
@@ -92,15 +94,15 @@ class ModelCosts:
         """
         text = asked.inputs.predicted
         batch, length = text.ids.shape
-        keys = max([length, asked.inputs.text.length, *map(asked.key_count, self._places)])
+        keys = max([length, asked.inputs.text.length, *[asked.keys(each).length for each in self._kinds]])
         told = 0
         rows = length if not self._rows_alone else 1
         if isinstance(request, ModelForwardRequest):
             rows = max(rows, len(request.positions or ()))
-            told = sum(self._taps(asked, place, request) for place in asked.places)
+            told = sum([count * self._taps(asked, place, request) for place, count in asked.kinds])
             told += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
         elif isinstance(request, ModelWeightsRequest):
-            told = sum(self._weights_told(asked, place, request) for place in asked.places)
+            told = sum([count * self._weights_told(asked, place, request) for place, count in asked.kinds])
         length = keys if self._loaded.reader.pairs else length  # its encoder attends from all keys
         need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * told
         need += self._tile_bytes if isinstance(request, ModelWeightsRequest) else 0
@@ -128,7 +130,7 @@ class ModelCosts:
         """The memory of a pass that tells of so many rows of logits."""
         states = batch * max(length, keys) * self._itemsize * (_STATES * self._width + _INNER * self._inner)
         logits = batch * rows * self._vocabulary * (self._itemsize + 8)
-        scores = max((batch * each.widths.heads * length * keys for each in self._places), default=0)
+        scores = batch * self._most_heads * length * keys
         return states + logits + min(_SCORES * 4 * scores, ROOM)
 
     def image_bytes(self, images: Stack | None) -> int:

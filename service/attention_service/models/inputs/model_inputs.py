@@ -524,7 +524,7 @@ class _Cleaner:
         if token in self._special:
             return token
         if self._by_bytes:
-            return _as_text(bytes(_BYTES[each] for each in token)) if _BYTES.keys() >= {*token} else token
+            return _as_text(bytes(map(_BYTES.__getitem__, token))) if _BYTES.keys() >= {*token} else token
         if self._word_pieces:
             return token.removeprefix("##")
         if byte := _BYTE.fullmatch(token):

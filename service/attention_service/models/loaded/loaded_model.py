@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -31,6 +31,7 @@ from attention_service.models.passes.attention_places import (
     VISION,
     AttentionPlace,
     find_places,
+    kinds_of,
     named_layers,
 )
 from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention
@@ -64,6 +65,11 @@ class Asked:
     edits: Mapping[str, Sequence[Edit]]
     """The edits of each layer, by the text of its key."""
 
+    @cached_property
+    def kinds(self) -> list[tuple[AttentionPlace, int]]:
+        """One layer of each kind among those to answer for, and the number of those of its kind."""
+        return kinds_of(self.places)
+
     def bound(self, place: AttentionPlace) -> BoundRequest:
         """The attention of a layer over this input, without numbers."""
         queries, keys = self.stack(place.queries), self.keys(place)
@@ -75,10 +81,6 @@ class Asked:
             return joined(self.inputs.target, self.inputs.text)
         stack = self.stack(place.keys)
         return stack if place.compression is None else extended(stack, place.compression)
-
-    def key_count(self, place: AttentionPlace) -> int:
-        """The number of keys of a layer."""
-        return self.keys(place).length
 
     def stack(self, name: str | None) -> Stack:
         """The tokens of queries, or of keys that are the tokens of one text."""

@@ -1,9 +1,11 @@
 """The attentions of a model: where each stands, which tokens it is over, and its sizes, seen in a short run."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import torch
@@ -21,7 +23,7 @@ from attention_service.models.passes.layer_keys import Compression
 from attention_service.models.passes.module_hooks import after
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
 from attention_service.runtime.binding.selection import check_edit
-from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.blank_requests import raw_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_transformers.function_calls import RawAttentionInputs
 from attention_transformers.model_layers import AttentionModule, LayerKey, layer_path
@@ -72,6 +74,12 @@ class AttentionPlace:
             head_dim=widths.head_dim,
         )
 
+    @cached_property
+    def kind(self) -> Hashable:
+        """Equal for attentions over the same tokens that have the same widths and spec."""
+        sizes = (self.widths, self.dtype, self.output_width)
+        return (self.queries, self.keys, self.compression, id(self.spec), *sizes)
+
     @property
     def keys_of(self) -> KeysOf:
         """The kind of its keys."""
@@ -111,8 +119,7 @@ class AttentionPlace:
 
     def bound(self, batch: int, queries: int, keys: int, *, batched: bool = True) -> BoundRequest:
         """Return the attention of so many tokens as a bound request without numbers."""
-        made = new_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys))
-        return made if batched else made.replaced(layout=Layout(batched=False))
+        return raw_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys), batched=batched)
 
     def check_edits(self, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits") -> None:
         """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit.
@@ -122,6 +129,13 @@ class AttentionPlace:
         whole = bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)
         for index, edit in enumerate(edits):
             check_edit(edit, whole if edit.tap == "output" else bound, f"{field}.{self.key}.{index}")
+
+
+def kinds_of(places: Iterable[AttentionPlace]) -> list[tuple[AttentionPlace, int]]:
+    """Return one attention of each kind, and the number of those of its kind."""
+    counts = Counter([place.kind for place in places])
+    ones = {place.kind: place for place in places}
+    return [(ones[kind], count) for kind, count in counts.items()]
 
 
 def turns_of(module: nn.Module, places: Iterable[AttentionPlace]) -> int:
@@ -135,11 +149,15 @@ class _Sizes(AttentionPass):
     def __init__(self) -> None:
         super().__init__({})
         self.seen: dict[LayerKey, RawAttentionInputs] = {}
+        self._specs: dict[tuple[int, int | None], tuple[AttentionSpec, AttentionSpec]] = {}
+        """The spec of causal attentions, with the one that it is made of, by the id of that and the window."""
 
     def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
         if _is_causal(raw):  # the text may be shorter than the window
             mask = SlidingWindow(left=window - 1, right=0) if window else Causal()
-            raw = replace(raw, spec=raw.spec.model_copy(update={"masks": [mask]}))
+            causal = raw.spec.model_copy(update={"masks": [mask]})
+            spec, _ = self._specs.setdefault((id(raw.spec), window), (causal, raw.spec))
+            raw = replace(raw, spec=spec)
         self.seen.setdefault(layer, raw)
 
 

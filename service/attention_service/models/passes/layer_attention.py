@@ -29,13 +29,13 @@ from attention_service.core.kernels import KERNELS, MATERIALIZED, Kernel, Needs
 from attention_service.core.problem import Problem, Selection, Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.passes.growing_rotations import GrowingRotations
-from attention_service.runtime.binding.bound_request import BoundRequest, Layout
+from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.forward import tap_results
 from attention_service.runtime.operations.weights import Inspection
-from attention_service.runtime.planning.blank_requests import new_request
+from attention_service.runtime.planning.blank_requests import raw_request
 from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel, least_bytes
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
@@ -172,7 +172,7 @@ class AttentionPass:
         group = waiting.group
         alike = self._waiting.setdefault(group, [])
         alike.append(waiting)
-        if group is None or sum(each.scores for each in alike) >= scores_at_once(gpu=waiting.raw.query.is_cuda):
+        if group is None or len(alike) * waiting.scores >= scores_at_once(gpu=waiting.raw.query.is_cuda):
             self._inspect(self._waiting.pop(group))
 
     def _inspect(self, alike: "Sequence[_Inspected]", *, with_context: bool = False) -> Results:
@@ -183,7 +183,8 @@ class AttentionPass:
             raise TypeError("a layer that is inspected was asked for its weights")
         many, statistics = len(alike), question.statistics
         bound = bound_to(raw, batched=True, layers=many)
-        edits = compute.bind_edits(question.edits, raw.query.device, raw.query.dtype, real_keys=True)
+        device, dtype = raw.query.device, raw.query.dtype
+        edits = compute.bind_edits(question.edits, device, dtype, real_keys=True) if question.edits else ()
         operation = Inspection(
             bound, question.weights, question.selection, statistics.repeated(many), question.before, with_context
         )
@@ -291,12 +292,14 @@ def widths_of(raw: RawAttentionInputs) -> Widths:
 
 def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> BoundRequest:
     """Return the attention as a bound request without numbers; of several layers as one batch."""
-    sizes = RequestSizes(layers * raw.query.shape[0], raw.query.shape[2], raw.key.shape[2])
-    bound = new_request(raw.spec, widths_of(raw), torch_dtype_name(raw.query.dtype), sizes)
+    shape: tuple[int, ...] = ()
+    mask_dtype: type | None = None
     if raw.mask is not None:
         shape = (1,) * (4 - raw.mask.ndim) + tuple(raw.mask.shape)
-        bound.arrays["mask"] = np.broadcast_to(np.zeros((), bool if raw.mask.dtype == torch.bool else float), shape)
-    return bound if batched else bound.replaced(layout=Layout(batched=False))
+        mask_dtype = bool if raw.mask.dtype == torch.bool else float
+    sizes = RequestSizes(layers * raw.query.shape[0], raw.query.shape[2], raw.key.shape[2], mask=shape)
+    dtype = torch_dtype_name(raw.query.dtype)
+    return raw_request(raw.spec, widths_of(raw), dtype, sizes, mask_dtype=mask_dtype, batched=batched)
 
 
 def problem_of(raw: RawAttentionInputs) -> Problem:

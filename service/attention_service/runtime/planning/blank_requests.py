@@ -6,6 +6,7 @@ asked, or the end of a bucket.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -79,6 +80,45 @@ def new_request(
     past = ("past_key", "past_value") if tokens.past else ()
     made.arrays = {name: _blank((1,), dtype) for name in (*sorted(inputs), *past, *sorted(sent - {"return_state"}))}
     return at_sizes(made, tokens)
+
+
+def raw_request(
+    spec: AttentionSpec,
+    widths: Widths,
+    dtype: str,
+    sizes: RequestSizes,
+    *,
+    mask_dtype: type | None = None,
+    batched: bool = True,
+) -> BoundRequest:
+    """Return the blank request of raw attention, which is made once for each spec, widths and sizes.
+
+    ``mask_dtype``: that of a mask of the shape in ``sizes``, if there is one.
+    """
+    return _raw_request(_SameSpec(spec), widths, dtype, sizes, mask_dtype, batched)
+
+
+class _SameSpec:
+    """A spec as a part of the key of a memo, equal to itself alone: its lists have no hash."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameSpec) and self.spec is other.spec
+
+
+@lru_cache(maxsize=4096)
+def _raw_request(
+    key: _SameSpec, widths: Widths, dtype: str, sizes: RequestSizes, mask_dtype: type | None, batched: bool
+) -> BoundRequest:
+    made = new_request(key.spec, widths, dtype, sizes)
+    if mask_dtype is not None:
+        made.arrays["mask"] = np.broadcast_to(np.zeros((), mask_dtype), sizes.mask)
+    return made if batched else made.replaced(layout=Layout(batched=False))
 
 
 def blanked(bound: BoundRequest, threads: int) -> BoundRequest:

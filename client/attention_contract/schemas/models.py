@@ -85,6 +85,9 @@ class ModelInfo(WireModel):
     classes: list[str] = Field(default_factory=list)
     """The names of the first 1,000 classes that it predicts, by number."""
     dtype: str | None = None
+    stored: str | None = None
+    """The form of the tensors in its files: a dtype, or a quantized form such as ``Q4_K_M``, from which they are
+    dequantized when the model is loaded."""
     device: str | None = None
     bytes: int = 0
     """Bytes of memory that are reserved for it: the estimate while it is idle or loading."""

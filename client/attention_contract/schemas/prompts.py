@@ -250,6 +250,8 @@ class ModelRan(WireModel):
     architecture: str
     device: str
     dtype: str
+    weights: str = "float32"
+    """The numbers that it computed with: the dtype, or ``dequantized from Q4_K_M`` for a quantized checkpoint."""
     kernels: list[str]
     """The kernels that computed the attention outputs."""
     compute_ms: float

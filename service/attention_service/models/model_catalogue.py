@@ -84,6 +84,7 @@ class ModelFolder:
             generates=self.generates,
             predicts=None if self._head is None else self._head.predicts,
             classes=[*class_names(self._head, self.config.get("id2label"))][:LISTED_CLASSES],
+            stored=self.stored,
             bytes=self.resident_bytes(dtype),
             refused=self.refused,
         )

@@ -9,7 +9,7 @@ import pytest
 from attention_client.cli.commands import model_progress
 from attention_client.cli.tables import reply_tables
 from attention_client.cli.tables.block_map import MOST, print_map
-from attention_client.cli.tables.model_tables import differentiated, looked, predicted, readable
+from attention_client.cli.tables.model_tables import differentiated, looked, model_ran, predicted, readable
 from attention_contract.errors import ModelNotFound
 from attention_contract.request_names import names_of
 from attention_contract.schemas.attention import Select
@@ -219,3 +219,10 @@ def test_models_show_who_is_answered_and_who_waits(capsys):
     reply_tables.show(model)
     shown = dict((*line.split(), "")[:2] for line in capsys.readouterr().out.splitlines())
     assert (shown["running"], shown["waiting"]) == ("2", "14")
+
+
+def test_weights_that_were_dequantized_are_named_beside_the_dtype(capsys):
+    model_ran(RAN)
+    assert "in float32:" in capsys.readouterr().out
+    model_ran(RAN.model_copy(update={"weights": "dequantized from Q4_K_M"}))
+    assert "in float32, dequantized from Q4_K_M:" in capsys.readouterr().out

@@ -127,6 +127,7 @@ export interface ModelRan {
   architecture: string;
   device: string;
   dtype: string;
+  weights?: string;
   compute_ms: number;
   queue_ms: number;
   load_ms?: number;

@@ -153,7 +153,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     counting,
     unseen: unseenOf(model, reply.layers),
     whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input, classifies: model.predicts === "class" },
-    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.dtype} on ${reply.ran.device}`], ...(waited ? [["waited", waited] as [string, string]] : [])],
+    facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.weights ?? reply.ran.dtype} on ${reply.ran.device}`], ...(waited ? [["waited", waited] as [string, string]] : [])],
     layers,
     sequences: reply.image_labels?.length ?? 1,
     ...(params.image && input.images ? { picture: params.image } : {}),

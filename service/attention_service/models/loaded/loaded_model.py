@@ -206,6 +206,11 @@ class LoadedModel:
             )
 
     @property
+    def weights(self) -> str:
+        """The numbers that it computes with, as ``ran`` names them."""
+        return torch_dtype_name(self.model.dtype)
+
+    @property
     def without_head(self) -> str:
         """The beginning of an error for a model that predicts nothing."""
         told = f"{type(self.model).__name__} has no prediction head"
@@ -309,6 +314,7 @@ class LoadedModel:
             architecture=type(self.model).__name__,
             device=str(self.device.torch),
             dtype=torch_dtype_name(self.model.dtype),
+            weights=self.weights,
             kernels=list(asking.kernels),
             compute_ms=1e3 * (time.perf_counter() - asking.started),
             queue_ms=0.0,

@@ -18,6 +18,7 @@ from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
 from attention_contract.schemas import server as s
 from attention_contract.schemas import sessions as t
+from attention_contract.schemas import transcriptions as x
 from attention_contract.schemas.analyses import circuits as u
 from attention_contract.schemas.analyses import hopfield as h
 from attention_contract.schemas.analyses import rollout as o
@@ -92,6 +93,8 @@ class Operation(Generic[ReplyT]):
     """Bodies may be safetensors files."""
     pictures: tuple[View, ...] = ()
     """The views that can be drawn as a picture."""
+    form: bool = False
+    """The body may be a form with a file."""
     safe_to_repeat: bool = True
     """The operation is idempotent, so a client may repeat it after a lost reply."""
     example: dict[str, Any] | None = None
@@ -341,6 +344,11 @@ create_embedding = Operation(
     "create_embedding", "POST", "/v1/embeddings", i.EmbeddingRequest, i.Embeddings,
     "One vector of a whole model for each text, in OpenAI's format",
     (*READS_BODY, *OF_MODEL), example={"model": "tiny", "input": "the cat sat on the mat"}, scopes=INFER,
+)  # fmt: skip
+create_transcription = Operation(
+    "create_transcription", "POST", "/v1/audio/transcriptions", x.TranscriptionRequest, x.Transcription,
+    "The text of a sound by a whole model, in OpenAI's format, with the times of words and of each token",
+    (*READS_BODY, *OF_MODEL), form=True, scopes=INFER,
 )  # fmt: skip
 list_recordings = Operation(
     "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording", scopes=SEE,

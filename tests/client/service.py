@@ -38,6 +38,7 @@ from attention_contract.schemas.costs import hardware as g
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
 from attention_contract.schemas.prompts import ModelRan
+from attention_contract.schemas.transcriptions import HeardDuration, Transcription
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 
@@ -67,6 +68,7 @@ EXAMPLES = {
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
     "create_completion": (("net", "the cat"), {"attention": {"top_k": 2}}, "/v1/completions"),
     "create_embedding": (("net", ["the", "cat"]), {}, "/v1/embeddings"),
+    "create_transcription": (("net", b"RIFF"), {"language": "en"}, "/v1/audio/transcriptions"),
     "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
     "replace_parameters": (("demo", {"q_proj.weight": X}), {}, "/v1/modules/demo/parameters"),
     "get_parameter": (("demo", "q_proj.weight"), {"head": 1}, "/v1/modules/demo/parameters/q_proj.weight?head=1"),
@@ -352,6 +354,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         "create_embedding": i.Embeddings(
             data=[i.Embedding(index=0, embedding=[1.0, 0.0])], model="net", usage=GENERATED["usage"]
         ),
+        "create_transcription": Transcription(text="the cat", usage=HeardDuration(seconds=2.5)),
         "list_hardware": g.HardwareList(
             hardware=[
                 g.HardwareInfo(

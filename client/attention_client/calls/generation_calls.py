@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.method import Group, WayT, method, streamed
+from attention_client.media_files import AudioLike, sent
 from attention_contract import operations
 from attention_contract.operations import Operation
 from attention_contract.schemas.openai import (
@@ -15,6 +16,7 @@ from attention_contract.schemas.openai import (
     Completion,
     Embeddings,
 )
+from attention_contract.schemas.transcriptions import Transcription
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]
@@ -47,6 +49,19 @@ class ChatFields(SamplingFields, total=False):
 
     logprobs: bool | None
     top_logprobs: int | None
+
+
+class TranscriptionFields(CallOptions, total=False):
+    """The settings of a transcription that are None by default; see ``client.models.transcribe``."""
+
+    language: str | None
+    prompt: str | None
+    response_format: Literal["json", "verbose_json"] | None
+    temperature: float | None
+    timestamp_granularities: Sequence[Literal["word"]] | None
+    include: Sequence[Literal["logprobs"]] | None
+    attention: AttentionOfTokens | Mapping[str, Any] | None
+    alignment_heads: Sequence[tuple[int, int]] | None
 
 
 class Generation(Group[WayT]):
@@ -84,6 +99,17 @@ class Generation(Group[WayT]):
         """Yield what ``chat`` returns piece by piece, as it comes."""
         whole = cast("Operation[Any]", operations.create_chat_completion)
         return call(replace(whole, reply=ChatCompletionChunk), _streaming(locals()))
+
+    @method
+    def transcribe(self, model: str, file: AudioLike, **options: Unpack[TranscriptionFields]) -> Call[Transcription]:
+        """Return the text of a sound: the path of a WAV, FLAC, OGG or MP3 file, or its bytes.
+
+        ``response_format="verbose_json"`` adds language, length and the times of words. ``attention`` returns what the
+        heads looked at when they chose each token, as in ``generate``, with the seconds in the sound.
+        ``alignment_heads`` are those that times are taken from: layers and heads of cross-attentions, as in
+        ``[(1, 0), (1, 3)]``. Raises ModelNotFound and InvalidRequest.
+        """
+        return call(operations.create_transcription, {**locals(), "file": sent(file, "audio")})
 
     @method
     def embed(

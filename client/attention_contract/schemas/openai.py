@@ -251,6 +251,9 @@ class GeneratedToken(WireModel):
     """Its position among the tokens of prompt and answer, without padding. The query is at the previous position."""
     token: str
     id: int
+    seconds: IfRequested[tuple[float, float] | None] = ABSENT
+    """The seconds of the frame that the alignment heads looked at most, in the mean, when they chose the token, if
+    the text is written down from a sound."""
     layers: list[TokensAttention]
 
 

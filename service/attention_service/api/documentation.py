@@ -49,6 +49,7 @@ _TAGS = {
     "/v1/chat": "OpenAI's API",
     "/v1/completions": "OpenAI's API",
     "/v1/embeddings": "OpenAI's API",
+    "/v1/audio": "OpenAI's API",
     "/v1/modules/{name}/passes": "kept passes",
     "/v1/attention/passes": "kept passes",
     "/v1/passes": "kept passes",
@@ -59,6 +60,15 @@ _TAGS = {
     "/health": "health",
 }
 _SCHEMAS = "#/components/schemas/"
+_FORM = {
+    "multipart/form-data": {
+        "schema": {
+            "type": "object", "required": ["file", "model"],
+            "properties": {"file": {"type": "string", "format": "binary"}, "model": {"type": "string"}},
+        },
+    },
+}  # fmt: skip
+"""The form of a request with a file; its other fields are those of the JSON body."""
 
 
 def documented(operation: Operation[Any]) -> dict[str, Any]:
@@ -117,7 +127,7 @@ def _request(operation: Operation[Any]) -> dict[str, Any]:
         extra["security"] = []
     if operation.request is not None and operation.method != "GET":
         content: dict[str, Any] = {} if operation.example is None else {JSON: {"example": operation.example}}
-        extra["requestBody"] = {"content": content | _safetensors(operation)}
+        extra["requestBody"] = {"content": content | _safetensors(operation) | (_FORM if operation.form else {})}
     return extra
 
 

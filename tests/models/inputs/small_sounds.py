@@ -36,7 +36,8 @@ _GENERATION = {
     "decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": END, "bos_token_id": END, "max_length": 64,
     "is_multilingual": True, "lang_to_id": {"<|en|>": ENGLISH, "<|de|>": GERMAN},
     "task_to_id": {"translate": TRANSLATE, "transcribe": TRANSCRIBE}, "no_timestamps_token_id": NO_TIMES,
-    "prev_sot_token_id": BEFORE, "suppress_tokens": [3, 5, START, BEFORE], "begin_suppress_tokens": [220, END],
+    "prev_sot_token_id": BEFORE, "begin_suppress_tokens": [220, END],
+    "suppress_tokens": [3, 5, START, BEFORE, *range(NO_TIMES, NO_TIMES + 50 * SECONDS + 2)],
     "alignment_heads": [[0, 1], [1, 0], [1, 3]], "max_initial_timestamp_index": 50,
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ from attention_contract.json_reading import TextSize, check_text, measure_text
 from attention_contract.operations import Operation
 from attention_contract.validation import clip, validate
 from attention_contract.wire import JSON, SAFETENSORS, from_body
+from attention_service.api.bodies.forms import FORM, read_form
 from attention_service.api.bodies.negotiation import content_type
 from attention_service.api.disconnection import unless_gone
 from attention_service.api.http_limits.connection_limits import LATE
@@ -52,6 +53,8 @@ _SLICE: Final = 2**16
 """Bytes of a compressed body that are given to the decompressor at a time."""
 _UNCHECKED: Final = 2**23
 """Decompressed bytes up to which the ratio of compression is not checked."""
+_FORM_COPIES: Final = 4
+"""Times that the file of a form is in memory at once: as it came, as parts, as bytes, and as base64."""
 _MOST_MEMBERS: Final = 1024
 """Members of a gzip or zlib stream, or frames of zstd. Each costs time, even an empty one."""
 _WINDOW: Final = 27
@@ -72,14 +75,20 @@ async def read_request(
     if operation.method == "GET":
         return validate(model, query_of(scope), by_name=False)
     media_type = content_type(headers)
-    if media_type != JSON and not (media_type == SAFETENSORS and operation.tensors):
-        offered = [JSON, SAFETENSORS] if operation.tensors else [JSON]
+    is_form = media_type == FORM and operation.form
+    if media_type != JSON and not is_form and not (media_type == SAFETENSORS and operation.tensors):
+        offered = [JSON, *([SAFETENSORS] if operation.tensors else []), *([FORM] if operation.form else [])]
         came = f"{media_type[:80]!r} is not read here" if media_type else "the header is missing"
         raise UnsupportedMediaType(f"Content-Type: {came}; expected {' or '.join(offered)}", offered=offered)
     limit = settings.max_body_bytes
     if media_type == JSON:
         limit = min(limit, settings.max_json_bytes)
     body = await read_body(headers, receive, limit, memory, settings.max_compression_ratio, scope.get("state", {}))
+
+    if is_form:
+        memory.hold(_FORM_COPIES * len(body))
+        fields = await run_in_threadpool(read_form, body, headers[b"content-type"], model)
+        return validate(model, fields, by_name=False)
 
     def read(body: memoryview, size: TextSize | None) -> WireModel:
         return from_body(model, body, media_type, "request", size)

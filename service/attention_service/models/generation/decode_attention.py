@@ -22,6 +22,7 @@ from attention_service.core.edits import BoundEdit, apply, narrowed
 from attention_service.core.inspection.weights import weights_of
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import on_gpu
+from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.joined_past import JoinedPast, Part
 from attention_service.models.generation.token_attention import PassWeights, TokenAttention, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -46,6 +47,7 @@ class TextRow(Protocol):
     """Its tokens of the passes before."""
     edits: "RowEdits"
     look: TokenAttention | None
+    heard: HeardFrames | None
 
 
 @dataclass
@@ -54,6 +56,7 @@ class _Encoded:
 
     edits: "RowEdits"
     look: TokenAttention | None = None
+    heard: HeardFrames | None = None
     seen: int = 0
 
 
@@ -136,14 +139,19 @@ class DecodeAttention:
         checkpoint()
         (row,) = self._rows or (None,)
         edits = list[BoundEdit]()
-        if row is not None and (row.look is not None or row.edits):
+        if row is not None and (row.look is not None or row.heard is not None or row.edits):
             layer = self._core.layer_of(module)
             edits = self._inside(row, layer, query, key)
-            if row.look is not None and row.look.wants(layer) and self._found is not None:
+            looks = row.look is not None and row.look.wants(layer) and self._found is not None
+            hears = row.heard is not None and row.heard.wants(layer)
+            if looks or hears:
                 last = last_query(module, query, key, value, attention_mask, options)
-                shared = last if any(options.get(name) is not None for name in _BY_QUERY) else attention_mask
                 own = narrowed(edits, Selection(queries=(query.shape[2] - 1,)), 1, 1)
-                self._found.see(row.look, layer, last, own, shared)
+                if hears and row.heard is not None:
+                    row.heard.see(layer, last, own)
+                if looks and row.look is not None and self._found is not None:
+                    shared = last if any(options.get(name) is not None for name in _BY_QUERY) else attention_mask
+                    self._found.see(row.look, layer, last, own, shared)
         if edits or any(options.get(name) is not None for name in _UNKNOWN):
             raw = attention_call(module, query, key, value, attention_mask, **options).raw()
             kernel = self._core.kernel(raw, edits=bool(edits))[1]

@@ -224,6 +224,8 @@ class Decoder:
     def _stepped(self, text: RunningText, output: Any, weights: PassWeights) -> Step:
         """The step of a text that had a pass of its own over the last of its tokens."""
         text.advance(output)
+        if text.heard is not None:
+            text.heard.end_pass()
         layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
         text.seen = len(text.ids)
         return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)

@@ -16,6 +16,7 @@ from transformers import LogitsProcessorList
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.cancellation import checkpoint, deadline
 from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.completion_objects import CompletionObjects, Json, Token
@@ -23,11 +24,15 @@ from attention_service.models.generation.decode_attention import RowEdits
 from attention_service.models.generation.decoder import Decoder, Step
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest
+from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.running_text import RunningText, begin_text
 from attention_service.models.generation.token_attention import TokenAttention
+from attention_service.models.generation.transcription_objects import TranscriptionObjects
+from attention_service.models.generation.transcription_plan import language_of
 from attention_service.models.inputs.model_inputs import Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 
+Objects = CompletionObjects | TranscriptionObjects
 Emit = Callable[[list[Json]], None]
 """Takes the objects of a step, in the order in which they are sent."""
 _OF_SETTINGS: Final = ValueError, TypeError, LookupError, AttributeError, RuntimeError
@@ -60,7 +65,13 @@ class Generation:
         self._decoder, self._loaded, self._plan, self._request = decoder, decoder.loaded, plan, request
         self._emit = emit
         self._reader = reader
-        self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
+        self._heard: HeardFrames | None = None
+        self._objects: Objects
+        if not isinstance(request, TranscriptionRequest):
+            self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
+        elif (heard := plan.heard) is not None:
+            self._heard = HeardFrames(heard.heads, heard.seconds, heard.median_width)
+            self._objects = TranscriptionObjects(request, self._heard)
         self._deadline = deadline()
         self.within = copy_context()
         """The context in which it began: its passes are cancelled as its request is."""
@@ -131,7 +142,9 @@ class Generation:
         at, piece = text.text.given, text.text.add(token)
         ends = token in self._plan.ends
         finish = "stop" if ends or text.text.stopped else None
-        if finish is None and (late or text.steps >= self._plan.sampling.new_tokens):
+        limit = reader.max_length if reader.pairs else None  # what the decoder began with counts too
+        longest = limit is not None and len(text.ids) >= limit
+        if finish is None and (late or longest or text.steps >= self._plan.sampling.new_tokens):
             finish = "length"
         if finish is not None:
             piece += text.text.rest()
@@ -173,10 +186,13 @@ class Generation:
             "pad_token_id": plan.padding, "eos_token_id": sorted(plan.ends) or None,
             "logits_processor": LogitsProcessorList(plan.sampling.processors()),
         }  # fmt: skip
+        if plan.heard is not None:
+            del settings["max_new_tokens"]  # counted below, as the first tokens of the decoder are not known here
+            settings |= plan.heard.settings
         arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in plan.arguments.items()}
         try:
             with torch.inference_mode(), self._decoder.attention.preparing(self._edits):
-                begun = begin_text(model, row, settings, arguments)
+                begun = begin_text(model, None if plan.heard else row, settings, arguments)
         except _OF_SETTINGS as fault:
             reason = str(fault).strip().partition("\n")[0]
             raise InvalidCheckpoint.at("model", f"its generation_config.json cannot be used: {reason}") from fault
@@ -186,6 +202,9 @@ class Generation:
         )  # fmt: skip
         text.held = self._decoder.states.take()
         text.prompt = len(row)
+        if isinstance(self._objects, TranscriptionObjects):
+            text.heard = self._heard
+            self._objects.language = language_of(model.generation_config, begun.ids)
         text.look = self._look(text)
         self._seed(text)
         self._objects.cached += self._decoder.recall(text, self._reader)

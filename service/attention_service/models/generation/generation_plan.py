@@ -12,11 +12,12 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
 from attention_contract.schemas.prompts import ImageBytes, Message, images_in
+from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS
 from attention_service.models.generation.joined_past import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.logit_processors import DrawableLogits, LogitChanges
-from attention_service.models.inputs.model_inputs import Inputs, Stack
+from attention_service.models.inputs.model_inputs import Inputs, Seconds, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.runtime.binding.selection import check_indices
@@ -44,7 +45,21 @@ _OF_CHECKPOINT: Final[dict[str, Any]] = {
     "guidance_scale": None,  # two passes a token
 }  # fmt: skip
 """The settings of a checkpoint that are not taken, since each token is chosen from one pass over those before."""
-GenerationRequest = ChatCompletionRequest | CompletionRequest
+GenerationRequest = ChatCompletionRequest | CompletionRequest | TranscriptionRequest
+TextRequest = ChatCompletionRequest | CompletionRequest
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The sound that a text is written down from."""
+
+    settings: Mapping[str, Any]
+    """Arguments of ``generate`` for its language and prompt."""
+    heads: Mapping[LayerKey, Sequence[int]]
+    """The alignment heads of each cross-attention."""
+    seconds: Sequence[Seconds]
+    """The part of the sound that each frame is."""
+    median_width: int
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,8 @@ class GenerationPlan:
     """Arguments of the model besides the tokens, of a prompt with images."""
     vision: Stack | None = None
     """The tokens of the layers that see these images."""
+    heard: Heard | None = None
+    """The sound, whose frames are then the prompt."""
 
     @property
     def longest(self) -> int:
@@ -146,7 +163,7 @@ class Sampling:
     changes: LogitChanges | None
 
     @classmethod
-    def of(cls, request: GenerationRequest, room: int, checkpoints: Any) -> "Sampling":
+    def of(cls, request: TextRequest, room: int, checkpoints: Any) -> "Sampling":
         """Read the settings of a request. ``room``: tokens that the model has positions for behind the prompts.
 
         ``checkpoints``: the GenerationConfig that the checkpoint brings.
@@ -191,7 +208,7 @@ class Sampling:
         }  # fmt: skip
 
 
-def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> GenerationPlan:
+def plan_generation(loaded: LoadedModel, request: TextRequest) -> GenerationPlan:
     """Check a request. Raises InvalidRequest that names the field at fault."""
     model, reader = loaded.model, loaded.reader
     if not model.can_generate():
@@ -220,26 +237,33 @@ def plan_generation(loaded: LoadedModel, request: GenerationRequest) -> Generati
     known, changes = reader.predictable, sampling.changes
     if changes is not None and (beyond := [each for each in changes.bias if each >= known]):
         raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {known}")
-    settings = model.generation_config
+    return looking_plan(loaded, request.attention, rows, sampling, alone=bool(request.alone), **more)
+
+
+def looking_plan(
+    loaded: LoadedModel, wanted: AttentionOfTokens | None, rows: list[list[int]], sampling: "Sampling", **more: Any
+) -> GenerationPlan:
+    """The plan of these prompts, with the attention that is asked of each token. ``more``: further fields of it.
+
+    Raises InvalidRequest.
+    """
+    settings, reader = loaded.model.generation_config, loaded.reader
     told: Any = settings.eos_token_id
     if told is None and reader.tokenizer is not None:
         told = reader.tokenizer.eos_token_id
     ends = frozenset(each for each in (told if isinstance(told, list) else [told]) if isinstance(each, int))
     padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
-    wanted = request.attention
     if wanted is None:
-        return GenerationPlan(rows, padding, ends, sampling, None, (), {}, alone=bool(request.alone), **more)
+        return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)
     places = _places(loaded, wanted)
     edits = _edits(loaded, wanted, rows, sampling)
     if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
         raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
     look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
-    return GenerationPlan(
-        rows, padding, ends, sampling, look, places, edits, alone=bool(request.alone), keeps=wanted.keep, **more
-    )
+    return GenerationPlan(rows, padding, ends, sampling, look, places, edits, keeps=wanted.keep, **more)
 
 
-def _prompts(loaded: LoadedModel, request: GenerationRequest) -> list[list[int]]:
+def _prompts(loaded: LoadedModel, request: TextRequest) -> list[list[int]]:
     reader = loaded.reader
     if reader.tokenizer is None:
         raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")

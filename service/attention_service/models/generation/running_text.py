@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from transformers import LogitsProcessorList
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.generation.decode_attention import RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
+from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.joined_past import unjoinable
 from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.passes.module_states import Held, copied
@@ -40,13 +42,17 @@ class BegunText(NamedTuple):
     draws: bool
 
 
+class _Begun(Exception):
+    """Leaves ``generate`` before its first pass."""
+
+
 def begin_text(
-    model: Any, ids: Sequence[int], settings: Mapping[str, Any], arguments: Mapping[str, Tensor]
+    model: Any, ids: Sequence[int] | None, settings: Mapping[str, Any], arguments: Mapping[str, Tensor]
 ) -> BegunText:
     """Have ``generate`` prepare a text, and stop before its first pass.
 
-    ``settings``: arguments of ``generate``; ``arguments``: those of the model besides the tokens. Raises what
-    ``generate`` does for settings that it refuses.
+    ``ids``: None for a text that is written down from a sound, among the ``arguments`` of the model besides the tokens.
+    ``settings``: arguments of ``generate``. Raises what ``generate`` does for settings that it refuses.
     """
     found: list[BegunText] = []
 
@@ -56,10 +62,12 @@ def begin_text(
     ) -> Tensor:  # fmt: skip
         drawn = bool(generation_config.do_sample)
         found.append(BegunText(input_ids[0].tolist(), state, logits_processor, drawn))
-        return input_ids
+        raise _Begun
 
-    tokens = torch.tensor([list(ids)], device=model.device)
-    model.generate(tokens, attention_mask=torch.ones_like(tokens), custom_generate=stop, **settings, **arguments)
+    tokens = {} if ids is None else {"inputs": (told := torch.tensor([list(ids)], device=model.device))}
+    mask = {} if ids is None else {"attention_mask": torch.ones_like(told)}
+    with suppress(_Begun):
+        model.generate(**tokens, **mask, custom_generate=stop, **settings, **arguments)
     return found[0]
 
 
@@ -82,6 +90,8 @@ class RunningText:
     """True if it shares no pass."""
     request: int
     """A number of the request that it belongs to."""
+    heard: HeardFrames | None = None
+    """The frames of the sound that it is written down from."""
     generator: torch.Generator | None = None
     prompt: int = 0
     """The tokens of its prompt; of an encoder-decoder, those of the encoder."""

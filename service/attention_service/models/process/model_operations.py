@@ -7,10 +7,12 @@ from typing import Any, Final, Self, TypeVar
 import torch
 
 from attention_contract.base import WireModel
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, ModelInput, images_in
+from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import JSON, from_body
 from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_gradients import ModelGradients
@@ -19,7 +21,13 @@ from attention_service.models.answers.text_embeddings import embed, plan_embeddi
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
-from attention_service.models.generation.generation_plan import GenerationRequest, plan_generation
+from attention_service.models.generation.generation_plan import (
+    GenerationPlan,
+    GenerationRequest,
+    TextRequest,
+    plan_generation,
+)
+from attention_service.models.generation.transcription_plan import plan_transcription
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.sound_decoding import sound_bytes
 from attention_service.models.inputs.sound_inputs import SoundInputs
@@ -127,20 +135,39 @@ class ServedModel:
     def _complete(self, body: memoryview, facts: Facts, emit: Emit) -> Work:
         return self._generating(_read(CompletionRequest, body), facts, emit)
 
+    def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> Work:
+        request, reader = _read(TranscriptionRequest, body), self.loaded.reader
+
+        def work() -> Work:
+            plan = plan_transcription(self.loaded, request)
+            return self._begins(request, plan, facts, emit, reader.front_bytes(plan.arguments))
+
+        if not isinstance(reader, SoundInputs):
+            return work()
+        try:
+            return Work(sound_bytes([request.file], reader.rate), work)
+        except InvalidRequest as fault:
+            raise InvalidRequest(fault.detail.replace("audio.0", "file"), param="file", **fault.facts) from None
+
     def _embed(self, body: memoryview, *_: object) -> Work:
         request = _read(EmbeddingRequest, body)
         plan = plan_embedding(self.loaded, request)
         return Work(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
 
-    def _generating(self, request: GenerationRequest, facts: Facts, emit: Emit) -> Work:
+    def _begins(
+        self, request: GenerationRequest, plan: GenerationPlan, facts: Facts, emit: Emit, more_bytes: int
+    ) -> Work:
+        """The work that begins a planned generation; ``more_bytes``: for images or a sound."""
+
+        def run() -> Generation:
+            return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)), facts["reader"])
+
+        return Work(plan.needed_bytes(self.loaded) + more_bytes, run, generates=True)
+
+    def _generating(self, request: TextRequest, facts: Facts, emit: Emit) -> Work:
         def work() -> Work:
             plan = plan_generation(self.loaded, request)
-
-            def run() -> Generation:
-                return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)), facts["reader"])
-
-            needed = plan.needed_bytes(self.loaded) + self.costs.image_bytes(plan.vision)
-            return Work(needed, run, generates=True)
+            return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
 
         return self._after_images(
             images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work
@@ -187,6 +214,7 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Wo
     "chat": ServedModel._chat,
     "complete": ServedModel._complete,
     "embed": ServedModel._embed,
+    "transcribe": ServedModel._transcribe,
 }
 """The preparation of each operation."""
 

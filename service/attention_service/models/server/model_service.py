@@ -16,6 +16,7 @@ from attention_contract.errors import InternalError, InvalidRequest, ModelExists
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.models import model_catalogue
@@ -36,6 +37,8 @@ OF_ONE: Final = WAITING // 2
 """The same of one caller."""
 _TOKENS_OF_ONE: Final = 64
 """Tokens whose generation takes as much of a model's time as a question."""
+_TRANSCRIPT_TOKENS: Final = 100
+"""Tokens of the text of some 30 seconds."""
 _COMPLETION_TOKENS: Final = 16
 _CHAT_TOKENS: Final = 4096
 """Tokens that are generated at most if the request names no number."""
@@ -244,6 +247,8 @@ class ModelService:
 
 def cost_of(request: WireModel) -> float:
     """The share of a model's time that a generation takes, where a question takes 1."""
+    if isinstance(request, TranscriptionRequest):
+        return 1 + _TRANSCRIPT_TOKENS / _TOKENS_OF_ONE
     if not isinstance(request, GenerationOptions):
         return 1.0
     tokens, prompts = request.max_tokens, 1

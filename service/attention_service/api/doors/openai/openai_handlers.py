@@ -4,11 +4,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Final
 
-from starlette.responses import Response
+import orjson
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, Cancelled
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import EVENTS, JSON, to_json
 from attention_service.api.doors.openai.openai_errors import openai_error
 from attention_service.api.handlers import Call, Handler, Reply, request_id, unless_gone
@@ -31,10 +33,24 @@ async def embed(call: Call, body: EmbeddingRequest) -> Response:
     return Reply(reply.pieces, reply.media_type, 200, {})
 
 
+async def transcribe(call: Call, body: TranscriptionRequest) -> Response:
+    """The text of a sound: one object, a stream of pieces, or the text alone."""
+    objects = call.engine.models.stream(body.model, "transcribe", body, call.deadline)
+    if body.stream:
+        first = await anext(objects)
+        return EventStream(first, objects, call.deadline)
+    async with aclosing(objects):
+        found = [each async for each in objects]
+    if body.response_format == "text":
+        return PlainTextResponse(orjson.loads(found[-1])["text"])
+    return Reply(found, JSON, 200, {})
+
+
 OPENAI_HANDLERS: Final[Mapping[str, Handler]] = {
     "create_chat_completion": generate,
     "create_completion": generate,
     "create_embedding": embed,
+    "create_transcription": transcribe,
 }
 """The handler of each operation of OpenAI's API by its name."""
 _HEADERS: Final = (

@@ -1,0 +1,95 @@
+"""Requests and replies of OpenAI's API for the text of a sound, as its ``openai`` package writes and reads them.
+
+Fields more than there: ``attention`` and ``alignment_heads``. Source: the types of ``openai`` 3.57.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel
+from attention_contract.exact_types import Index
+from attention_contract.schemas.openai import (
+    AttentionOfTokens,
+    GeneratedToken,
+    OpenAIRequest,
+    Refused,
+    TokenLogprob,
+)
+from attention_contract.schemas.prompts import MAX_TEXT, AudioBytes
+
+
+class TranscriptionRequest(OpenAIRequest):
+    """Write down what is said in a sound: a form with a file, or JSON."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "chunking_strategy": ("auto",), "known_speaker_names": ([],), "known_speaker_references": ([],),
+    }  # fmt: skip
+
+    file: AudioBytes
+    """The bytes of a WAV, FLAC, OGG or MP3 file: the file of a form, or ``{"base64": …}`` in JSON."""
+    language: str | None = Field(default=None, min_length=1, max_length=64)
+    """The language, as ``en`` or ``english``. Default: the one that the model hears."""
+    prompt: str | None = Field(default=None, min_length=1, max_length=MAX_TEXT)
+    """A text that comes before: names and a style to follow."""
+    response_format: Literal["json", "text", "verbose_json"] | None = None
+    """``json``, by default: an object with the text. ``text``: the text alone. ``verbose_json``: with language, length
+    and the times of words."""
+    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    """Divides the logits before sampling. Default: 0, the most likely token each time."""
+    timestamp_granularities: Listed[Literal["word"]] | None = Field(default=None, max_length=1)
+    """The times in the reply in ``verbose_json``: those of words."""
+    stream: bool | None = None
+    """Send pieces of the text as server-sent events as soon as they are known."""
+    include: Listed[Literal["logprobs"]] | None = Field(default=None, max_length=1)
+    """``logprobs``: return the log-probability of each token."""
+    attention: AttentionOfTokens | None = None
+    """Return the attention of each token with the seconds that it looked at, and edit attention."""
+    alignment_heads: Annotated[list[tuple[Index, Index]], Field(min_length=1, max_length=1024)] | None = None
+    """Layer and head of the cross-attentions that times are taken from. Default: those of the checkpoint's
+    generation_config.json, or all heads of the later half of the layers."""
+    chunking_strategy: Refused = None
+    known_speaker_names: Refused = None
+    known_speaker_references: Refused = None
+
+
+class HeardWord(WireModel):
+    """A word and its time in the sound, in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class HeardDuration(WireModel):
+    """The length of the sound."""
+
+    type: Literal["duration"] = "duration"
+    seconds: float
+
+
+class Transcription(WireModel):
+    """The text of a sound."""
+
+    text: str
+    logprobs: IfRequested[list[TokenLogprob]] = ABSENT
+    task: IfRequested[Literal["transcribe"]] = ABSENT
+    language: IfRequested[str | None] = ABSENT
+    """In English, as ``german``. Null if the model has no tokens of languages."""
+    duration: IfRequested[float] = ABSENT
+    """Seconds of the sound."""
+    words: IfRequested[list[HeardWord]] = ABSENT
+    """With ``verbose_json``: found by dynamic time warping over the alignment heads."""
+    usage: IfRequested[HeardDuration] = ABSENT
+    attention: IfRequested[list[GeneratedToken]] = ABSENT
+    """The tokens, each with ``seconds`` and the attention that chose it."""
+
+
+class TranscriptionEvent(WireModel):
+    """A piece of a streamed text, or the whole of it at the end."""
+
+    type: Literal["transcript.text.delta", "transcript.text.done"]
+    delta: IfRequested[str] = ABSENT
+    text: IfRequested[str] = ABSENT
+    logprobs: IfRequested[list[TokenLogprob]] = ABSENT
+    attention: IfRequested[list[GeneratedToken]] = ABSENT

@@ -1,0 +1,63 @@
+"""The frames of a sound that some heads look at while its text is written, token by token."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention_service.core.edits import BoundEdit
+from attention_service.core.inspection.time_warping import warped_frames
+from attention_service.core.inspection.weights import weights_of
+from attention_service.core.problem import Problem, Selection
+from attention_service.models.inputs.model_inputs import Seconds
+from attention_transformers.model_layers import LayerKey
+
+
+class HeardFrames:
+    """The weights of the alignment heads of one text."""
+
+    def __init__(self, heads: Mapping[LayerKey, Sequence[int]], seconds: Sequence[Seconds], median_width: int) -> None:
+        """``heads``: of each cross-attention; ``seconds``: of each frame; ``median_width``: frames to smooth over."""
+        self._heads = {layer: tuple(own) for layer, own in heads.items()}
+        self._seconds = [each for each in seconds if each is not None]
+        self._width = median_width
+        self._pass: dict[LayerKey, Tensor] = {}
+        self._rows: list[Tensor] = []
+        """The weights ``[N, F]`` of the last query of each pass; the token that pass p chose is token p."""
+
+    @property
+    def length(self) -> float:
+        """Seconds of the sound."""
+        return self._seconds[-1][1]
+
+    def wants(self, layer: LayerKey) -> bool:
+        """True if a layer has alignment heads."""
+        return layer in self._heads
+
+    def see(self, layer: LayerKey, last: Problem, edits: Sequence[BoundEdit]) -> None:
+        """Take the problem of the last query of a layer in a pass."""
+        weights = weights_of(last, Selection(heads=self._heads[layer]), edits)
+        self._pass[layer] = weights[0, :, 0, : len(self._seconds)].float().cpu()
+
+    def end_pass(self) -> None:
+        """Keep what was seen in a pass."""
+        self._rows.append(torch.cat([self._pass[layer] for layer in self._heads]))
+        self._pass.clear()
+
+    @property
+    def looked_at(self) -> Seconds:
+        """The seconds of the frame that the heads looked at most, in the mean, when they chose the last token."""
+        return self._seconds[int(self._rows[-1].mean(0).argmax())]
+
+    def ends(self) -> NDArray[np.float64]:
+        """The second ``[tokens]`` at which each token ends, by dynamic time warping; the last ends as the one before.
+
+        A token is aligned by the weights of its own query, as transformers does; the last was no query.
+        """
+        if len(self._rows) < 2:
+            return np.zeros(len(self._rows))
+        frames = warped_frames(torch.stack(self._rows[1:], 1), self._width)
+        found = np.array([self._seconds[frame][0] for frame in frames])
+        return np.append(found, found[-1])

@@ -54,6 +54,7 @@ class ModelFields(CallOptions, total=False):
     mask_seed: int | None
     layers: Literal["all"] | Sequence[LayerRef] | None
     edits: Mapping[str, Sequence[EditLike]] | None
+    adapter: str | None
 
 
 class SelectedFields(ModelFields, total=False):

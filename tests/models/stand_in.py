@@ -42,6 +42,9 @@ class StandIn:
     def held_bytes(self):
         return self.held
 
+    def adapter_bytes(self):
+        return 0
+
     def recover(self, fault):
         if str(fault) == "lost":
             raise Stuck("the device computes nothing any more")

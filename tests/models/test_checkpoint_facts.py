@@ -58,7 +58,10 @@ REFUSED = {
         "weight_scale belongs to quant",
     ),
     "lora": ({"tensors": ["q.weight", "base_model.model.q.lora_A.weight"]}, "lora_A.weight belongs to an adapter"),
-    "adapter": ({"files": {"adapter_config.json": {}}}, "adapter_config.json lies beside the model"),
+    "adapter": (
+        {"files": {"adapter_config.json": {}}},
+        "of the adapter beside the model: its adapter_config.json has no r",
+    ),
     "adapter-weights": ({"files": {"adapter_model.safetensors": ""}}, "adapter_model.safetensors lies beside"),
     "distributed": ({"files": {"shard-00001-model-00001-of-00002.safetensors": ""}}, "distributed checkpoint"),
 }
@@ -162,7 +165,6 @@ def test_a_part_of_a_model_is_no_model(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"adapter_config.json": {"base_model_name_or_path": "org/base"}}, "holds an adapter alone"),
         ({"net.Q4_K_M.gguf": "GGUF"}, "holds no .safetensors file (only .gguf)"),
         ({"config.json": {"model_type": "llama"}, "pytorch_model.bin": "?"}, "holds no .safetensors file (only .bin)"),
     ],
@@ -171,8 +173,6 @@ def test_a_folder_of_another_form_is_a_row_that_says_so(tmp_path, files, words):
     (tmp_path / "net").mkdir()
     for name, content in files.items():
         (tmp_path / "net" / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    if "adapter_config.json" in files:
-        save_file({"q.lora_A.weight": np.zeros(4, np.float32)}, tmp_path / "net" / "adapter_model.safetensors")
     (row,) = (each for each in model_catalogue.listed(tmp_path) if each.id == "net")
     assert words in row.refused
     with pytest.raises(InvalidCheckpoint) as caught:

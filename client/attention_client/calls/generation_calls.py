@@ -36,6 +36,7 @@ class SamplingFields(CallOptions, total=False):
     logit_bias: Mapping[str, float] | None
     attention: AttentionOfTokens | Mapping[str, Any] | None
     alone: bool | None
+    adapter: str | None
 
 
 class CompletionFields(SamplingFields, total=False):
@@ -75,7 +76,8 @@ class Generation(Group[WayT]):
         ``stop`` names texts that end a choice, and ``n`` asks for several. ``logprobs`` is the number of likeliest
         tokens to name beside each. ``attention`` tells what the heads looked at when they chose a token, and edits
         them: ``{"layers": [0, 3], "top_k": 3, "edits": {"3": [{"tap": "context", "heads": [0], "set": 0}]}}``.
-        ``alone=True`` shares no pass with other requests, for the same bits every time.
+        ``alone=True`` shares no pass with other requests, for the same bits every time. ``adapter`` names an adapter of
+        the model.
         Raises ModelNotFound and InvalidRequest.
         """
         return call(operations.create_completion, locals())
@@ -114,12 +116,13 @@ class Generation(Group[WayT]):
     @method
     def embed(
         self, model: str, input: Prompt, *, dimensions: int | None = None, prompt_name: str | None = None,  # noqa: A002
-        **options: Unpack[CallOptions],
+        adapter: str | None = None, **options: Unpack[CallOptions],
     ) -> Call[Embeddings]:  # fmt: skip
         """Return a vector for each text, pooled as the model's checkpoint says.
 
         ``dimensions`` keeps the first numbers of each. ``prompt_name`` is the prompt of the checkpoint to put before
-        each text, in place of its default one. Raises ModelNotFound and InvalidRequest.
+        each text, in place of its default one. ``adapter`` names an adapter of the model. Raises ModelNotFound and
+        InvalidRequest.
         """
         return call(operations.create_embedding, locals())
 

@@ -27,13 +27,15 @@ class Models(Generation[WayT], Surveys[WayT]):
 
     @method
     def load(
-        self, checkpoint: str, *, name: str | None = None, dtype: FloatName | None = None,
+        self, checkpoint: str, *, name: str | None = None, adapter: str | None = None, dtype: FloatName | None = None,
         device_map: Literal["auto", "balanced"] | None = None, **options: Unpack[CallOptions],
     ) -> Call[ModelInfo]:  # fmt: skip
         """Make a checkpoint of the server's model repository a resident model, and wait until it is.
 
         ``checkpoint`` is its path, or ``tiny``. ``name`` is by default the path with ``--`` for ``/``. A request that
-        names a model loads it too. Raises CheckpointNotFound, InvalidCheckpoint, ModelExists and OverBudget.
+        names a model loads it too. ``adapter`` is an adapter to load beside it, by its name or path; the path of an
+        adapter as ``checkpoint`` loads its base too. Raises CheckpointNotFound, InvalidCheckpoint, ModelExists and
+        OverBudget.
         """
         return call(operations.load_model, locals())
 
@@ -68,7 +70,8 @@ class Models(Generation[WayT], Surveys[WayT]):
         "set": 0}]}``. ``return_`` names taps, ``hidden`` or ``logits``; ``select`` the heads and queries.
         ``positions`` are the tokens whose predictions are told, by default the last. ``compare="unedited"`` tells both
         runs. ``keep`` stores the run as a recording.
-        ``alone`` shares no pass with other requests, for the same bits every time.
+        ``alone`` shares no pass with other requests, for the same bits every time. ``adapter`` names an adapter that
+        answers beside the model, as the model ``base:adapter`` does.
         """
         return call(operations.model_forward, with_media(locals()))
 

@@ -28,6 +28,9 @@ class LoadModel(WireModel):
     that ships with the server."""
     name: ModelName | None = None
     """Default: the path with ``--`` in place of ``/``, as in ``openai-community--gpt2``."""
+    adapter: str | None = Field(default=None, min_length=1, max_length=1024)
+    """An adapter to load beside the base at ``checkpoint``, by its path or name. The path of an adapter may also stand
+    in ``checkpoint``: then its base is the one that its adapter_config.json names."""
     dtype: FloatName | None = None
     """The dtype of the computation; default: the checkpoint's on a GPU, float32 on a CPU."""
     device_map: Literal["auto", "balanced"] | None = None
@@ -67,6 +70,12 @@ class ModelInfo(WireModel):
     owned_by: str = "attention-service"
     checkpoint: str
     """Its path inside the model repository."""
+    base: str | None = None
+    """Of a variant, the name of the model whose process has its adapter too, and answers for it."""
+    adapter: str | None = None
+    """The adapter of a variant, ``base:adapter``; or of a model in whose own folder one lies, and applies."""
+    adapters: list[str] = Field(default_factory=list)
+    """The adapters of the repository whose base it is. Each can be named as ``adapter`` of a request."""
     state: Literal["idle", "loading", "resident", "stuck"]
     """``idle``: the first request that names it loads it. ``stuck``: its process computes nothing although it is asked;
     it goes on, or is ended soon, and the next request starts it again."""
@@ -105,7 +114,7 @@ class ModelInfo(WireModel):
     attention."""
     left_out: list[str] = Field(default_factory=list)
     """The first 100 tensors of its checkpoint that the model does not take, such as a classifier of texts; known once
-    the model is resident."""
+    the model is resident. Files of an adapter's folder that are not used, such as another tokenizer."""
     refused: str | None = None
     """The reason why it cannot be loaded, found from its files without starting a process."""
 

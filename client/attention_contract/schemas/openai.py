@@ -77,7 +77,9 @@ class OpenAIRequest(WireModel):
     """The values, besides null, of fields that are refused with any other."""
 
     model: str = Field(min_length=1, max_length=1024)
-    """The name of a model: ``GET /v1/models`` lists them."""
+    """The name of a model: ``GET /v1/models`` lists them. ``base:adapter`` is a model with an adapter."""
+    adapter: str | None = Field(default=None, min_length=1, max_length=1024)
+    """The name or path of an adapter that answers beside the model, as the model ``base:adapter`` does."""
     user: Ignored = None
 
     @model_validator(mode="after")

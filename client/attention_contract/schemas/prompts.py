@@ -166,6 +166,8 @@ class ModelInput(WireModel):
     edits: EditsByLayer = Field(default_factory=dict)
     """Edits by layer, each in the form of edits of a module: ``{"3": [{"tap": "context", "heads": [0], "set":
     0}]}``."""
+    adapter: str | None = Field(default=None, min_length=1, max_length=1024)
+    """The name or path of an adapter that answers beside the model, as the model ``base:adapter`` does."""
     alone: bool = False
     """Share no pass with other requests: the same numbers to the last bit, whoever asks at the same time."""
     encoding: Encoding = "list"
@@ -251,7 +253,8 @@ class ModelRan(WireModel):
     device: str
     dtype: str
     weights: str = "float32"
-    """The numbers that it computed with: the dtype, or ``dequantized from Q4_K_M`` for a quantized checkpoint."""
+    """The numbers that it computed with: the dtype, ``dequantized from Q4_K_M`` for a quantized checkpoint, or
+    ``base + adapter NAME``."""
     kernels: list[str]
     """The kernels that computed the attention outputs."""
     compute_ms: float

@@ -13,6 +13,13 @@ from typing import Any, Final, Literal
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.head_kinds import HeadKind
 from attention_service.models.input_kinds import HEARD, READS
+from attention_service.modules.checkpoints.adapter_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_TENSORS,
+    MERGE,
+    AdapterFiles,
+    is_adapter,
+)
 from attention_service.modules.checkpoints.attention_blocks import blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.import_plan import missing_fields
@@ -29,6 +36,8 @@ _IMAGE_ENTRIES: Final = re.compile(rb'"(image_\w+|do_resize|crop_size)"')
 """Entries of a processor of images, which one of audio has not."""
 _TEMPLATES: Final = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
 """Files and a folder of which a tokenizer with a chat template of its own has one."""
+OF_TEXT: Final = (*_TOKENIZERS, _TEMPLATES[0])
+"""Files that say how texts become tokens."""
 _TABLES: Final = "auto_mappings.py", "configuration_auto.py"
 _TYPE: Final = re.compile(r'"([\w.-]+)"[,:] "(?!AutoConfig)\w+Config"')
 """A row of the tables of transformers, from a model type to the class of its config."""
@@ -52,7 +61,6 @@ _SCALES: Final = re.compile(
 """Ends of the names of tensors without which quantized weights are other numbers."""
 _ADAPTERS: Final = re.compile(r"\b(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|hada_w\d_a|ia3_l|base_layer)\b")
 """Parts of the names of an adapter's tensors, as peft writes them."""
-_ADAPTER_FILES: Final = "adapter_config.json", "adapter_model.safetensors"
 _READ: Final = "model.safetensors", "model.safetensors.index.json"
 """Files of which transformers reads the first that exists."""
 _DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -86,11 +94,18 @@ def has_tokenizer(folder: Path) -> bool:
     return _has(folder, *_TOKENIZERS)
 
 
+def is_adapter_alone(folder: Path) -> bool:
+    """Return True if a folder holds an adapter, and not its base too."""
+    return is_adapter(folder) and not _has(folder, *_READ)
+
+
 def is_taken_for_model(folder: Path) -> bool:
     """True if people take a folder of the repository for a model; a part of one, such as ``1_Pooling``, is none."""
     config = folder / "config.json"
+    if is_adapter_alone(folder):  # a variant of its base
+        return False
     if not config.is_file():
-        return folder.is_dir() and ((folder / _ADAPTER_FILES[0]).is_file() or any(folder.glob("*.gguf")))
+        return folder.is_dir() and any(folder.glob("*.gguf"))
     try:
         entries = json.loads(_beginning(config))
     except (ValueError, RecursionError):
@@ -100,8 +115,6 @@ def is_taken_for_model(folder: Path) -> bool:
 
 def lack_of_config(folder: Path) -> str:
     """The reason for which a checkpoint without entries in a config.json is no model."""
-    if (folder / _ADAPTER_FILES[0]).is_file():
-        return f"holds an adapter alone, which changes another model; {_MERGE}"
     has = "an empty config.json" if (folder / "config.json").is_file() else "no config.json"
     return f"has {has}, which is needed to build the model"
 
@@ -121,7 +134,7 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
         or beyond_the_model(tensors, quantized=_quantization(config) is not None)
         or _unnamed(folder, config)
         or _beside(folder)
-        or _link_out(root, folder)
+        or link_out(root, folder)
     )  # fmt: skip
 
 
@@ -151,13 +164,8 @@ def beyond_the_model(tensors: Iterable[str], *, quantized: bool = False) -> str 
                 "numbers of the model would be others; take the checkpoint before quantization"
             )
         if _ADAPTERS.search(name):
-            return f"{name} belongs to an adapter, without which its numbers are others; {_MERGE}"
+            return f"{name} belongs to an adapter, without which its numbers are others; {MERGE}"
     return None
-
-
-_MERGE: Final = (
-    "merge it first: PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(new) of peft"
-)
 
 
 def _unknown_type(kind: str, config: Mapping[str, Any]) -> str | None:
@@ -211,8 +219,11 @@ def _unnamed(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 def _beside(folder: Path) -> str | None:
     """The reason for which a folder is refused whose model takes more than the tensors that are read."""
-    if (name := next((name for name in _ADAPTER_FILES if (folder / name).exists()), None)) is not None:
-        return f"{name} lies beside the model, and its adapter changes the numbers; {_MERGE}, or move it elsewhere"
+    if (folder / ADAPTER_CONFIG).exists():
+        why = AdapterFiles.open(folder).refused
+        return None if why is None else f"of the adapter beside the model: {why}; or move it elsewhere"
+    if (folder / ADAPTER_TENSORS).exists():
+        return f"{ADAPTER_TENSORS} lies beside the model without {ADAPTER_CONFIG}; move it elsewhere"
     with os.scandir(folder) as entries:
         shard = next((entry.name for entry in entries if _DISTRIBUTED.fullmatch(entry.name)), None)
     if shard is None:
@@ -220,7 +231,7 @@ def _beside(folder: Path) -> str | None:
     return f"{shard} is a part of a distributed checkpoint, which is not read; save it whole (save_pretrained)"
 
 
-def _link_out(root: Path, folder: Path) -> str | None:
+def link_out(root: Path, folder: Path) -> str | None:
     """The reason for which a folder is refused with a link that transformers would follow out of the repository."""
     top = root.resolve()
     for place, folders, files in os.walk(folder):

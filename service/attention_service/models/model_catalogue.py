@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest, ModelExists, ModelNotFound
 from attention_contract.schemas.models import ModelInfo, default_model_name
+from attention_service.models.adapter_catalogue import BETWEEN, AdapterFolder, adapters, find_adapter
 from attention_service.models.checkpoint_facts import (
     Input,
     inputs_of,
@@ -17,6 +18,7 @@ from attention_service.models.checkpoint_facts import (
     refusal_of,
 )
 from attention_service.models.head_kinds import LISTED_CLASSES, HeadKind, class_names, head_kind
+from attention_service.modules.checkpoints.adapter_files import is_adapter
 from attention_service.modules.checkpoints.catalogue import paths, unreadable_reason
 from attention_service.modules.checkpoints.checkpoint_files import TINY, located, open_checkpoint
 from attention_service.modules.store_files import reason
@@ -53,6 +55,11 @@ class ModelFolder:
     """The reason for which its files are refused."""
 
     @property
+    def adapter(self) -> AdapterFolder | None:
+        """The adapter that lies beside the model, and applies to it."""
+        return AdapterFolder(self.checkpoint, self.folder, self.checkpoint, None) if is_adapter(self.folder) else None
+
+    @property
     def name(self) -> str:
         """The name that a model of it has by default."""
         return default_model_name(self.checkpoint)
@@ -87,6 +94,7 @@ class ModelFolder:
             stored=self.stored,
             bytes=self.resident_bytes(dtype),
             refused=self.refused,
+            adapter=self.name if is_adapter(self.folder) else None,
         )
 
     def check(self) -> None:
@@ -215,3 +223,47 @@ def listed(root: Path) -> list[ModelInfo]:
 
 def _faulty(name: str, path: str, refused: str) -> ModelInfo:
     return ModelInfo(id=name, created=0, checkpoint=path, state="idle", refused=refused)
+
+
+def with_adapters(root: Path, infos: Sequence[ModelInfo]) -> list[ModelInfo]:
+    """Describe models with the names of their adapters, then each with each adapter, and adapters without a base."""
+    known = adapters(root)
+    found: list[ModelInfo] = []
+    for info in infos:
+        own = [each for each in known if each.base == info.checkpoint and info.adapter is None]
+        found.append(info.model_copy(update={"adapters": [each.name for each in own]}))
+        folder = Path(*located(root, info.checkpoint)).resolve()
+        found += [each.variant(found[-1], folder) for each in own]
+    return found
+
+
+def all_with_adapters(root: Path, infos: Sequence[ModelInfo]) -> list[ModelInfo]:
+    """The same, and the adapters whose base is not among the checkpoints."""
+    return [*with_adapters(root, infos), *(each.alone() for each in adapters(root) if each.base is None)]
+
+
+def named_variant(root: Path, name: str, adapter: str | None) -> tuple[str, AdapterFolder | None]:
+    """The name of a base and its adapter, by the name of a variant or of an adapter, or that of a base and an adapter.
+
+    Raises ModelNotFound, InvalidCheckpoint and InvalidRequest.
+    """
+    base, between, own = name.partition(BETWEEN)
+    if between and adapter is not None and adapter != own:
+        raise InvalidRequest.at("adapter", f"the model names the adapter {own[:128]!r}, and adapter another one")
+    if (wanted := own if between else adapter) is not None:
+        return base, find_adapter(root, wanted)
+    alike = [each for each in adapters(root) if name in (each.checkpoint, each.name)]
+    return (default_model_name(alike[0].found_base()), alike[0]) if alike else (name, None)
+
+
+def named_adapter(root: Path, checkpoint: str, adapter: str | None) -> tuple[str, AdapterFolder | None]:
+    """The checkpoint of a base and its adapter, by a checkpoint that may be the adapter's.
+
+    Raises ModelNotFound and InvalidCheckpoint.
+    """
+    if adapter is not None:
+        found = find_adapter(root, adapter)
+        found.check()
+        return checkpoint, found
+    alike = [each for each in adapters(root) if each.checkpoint == checkpoint.strip("/")]
+    return (alike[0].found_base(), alike[0]) if alike else (checkpoint, None)

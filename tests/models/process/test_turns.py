@@ -51,6 +51,9 @@ class Model:
     def held_bytes(self):
         return None
 
+    def adapter_bytes(self):
+        return 0
+
     def recover(self, fault):
         pass
 

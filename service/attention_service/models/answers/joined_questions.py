@@ -53,10 +53,11 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
         return None
     if inputs.text.length > LONGEST or {place.keys_of for place in places} - {"tokens"}:
         return None
+    apart = None if asked.adapter is None or asked.adapter.mixes else asked.adapter
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
         plain = loaded.head.predicts == "next" and request.select is None and not several_taps
-        return (ModelForwardRequest, request.top_k, request.compare) if plain else None
+        return (ModelForwardRequest, apart, request.top_k, request.compare) if plain else None
     heads = None if request.select is None else tuple(request.select.heads or ())
     pairs = len(inputs.text.ids) * inputs.text.length**2 * request.return_weights
     numbers = pairs * sum([count * len(heads or range(place.widths.heads)) for place, count in asked.kinds])
@@ -66,7 +67,7 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
     statistics = None if request.statistics is None else tuple(request.statistics)
     options = (request.top_k, request.return_weights, request.average_heads, statistics, heads)
     layers = tuple([place.key for place in asked.places])
-    return (ModelWeightsRequest, layers, options, request.statistic_options.model_dump_json())
+    return (ModelWeightsRequest, apart, layers, options, request.statistic_options.model_dump_json())
 
 
 @torch.no_grad()
@@ -78,9 +79,10 @@ def joined_replies(loaded: LoadedModel, questions: Sequence[Question]) -> list[W
     whole = replace(questions[0][1], inputs=inputs, edits={})
     places = _places(loaded, questions)
     edited = [texts for (_, asked), texts in zip(questions, places, strict=True) if asked.edits]
-    if isinstance(request, ModelForwardRequest):
-        return _parted(loaded, questions, places, forward_reply(loaded, request, whole, edited), _forward_part)
-    return _parted(loaded, questions, places, weights_reply(loaded, request, whole, edited), _weights_part)
+    with loaded.adapters.of_rows([asked.adapter for _, asked in questions for _ in asked.inputs.text.ids]):
+        if isinstance(request, ModelForwardRequest):
+            return _parted(loaded, questions, places, forward_reply(loaded, request, whole, edited), _forward_part)
+        return _parted(loaded, questions, places, weights_reply(loaded, request, whole, edited), _weights_part)
 
 
 def _texts(stack: Stack) -> list[Tokens]:
@@ -117,7 +119,8 @@ def _parted(
         asked = question[1]
         several, labels = asked.inputs.several, loaded.reader.labels(asked.inputs.text)
         kernels = list(dict.fromkeys([*reply.ran.kernels, *own.asked.kernels]))
-        ran = reply.ran.model_copy(update={"joined": len(questions), "kernels": kernels})
+        weights = loaded.weights_with(asked.adapter)
+        ran = reply.ran.model_copy(update={"joined": len(questions), "kernels": kernels, "weights": weights})
         fields = part(reply, own, several) | {"labels": labels if several else labels[0], "ran": ran}
         found.append(reply.model_copy(update=fields))
     return found

@@ -250,6 +250,10 @@ class ModelCosts:
             crops, length = self._images.shape(images)
             layers = len(self._images.places)
             states = layers * times * crops * length * (_STATES * self._image_width + _INNER * self._inner)
+        adapter = self._loaded.adapters.active
+        if adapter is not None:
+            products += 2 * adapter.numbers * batch * max(tokens, 1)
+            parameters += adapter.files.bytes
         if tokens and not encodes:
             products += batch * (2 * self._matrices * tokens + 2 * self._head)
             products += sum(_attention_flops(place, batch, tokens, keys) for place in self._places)

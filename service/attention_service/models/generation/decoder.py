@@ -13,6 +13,7 @@ from attention_service.models.generation.joined_prompts import alike_in_length, 
 from attention_service.models.generation.read_texts import ReadTexts
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.generation.token_attention import PassWeights
+from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 PART: Final = 512
@@ -43,8 +44,11 @@ class Decoder:
         self.attention = DecodeAttention(loaded)
         self.states = loaded.states
         self._joining: Joining | None = None
-        self._groups: dict[int, JoinedGroup] = {}
-        """The texts that share passes: all under 0, or those of one length by it, less the turns."""
+        self._groups: dict[tuple[int, Adapter | None], JoinedGroup] = {}
+        """The texts that share passes: all under 0, or those of one length by it, less the turns.
+
+        Those with an adapter whose rows cannot be told apart are under that adapter.
+        """
         self._turns = 0
 
     def close(self) -> None:
@@ -90,10 +94,12 @@ class Decoder:
         """
         first, shared = texts[0], [texts[0]]
         if len(texts) > 1 and reads_together(first) and self.joining.in_parts and not self._is_stretched(first):
-            shared = alike_in_length([first, *filter(self._can_be_mate, texts[1:])], PART)
+            mates = [text for text in texts[1:] if self._can_be_mate(text) and _apart(text) is _apart(first)]
+            shared = alike_in_length([first, *mates], PART)
         if len(shared) > 1:
             try:
-                with torch.inference_mode():
+                adapted = self.loaded.adapters.of_rows([text.adapter for text in shared])
+                with torch.inference_mode(), adapted:
                     logits = read_together(self.model, self.attention, shared)
             except Exception:
                 shared = [first]
@@ -124,7 +130,7 @@ class Decoder:
         """Let a pass be over one text."""
         self.states.give(text.held)
         try:
-            with self.attention.running([text]) as weights:
+            with self.loaded.adapters.using(text.adapter), self.attention.running([text]) as weights:
                 yield weights
         finally:
             self.states.learn()
@@ -157,7 +163,7 @@ class Decoder:
 
     def _divided(self, texts: Sequence[RunningText]) -> tuple[list[JoinedGroup], list[RunningText]]:
         """The texts that share a pass, and those that have one of their own."""
-        together: dict[int, list[RunningText]] = {}
+        together: dict[tuple[int, Adapter | None], list[RunningText]] = {}
         alone = []
         able = [text for text in texts if not text.alone]
         joining = self.joining if len(able) > 1 else ALONE
@@ -166,7 +172,8 @@ class Decoder:
             if apart or text.sharing.reason is not None:
                 alone.append(text)
             else:
-                together.setdefault(0 if joining.unlike else text.seen - self._turns, []).append(text)
+                length = 0 if joining.unlike else text.seen - self._turns
+                together.setdefault((length, _apart(text)), []).append(text)
         shared = []
         for key in {*self._groups, *together}:
             wanted = together.get(key, [])
@@ -201,7 +208,8 @@ class Decoder:
         """One pass for all; if it fails, one for each, so that no text has the fault of another."""
         texts = group.texts
         try:
-            with self.attention.running(texts, group.past) as weights:
+            adapted = self.loaded.adapters.of_rows([text.adapter for text in texts])
+            with adapted, self.attention.running(texts, group.past) as weights:
                 logits = group.run()
                 looking = {text.look: text.ids for text in texts if text.look is not None}
                 layers = weights.told(looking) if looking else {}
@@ -235,3 +243,8 @@ class Decoder:
             return Step(text, logits, text.choose(logits), layers, joined)
         except Exception as fault:  # of its processors
             return Step(text, fault=fault)
+
+
+def _apart(text: RunningText) -> Adapter | None:
+    """The adapter of a text, if passes that it shares are with texts of the same adapter alone."""
+    return None if text.adapter is None or text.adapter.mixes else text.adapter

@@ -86,6 +86,7 @@ class Generation:
         self.joined = 1
         """The most requests that shared a pass."""
         self._edits = RowEdits(self._loaded, plan.edits)
+        self._adapter = self._loaded.adapters.active
         if began := self._objects.begin():
             emit(began)
 
@@ -174,7 +175,8 @@ class Generation:
     def end(self) -> Generated:
         """Return the end. With ``keep``, ``LoadedModel.recording`` then holds the run."""
         if self._plan.keeps:
-            _keep(self._loaded, self._request, self._plan, self._kept)
+            with self._loaded.adapters.using(self._adapter):
+                _keep(self._loaded, self._request, self._plan, self._kept)
         return Generated(self._objects.end(keeps=self._plan.keeps, joined=self.joined), self._objects.generated)
 
     # ── its texts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,14 +193,15 @@ class Generation:
             settings |= plan.heard.settings
         arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in plan.arguments.items()}
         try:
-            with torch.inference_mode(), self._decoder.attention.preparing(self._edits):
+            adapted = self._loaded.adapters.using(self._adapter)
+            with torch.inference_mode(), adapted, self._decoder.attention.preparing(self._edits):
                 begun = begin_text(model, None if plan.heard else row, settings, arguments)
         except _OF_SETTINGS as fault:
             reason = str(fault).strip().partition("\n")[0]
             raise InvalidCheckpoint.at("model", f"its generation_config.json cannot be used: {reason}") from fault
         text = RunningText(
             number * plan.sampling.choices, model, begun.ids, begun.state, begun.processors, begun.draws,
-            self._text(row), self._edits, None, plan.alone, id(self),
+            self._text(row), self._edits, None, plan.alone, id(self), self._adapter,
         )  # fmt: skip
         text.held = self._decoder.states.take()
         text.prompt = len(row)

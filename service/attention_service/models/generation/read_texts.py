@@ -22,6 +22,8 @@ LEAST: Final = 64
 @dataclass(eq=False)
 class _Read:
     reader: str
+    adapter: object
+    """The mark of the adapter by which it was read; None for the base."""
     ids: npt.NDArray[np.int64]
     past: DynamicCache
     bytes: int
@@ -49,8 +51,8 @@ class ReadTexts:
         size = sum(x.nbytes for layer in past.layers for x in (layer.keys, layer.values))
         if size > self._limit:
             return
-        new = _Read(reader, np.asarray(text.ids[: text.seen]), past, size)
-        for old in [each for each in self._texts if each.reader == reader]:
+        new = _Read(reader, _mark(text), np.asarray(text.ids[: text.seen]), past, size)
+        for old in [each for each in self._texts if (each.reader, each.adapter) == (reader, new.adapter)]:
             if len(old.ids) <= len(new.ids) and _shared(old.ids, new.ids) == len(old.ids):
                 self._drop(old)  # the new one says all that it does
         while self.bytes + size > self._limit:
@@ -65,7 +67,8 @@ class ReadTexts:
         """
         prompt, found, best = np.asarray(text.ids[:-1]), None, 0
         for each in self._texts:
-            if each.reader == reader and (shared := _shared(each.ids, prompt)) >= max(LEAST, best):
+            same = (each.reader, each.adapter) == (reader, _mark(text))
+            if same and (shared := _shared(each.ids, prompt)) >= max(LEAST, best):
                 found, best = each, shared
         if found is None or 2 * best < len(prompt):
             return 0
@@ -79,6 +82,10 @@ class ReadTexts:
     def _drop(self, text: _Read) -> None:
         self._texts.remove(text)
         self.bytes -= text.bytes
+
+
+def _mark(text: RunningText) -> object:
+    return None if text.adapter is None else text.adapter.mark
 
 
 def _shared(one: Sequence[int] | npt.NDArray[Any], other: npt.NDArray[Any]) -> int:

@@ -18,6 +18,7 @@ from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.joined_past import unjoinable
 from attention_service.models.generation.token_attention import TokenAttention
+from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.passes.module_states import Held, copied
 
 
@@ -90,6 +91,8 @@ class RunningText:
     """True if it shares no pass."""
     request: int
     """A number of the request that it belongs to."""
+    adapter: Adapter | None = None
+    """The adapter of its passes; None for the base."""
     heard: HeardFrames | None = None
     """The frames of the sound that it is written down from."""
     generator: torch.Generator | None = None
@@ -151,7 +154,8 @@ class RunningText:
         state = self.state if past is None else self.state | {"past_key_values": past}
         return RunningText(
             choice, self.model, list(self.ids), dict(state), copy.deepcopy(self.processors), self.draws, text,
-            self.edits, look, self.alone, self.request, prompt=self.prompt, seen=self.seen, held=copied(self.held),
+            self.edits, look, self.alone, self.request, self.adapter, prompt=self.prompt, seen=self.seen,
+            held=copied(self.held),
         )  # fmt: skip
 
     # ── joined with others ───────────────────────────────────────────────────────────────────────────────────────────

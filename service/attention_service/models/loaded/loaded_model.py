@@ -24,6 +24,7 @@ from attention_service.models.inputs.model_inputs import SOUND, InputReader, Inp
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
+from attention_service.models.loaded.adapters import Adapter, Adapters
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_places import (
@@ -64,6 +65,8 @@ class Asked:
     """The layers to answer for, in the order asked."""
     edits: Mapping[str, Sequence[Edit]]
     """The edits of each layer, by the text of its key."""
+    adapter: Adapter | None = None
+    """The adapter that answers; None for the base."""
 
     @cached_property
     def kinds(self) -> list[tuple[AttentionPlace, int]]:
@@ -127,6 +130,7 @@ class LoadedModel:
         self.model = model
         self.device = device
         self.left_out = list(left_out)
+        self.adapters = Adapters(model, self._two_rows)
         self._read_again: tuple[Path, dict[str, tuple[int, int]]] | None = None
         """The folder whose files are read for each pass, with times and sizes as they were; None: all is in memory."""
         self.head = PredictionHead.of(model)
@@ -221,6 +225,10 @@ class LoadedModel:
             f"{told} ({', '.join(self.left_out[:_NAMED])}{more} are left out of the checkpoint: left_out of the model)"
         )
 
+    def weights_with(self, adapter: Adapter | None) -> str:
+        """The numbers of a pass of the model, or of one of its adapters."""
+        return self.weights if adapter is None else f"base + adapter {adapter.name}"
+
     def take_recording(self) -> RecordingFile | None:
         """Return the recording of the last request, which is then kept no longer; None if it made none."""
         recording, self.recording = self.recording, None
@@ -270,7 +278,7 @@ class LoadedModel:
             for index, place in enumerate(places):
                 if blind and place.queries == "images":
                     raise InvalidRequest.at(f"layers.{index}", f"layer {place.key} sees images; send one")
-        asked = Asked(inputs, places, request.edits)
+        asked = Asked(inputs, places, request.edits, self.adapters.active)
         for key, edits in request.edits.items():
             place = self._place(key, f"edits.{key}")
             place.check_edits(edits, asked.bound(place))
@@ -314,12 +322,12 @@ class LoadedModel:
             architecture=type(self.model).__name__,
             device=str(self.device.torch),
             dtype=torch_dtype_name(self.model.dtype),
-            weights=self.weights,
             kernels=list(asking.kernels),
             compute_ms=1e3 * (time.perf_counter() - asking.started),
             queue_ms=0.0,
             peak_bytes=0,
             joined=joined,
+            weights=self.weights_with(asked.adapter),
         )
         return fields | {"ran": ran}
 
@@ -348,6 +356,11 @@ class LoadedModel:
         shared = places[0] if able and places and all(row == places[0] for row in places) else None
         output = self.run(arguments, asking, logits=None if shared is None else torch.tensor(shared))
         return self.head.rows(output, places, stack, alike=shared is not None), output
+
+    def _two_rows(self) -> None:
+        """Run the model over a few tokens twice, as two rows of one pass."""
+        arguments = {name: torch.cat([x, x]) for name, x in self.reader.short_runs()[0].items()}
+        self.run(arguments, AttentionPass({}))
 
     def _short_run(self, asking: AttentionPass) -> Any:
         """Run the model over a few tokens, or a small image, or over both."""

@@ -24,7 +24,7 @@ from transformers import (
     modeling_utils,
 )
 from transformers.image_processing_base import ImageProcessingMixin
-from transformers.models.auto import processing_auto
+from transformers.models.auto import auto_factory, processing_auto
 from transformers.utils import logging
 
 from attention_contract.errors import InvalidCheckpoint
@@ -56,6 +56,7 @@ _FAULTS: Final = (
 _LOGGING: Final[Any] = logging  # its functions have no annotations
 _PROCESSORS: Final[Any] = processing_auto
 _MODELING: Final[Any] = modeling_utils
+_FACTORY: Final[Any] = auto_factory
 _INIT: Final[Any] = init
 _SAFE: Final[dict[str, Any]] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -83,7 +84,7 @@ def load_checkpoint(
     host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
     """
     divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
-    with _quietly(progress), _read_into_memory(), _left_empty():
+    with _quietly(progress), _read_into_memory(), _left_empty(), _without_adapters():
         try:
             config = AutoConfig.from_pretrained(folder, **_SAFE)
             kind = _class_of(config)
@@ -226,6 +227,18 @@ def _read_into_memory() -> Iterator[None]:
         yield
     finally:
         _MODELING.safe_open = own
+
+
+@contextmanager
+def _without_adapters() -> Iterator[None]:
+    """Load a base alone, also where peft is installed: ``Adapters`` adds the adapter of its folder, if it has one."""
+    own = _MODELING.maybe_load_adapters, _FACTORY.is_peft_available
+    _MODELING.maybe_load_adapters = lambda folder, _, **options: (None, folder, options)
+    _FACTORY.is_peft_available = lambda: False
+    try:
+        yield
+    finally:
+        _MODELING.maybe_load_adapters, _FACTORY.is_peft_available = own
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The operations of the process of one model. Each request is checked and priced before it runs."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -31,8 +32,10 @@ from attention_service.models.generation.transcription_plan import plan_transcri
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.sound_decoding import sound_bytes
 from attention_service.models.inputs.sound_inputs import SoundInputs
+from attention_service.models.loaded.adapters import Adapter, needed_bytes
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
 from attention_service.models.process.turns import Answer, Emit, Facts, Work, lines_of
+from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
 
@@ -75,10 +78,38 @@ class ServedModel:
             torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(device)
 
+    def adapter_bytes(self) -> int:
+        """Return the memory that its adapters take."""
+        return self.loaded.adapters.bytes
+
     def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> Work:
-        """Check a request and estimate its memory. Raises what the operation raises."""
+        """Check a request and estimate its memory. Raises what the operation raises.
+
+        An ``adapter`` that is not in memory is loaded first, once its memory is admitted.
+        """
         self.loaded.check_files()
-        return _OPERATIONS[operation](self, body, facts, emit)
+        made = partial(_OPERATIONS[operation], self, body, facts, emit)
+        if (adapter := facts.get("adapter")) is None:
+            return made()
+        adapters, name = self.loaded.adapters, adapter["name"]
+        files = AdapterFiles.open(Path(adapter["folder"]))
+
+        def loaded() -> Work:
+            return self._with(adapters.known(name, files.written) or adapters.load(name, files), made)
+
+        is_known = adapters.known(name, files.written) is not None
+        return loaded() if is_known else Work(needed_bytes(files.bytes), loaded)
+
+    def _with(self, adapter: Adapter, call: Callable[[], Work]) -> Work:
+        """The work of a request whose passes have an adapter."""
+
+        def within(run: Callable[[], Any]) -> Any:
+            with self.loaded.adapters.using(adapter):
+                found = run()
+            return found._replace(run=partial(within, found.run)) if isinstance(found, Work) else found
+
+        work: Work = within(call)
+        return work
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
@@ -154,6 +185,14 @@ class ServedModel:
         plan = plan_embedding(self.loaded, request)
         return Work(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
 
+    def _adapt(self, *_: object) -> Work:
+        return Work(0, Answer)  # its adapter is loaded by now
+
+    def _forget(self, *_: object) -> Work:
+        if (adapter := self.loaded.adapters.active) is not None:
+            self.loaded.adapters.forget(adapter.name)
+        return Work(0, Answer)
+
     def _begins(
         self, request: GenerationRequest, plan: GenerationPlan, facts: Facts, emit: Emit, more_bytes: int
     ) -> Work:
@@ -215,6 +254,8 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Wo
     "complete": ServedModel._complete,
     "embed": ServedModel._embed,
     "transcribe": ServedModel._transcribe,
+    "adapt": ServedModel._adapt,
+    "forget": ServedModel._forget,
 }
 """The preparation of each operation."""
 

@@ -107,8 +107,14 @@ class Served(Protocol):
     def held_bytes(self) -> int | None:
         """Return the memory of a GPU that the process holds; None on a CPU, where the server sees it."""
 
+    def adapter_bytes(self) -> int:
+        """Return the memory that its adapters take."""
+
     def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> Work:
-        """Check a request. ``room``: bytes that could be admitted. Raises AttentionError."""
+        """Check a request. ``room``: bytes that could be admitted. Raises AttentionError.
+
+        ``adapter``: the name and the folder of the adapter that is to answer, if not the base alone.
+        """
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
         """Answer questions of one group by one pass."""
@@ -370,7 +376,8 @@ class Turns:
         self.questions.pop(question.number, None)
         question.running = None
         self.give_back()
-        self.pipes.send("done", {"held_bytes": self.model.held_bytes()}, request=question.number)
+        held = {"held_bytes": self.model.held_bytes(), "adapter_bytes": self.model.adapter_bytes()}
+        self.pipes.send("done", held, request=question.number)
 
     def give_back(self) -> None:
         """Give back what the requests under way do not need, before the server counts without it."""

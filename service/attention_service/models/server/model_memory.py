@@ -74,7 +74,9 @@ class MemoryShare:
         self.first = first
         self.last_use = time.monotonic()
         self.own = 0
-        """Bytes that it holds besides what is kept for replies."""
+        """Bytes that it holds besides its adapters, and what is kept for replies."""
+        self.adapters = 0
+        """Bytes of its adapters, on a CPU; those on a GPU are among its own."""
         self.kept = 0
         """Bytes of memory that is kept for the next replies."""
         self.ends = False
@@ -94,6 +96,11 @@ class MemoryShare:
         self.own = own
         self._count()
 
+    def hold_adapters(self, size: int) -> None:
+        """Note how many bytes its adapters take from now on."""
+        self.adapters = size
+        self._count()
+
     def keep(self, kept: int) -> None:
         """Note how many bytes are kept for the next replies from now on."""
         self.kept = kept
@@ -106,7 +113,7 @@ class MemoryShare:
 
     def drop(self) -> None:
         """Note that the process has ended and holds nothing."""
-        self.own, self.kept, self.ends = 0, 0, False
+        self.own, self.adapters, self.kept, self.ends = 0, 0, 0, False
         self._count()
 
     @contextmanager
@@ -122,5 +129,5 @@ class MemoryShare:
             self._count()
 
     def _count(self) -> None:
-        held = self.own + self.kept
+        held = self.own + self.adapters + self.kept
         self._memory.count(self, held, held if self.ends or not self._users else self.kept)

@@ -47,6 +47,8 @@ class Question:
     """The form of tensors in a JSON reply."""
     on_event: Callable[[memoryview], None] | None = None
     """Called with each event of a generation. Raises AttentionError if there is no room for it."""
+    adapter: dict[str, str] | None = None
+    """The name and the folder of the adapter that is to answer; None for the model by itself."""
     deadline: float | None = None
     """The time, of ``time.monotonic``, at which its caller leaves; None for never."""
     cost: float = 1.0
@@ -129,6 +131,7 @@ class QuestionRun:
                     "room": self._environment.budget.capacity,
                     "memory": number,
                     "deadline": question.deadline,
+                    "adapter": question.adapter,
                     "form": question.form,
                     "encoding": question.encoding,
                     "reader": "" if self._environment.prefixes.shared else question.caller,
@@ -142,6 +145,9 @@ class QuestionRun:
                     self._stopping.cancel()
                 self._held.give_back()
                 self._leave_memory()
+            adapters = message.facts["adapter_bytes"]
+            self._worker.limit += adapters - self._share.adapters
+            self._share.hold_adapters(adapters)
             if (reserved := message.facts["held_bytes"]) is not None:
                 self._share.hold(PROCESS_BYTES + reserved)
         if self._fault is None:

@@ -20,6 +20,8 @@ from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.models import model_catalogue
+from attention_service.models.adapter_catalogue import BETWEEN, AdapterFolder
+from attention_service.models.model_catalogue import all_with_adapters, named_adapter, named_variant, with_adapters
 from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes, ModelEnvironment
 from attention_service.models.server.model_memory import ModelMemory
 from attention_service.models.server.model_question import Question, WrittenReply
@@ -70,6 +72,8 @@ class ModelService:
         """Every model that was ever loaded, and is not unloaded."""
         self._unloaded: set[ResidentModel] = set()
         """Models that end once those who wait for them have their answers."""
+        self._variants: dict[str, tuple[str, AdapterFolder]] = {}
+        """The name of the base, and the adapter, of each name of a variant that was asked for."""
 
     @property
     def waiting(self) -> int:
@@ -97,12 +101,17 @@ class ModelService:
         self._runner.check_ready()
         own = [model.info() for model in self._models.values()]
         found = await self._runner.in_thread(partial(model_catalogue.listed, self._root))
-        return ModelList(data=own + [each for each in found if each.id not in self._models])
+        every = own + [each for each in found if each.id not in self._models]
+        return ModelList(data=await self._runner.in_thread(partial(all_with_adapters, self._root, every)))
 
     async def get(self, name: str) -> ModelInfo:
         """One model. Raises ModelNotFound."""
         self._runner.check_ready()
-        return (await self._model(name)).info()
+        model, adapter = await self._found(name)
+        infos = await self._runner.in_thread(partial(with_adapters, self._root, [model.info()]))
+        if adapter is None or adapter.checkpoint == model.folder.checkpoint:
+            return infos[0]
+        return await self._runner.in_thread(partial(adapter.variant, infos[0], model.folder.folder))
 
     async def load(self, request: LoadModel) -> ModelInfo:
         """Make a model resident, and wait until it is. It is loaded also if the caller leaves meanwhile."""
@@ -114,7 +123,11 @@ class ModelService:
                     "expected none: several processes serve one repository (ATTENTION_REPLICAS), and the others would "
                     "load the model without it",
                 )
-        folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, request.checkpoint))
+        self._variants.clear()
+        checkpoint, adapter = await self._runner.in_thread(
+            partial(named_adapter, self._root, request.checkpoint, request.adapter)
+        )
+        folder = await self._runner.in_thread(partial(model_catalogue.find_folder, self._root, checkpoint))
         folder.check()
         if request.device_map is not None:
             model_catalogue.check_divisible(request.device_map)
@@ -134,7 +147,13 @@ class ModelService:
         model = self._models[name] = model if model.is_alive else made
         question = Question()
         await self._ask(model, question)
-        return question.info or model.info()
+        info = question.info or model.info()
+        if (adapter := adapter or folder.adapter) is None:
+            return info
+        await self._ask(model, Question("adapt", adapter=adapter.facts))
+        if adapter.checkpoint == folder.checkpoint:
+            return model.info()
+        return await self._runner.in_thread(partial(adapter.variant, model.info(), folder.folder))
 
     async def unload(self, name: str) -> None:
         """End a model once those who wait have their answers. Raises ModelNotFound unless it was loaded.
@@ -142,6 +161,12 @@ class ModelService:
         Requests that come meanwhile load it anew, so that it ends however many come.
         """
         self._runner.check_ready()
+        self._variants.clear()
+        if name not in self._models and BETWEEN in name:
+            base, adapter = await self._found(name)
+            if adapter is not None and base.state == "resident":
+                await self._ask(base, Question("forget", adapter=adapter.facts))
+                return
         model = self._models.pop(name, None)
         if model is None:
             raise ModelNotFound(f"no model {name[:128]!r} is loaded", param="model")
@@ -159,6 +184,26 @@ class ModelService:
         if self._spare is not None:
             await self._spare.stop()
         await asyncio.gather(*(model.stop() for model in (*self._models.values(), *self._unloaded)))
+
+    async def _found(self, name: str, adapter: str | None = None) -> tuple[ResidentModel, AdapterFolder | None]:
+        """The model of a name, and the adapter that is to answer: of the name or of its folder, or one beside it.
+
+        Raises ModelNotFound, ModelExists, InvalidCheckpoint and InvalidRequest.
+        """
+        if name in self._models and adapter is None:
+            return self._models[name], self._models[name].folder.adapter
+        key = name if adapter is None else f"{name}{BETWEEN}{adapter}"
+        if key not in self._variants:
+            base, found = await self._runner.in_thread(partial(named_variant, self._root, name, adapter))
+            if found is None:
+                model = await self._model(base)
+                return model, model.folder.adapter
+            self._variants[key] = base, found
+        base, found = self._variants[key]
+        model = await self._model(base)
+        if model.folder.adapter is not None:
+            raise InvalidRequest.at("adapter", f"{base} has an adapter in its own folder, and takes no other one")
+        return model, found
 
     async def _model(self, name: str) -> ResidentModel:
         """The model of a name: one that was loaded, or one of a checkpoint. Raises ModelNotFound and ModelExists."""
@@ -182,9 +227,9 @@ class ModelService:
 
         Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
         """
-        model = await self._named(name)
+        model, adapter = await self._named(name, request)
         encoding: Encoding = getattr(request, "encoding", "list")
-        question = Question(operation, to_body(request, JSON, "request", "base64"), form, encoding)
+        question = Question(operation, to_body(request, JSON, "request", "base64"), form, encoding, adapter=adapter)
         await self._ask(model, question)
         reply, question.reply = question.reply, None  # the reply's memory is to be free once it is sent
         if reply is None:
@@ -200,10 +245,12 @@ class ModelService:
 
         ``deadline``: ``time.monotonic`` seconds before which it ends with the tokens that it has.
         """
-        model = await self._named(name)
+        model, adapter = await self._named(name, request)
         events = UnreadEvents(self._runner.host)
         body = to_body(request, JSON, "request", "base64")
-        question = Question(operation, body, on_event=events.put, deadline=deadline, cost=cost_of(request))
+        question = Question(
+            operation, body, on_event=events.put, deadline=deadline, cost=cost_of(request), adapter=adapter
+        )
         asking = asyncio.create_task(self._ask(model, question))
         asking.add_done_callback(lambda _: events.end())
         try:
@@ -220,12 +267,17 @@ class ModelService:
             if question.began:
                 self._note(model, question)
 
-    async def _named(self, name: str) -> ResidentModel:
-        """The model of a name, kept for later. Raises ModelNotFound, and InvalidCheckpoint if it is refused."""
+    async def _named(self, name: str, request: WireModel) -> tuple[ResidentModel, dict[str, str] | None]:
+        """The model of a name, kept for later, and the facts of the adapter that is to answer.
+
+        Raises ModelNotFound, and InvalidCheckpoint if it is refused.
+        """
         self._runner.check_ready()
-        model = await self._model(name)
+        model, adapter = await self._found(name, getattr(request, "adapter", None))
         model.folder.check()
-        return self._models.setdefault(model.name, model)
+        if adapter is not None:
+            adapter.check()
+        return self._models.setdefault(model.name, model), None if adapter is None else adapter.facts
 
     async def _ask(self, model: ResidentModel, question: Question) -> None:
         asks = caller.get().name

@@ -8,6 +8,7 @@ from typing import Final
 from attention_contract.errors import AttentionError, InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.checkpoints import CheckpointAttention, CheckpointInfo, CheckpointList, CheckpointReply
 from attention_contract.schemas.modules import ImportModule
+from attention_service.modules.checkpoints.adapter_files import ADAPTER_CONFIG
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, TINY, Checkpoint, open_checkpoint, ships
 from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
@@ -48,7 +49,8 @@ def paths(root: Path) -> Iterator[str]:
         below = [] if len(place.parts) >= _DEPTH else sorted(folders)
         folders[:] = [each for each in below if each[0] != "." and (place.parts or each not in OWN_FOLDERS)]
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
-        if place.parts and (tensors or "config.json" in files or any(file.endswith(".gguf") for file in files)):
+        other = ADAPTER_CONFIG in files or "config.json" in files or any(file.endswith(".gguf") for file in files)
+        if place.parts and (tensors or other):
             yield place.as_posix()
         elif not place.parts:
             yield from tensors

@@ -1,0 +1,402 @@
+"""Adapters beside a loaded model: each row of a pass has the base's numbers, or those of one adapter.
+
+The modules of the base stay as they are. A hook behind each module that an adapter changes adds s·B·A·x to the rows of
+this adapter. In a pass whose rows have several adapters, the matrices of these are joined: each row is multiplied by
+all A, and what is another adapter's is set to 0 before the product with B. Source: Sheng et al. 2023, S-LoRA.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
+from transformers.pytorch_utils import Conv1D
+
+from attention_contract.errors import AttentionError, InvalidCheckpoint
+from attention_service.modules.checkpoints.adapter_files import MERGE, AdapterFiles, ModuleChange
+
+_FAULTS: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+"""The errors of a model that does not take two rows."""
+_NO_ROWS: Final = "the rows of a pass cannot be told apart in a module that an adapter changes"
+
+
+@dataclass
+class AppliedChange:
+    """The change of one module, ready to be added to its output."""
+
+    down: Tensor | None = None
+    """A ``[r, in]``; of an embedding its transpose, ``[tokens, r]``."""
+    up: Tensor | None = None
+    """s·B ``[out, r]``, times DoRA's factor."""
+    offset: Tensor | None = None
+    """``[out]``: the bias of B, with the same factors."""
+    gain: Tensor | None = None
+    """``[out]``: DoRA's factor less 1, of the output without its bias."""
+    replaced: nn.Module | None = None
+    """The module with parameters of the adapter."""
+    embeds: bool = False
+
+    def rows(self, module: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], output: Any) -> Any:
+        """The output of a module all of whose rows are the adapter's."""
+        if self.replaced is not None:
+            output = _as_wide(self.replaced, output)(*args, **options)
+        if self.gain is not None:
+            output = output + (self.gain * _without_bias(module, output)).to(output.dtype)
+        if self.down is None or self.up is None:
+            return output
+        return _added(output, _low(args[0], self.down, embeds=self.embeds), self.up, self.offset)
+
+
+@dataclass(eq=False)
+class Adapter:
+    """An adapter of a model."""
+
+    name: str
+    files: AdapterFiles
+    changes: dict[nn.Module, AppliedChange]
+    mark: object = field(default_factory=object)
+    """Stands for the adapter where it is not to be kept in memory."""
+    mixes: bool = False
+    """True if rows of one pass may have it while others have not."""
+
+    @property
+    def numbers(self) -> int:
+        """The numbers by which each token is multiplied: those of A and B, but for an embedding's A."""
+        every = self.changes.values()
+        downs = sum(each.down.numel() for each in every if each.down is not None and not each.embeds)
+        return downs + sum(each.up.numel() for each in every if each.up is not None)
+
+
+@dataclass
+class _Joined:
+    """The changes of one module by several adapters."""
+
+    down: Tensor | None
+    """``[Σ r, in]``, or of an embedding ``[tokens, Σ r]``"""
+    up: Tensor | None
+    """``[out, Σ r]``"""
+    ranks: tuple[int, ...]
+    """The rank of each adapter, 0 for one that does not change the module."""
+    changes: list[AppliedChange | None]
+    embeds: bool
+
+
+@dataclass
+class RowMix:
+    """A pass whose rows have several adapters."""
+
+    rows: tuple[Adapter | None, ...]
+    adapters: tuple[Adapter, ...]
+    """Those whose matrices are joined: all that rows have, and maybe more."""
+    joined: dict[nn.Module, _Joined]
+    _masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    _shares: dict[nn.Module, Tensor] = field(default_factory=dict)
+
+    def apply(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The output of a module, each row with the change of its adapter. Raises RuntimeError if x has other rows."""
+        x = args[0]
+        if (one := self.joined.get(module)) is None:
+            one = self.joined[module] = _join(module, self.adapters)
+        if len(x) != len(self.rows) or x.ndim < (2 if isinstance(module, nn.Embedding) else 3):
+            raise RuntimeError(_NO_ROWS)
+        for adapter, change in zip(self.adapters, one.changes, strict=True):
+            if change is not None and change.replaced is not None and adapter in self.rows:
+                own = torch.tensor([at for at, each in enumerate(self.rows) if each is adapter], device=x.device)
+                made = _as_wide(change.replaced, output)(x.index_select(0, own))
+                output = output.index_copy(0, own, made.to(output.dtype))
+        if any(change is not None and change.gain is not None for change in one.changes):
+            gain = self._by_row(module, one, output)
+            output = output + (gain * _without_bias(module, output)).to(output.dtype)
+        if one.down is None or one.up is None:
+            return output
+        low = _low(x, one.down, embeds=one.embeds)
+        low = low * self._mask(one.ranks, one.up).view(len(x), *[1] * (low.ndim - 2), -1)
+        return _added(output, low, one.up, self._offsets(one, output))
+
+    def _mask(self, ranks: tuple[int, ...], like: Tensor) -> Tensor:
+        """``[rows, Σ r]``: 1 where a row has the adapter of a column."""
+        if (found := self._masks.get(ranks)) is None:
+            with torch.inference_mode(mode=False):
+                blocks = [
+                    torch.tensor([float(row is each) for row in self.rows]).view(-1, 1).expand(-1, rank)
+                    for each, rank in zip(self.adapters, ranks, strict=True)
+                ]
+                found = self._masks[ranks] = torch.cat(blocks, 1).to(like)
+        return found
+
+    def _by_row(self, module: nn.Module, one: _Joined, output: Tensor) -> Tensor:
+        """DoRA's factor less 1 for each row ``[rows, 1, out]``, 0 for rows without."""
+        if (found := self._shares.get(module)) is None:
+            with torch.inference_mode(mode=False):
+                none = torch.zeros(output.shape[-1], device=output.device)
+                gains = {
+                    adapter: change.gain
+                    for adapter, change in zip(self.adapters, one.changes, strict=True)
+                    if change is not None and change.gain is not None
+                }
+                found = torch.stack([none if row is None else gains.get(row, none) for row in self.rows])
+                self._shares[module] = found
+        return found.view(len(self.rows), *[1] * (output.ndim - 2), -1)
+
+    def _offsets(self, one: _Joined, output: Tensor) -> Tensor | None:
+        """The biases of B for each row; None if no adapter has any."""
+        offsets = {
+            adapter: change.offset
+            for adapter, change in zip(self.adapters, one.changes, strict=True)
+            if change is not None and change.offset is not None
+        }
+        if not offsets:
+            return None
+        none = torch.zeros(output.shape[-1], device=output.device)
+        found = torch.stack([none if row is None else offsets.get(row, none) for row in self.rows])
+        return found.view(len(self.rows), *[1] * (output.ndim - 2), -1)
+
+
+class Adapters:
+    """The adapters of one model, and the one that the pass under way has."""
+
+    def __init__(self, model: PreTrainedModel, two_rows: Callable[[], None]) -> None:
+        """``two_rows`` runs the model over a short text twice, as two rows of one pass."""
+        self._model, self._two_rows = model, two_rows
+        self._known: dict[str, Adapter] = {}
+        self._hooked: set[nn.Module] = set()
+        self.active: Adapter | None = None
+        """The adapter of all rows; None for the base."""
+        self._mix: RowMix | None = None
+        self._last: RowMix | None = None
+        """The last pass whose rows had several, whose joined matrices others may have."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all adapters take, their joined matrices included."""
+        return sum(needed_bytes(each.files.bytes) for each in self._known.values())
+
+    def known(self, name: str, written: int) -> Adapter | None:
+        """The adapter of a name, if it was loaded from files as old."""
+        found = self._known.get(name)
+        return found if found is not None and found.files.written == written else None
+
+    def load(self, name: str, files: AdapterFiles) -> Adapter:
+        """Load an adapter, and let it take the place of one of its name. Raises InvalidCheckpoint."""
+        changes = {}
+        modules = dict(self._model.named_modules())
+        paths = _Paths(self._model, modules)
+        for path, change in files.changes().items():
+            module = modules.get(paths.find(path))
+            if module is None:
+                raise InvalidCheckpoint.at(
+                    "adapter",
+                    f"{name} changes {path}, and {type(self._model).__name__} has no module of this name: it is of "
+                    "another base, or of another class of it, such as one with a head for classes; load it with its "
+                    f"own base, or {MERGE}",
+                )
+            if (made := _applied(name, path, change, module, self._model)) is not None:
+                changes[module] = made
+        adapter = Adapter(name, files, changes, mixes=self._keeps_rows(changes))
+        for module in changes.keys() - self._hooked:
+            module.register_forward_hook(self._hook, with_kwargs=True, prepend=True)
+            self._hooked.add(module)
+        self.forget(name)
+        self._known[name] = adapter
+        return adapter
+
+    def forget(self, name: str) -> None:
+        """Free an adapter; texts that run with it keep it until they end."""
+        self._known.pop(name, None)
+        self._last = None
+
+    @contextmanager
+    def using(self, adapter: Adapter | None) -> Iterator[None]:
+        """Give all rows of the passes in a block one adapter, or the base's own numbers."""
+        former = self.active, self._mix
+        self.active, self._mix = adapter, None
+        try:
+            yield
+        finally:
+            self.active, self._mix = former
+
+    @contextmanager
+    def of_rows(self, rows: Sequence[Adapter | None]) -> Iterator[None]:
+        """Give each row of the passes in a block its adapter."""
+        if all(each is rows[0] for each in rows):
+            with self.using(rows[0]):
+                yield
+            return
+        former = self.active, self._mix
+        self.active, self._mix = None, self._mixed(tuple(rows))
+        try:
+            yield
+        finally:
+            self.active, self._mix = former
+
+    def _keeps_rows(self, modules: Iterable[nn.Module]) -> bool:
+        """True if these modules get the rows of a pass as rows; experts, for one, get the tokens of all rows."""
+        seen: list[bool] = []
+
+        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+            least = 2 if isinstance(module, nn.Embedding) else 3
+            seen.append(bool(args) and args[0].ndim >= least and len(args[0]) == 2)
+
+        with ExitStack() as hooks, self.using(None), torch.no_grad():
+            for module in modules:
+                hooks.callback(module.register_forward_pre_hook(look).remove)
+            try:
+                self._two_rows()
+            except _FAULTS:
+                return False
+        return bool(seen) and all(seen)
+
+    def _mixed(self, rows: tuple[Adapter | None, ...]) -> RowMix:
+        last, wanted = self._last, {each for each in rows if each is not None}
+        if last is not None and last.rows == rows:
+            return last
+        if last is not None and wanted <= {*last.adapters}:
+            self._last = RowMix(rows, last.adapters, last.joined)
+        else:
+            self._last = RowMix(rows, tuple(sorted(wanted, key=lambda each: each.name)), {})
+        return self._last
+
+    def _hook(self, module: nn.Module, args: tuple[Any, ...], options: Mapping[str, Any], output: Any) -> Any:
+        if self._mix is not None:
+            return self._mix.apply(module, args, output)
+        change = None if self.active is None else self.active.changes.get(module)
+        return None if change is None else change.rows(module, args, options, output)
+
+
+def needed_bytes(file_bytes: int) -> int:
+    """Estimate the memory of an adapter by that of its file: in float32, and once more where it is joined."""
+    return 4 * file_bytes
+
+
+class _Paths:
+    """The modules of a model by the paths that they have in an adapter."""
+
+    def __init__(self, model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> None:
+        self._modules, self._prefix = modules, f"{model.base_model_prefix}."
+        self._renamings = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
+
+    def find(self, path: str) -> str | None:
+        """The path of a module: the same, with or without that of a head's base, or as transformers renames it."""
+        renamed = apply_renamings(f"{path}.weight", self._renamings).removesuffix(".weight")
+        for each in (path, renamed):
+            for name in (each, self._prefix + each, each.removeprefix(self._prefix)):
+                if name in self._modules:
+                    return name
+        return None
+
+
+def _applied(
+    name: str, path: str, change: ModuleChange, module: nn.Module, model: PreTrainedModel
+) -> AppliedChange | None:
+    """A change, ready for its module; None if it changes nothing. Raises InvalidCheckpoint if it does not fit."""
+    made = AppliedChange(replaced=_replaced(name, path, change, module), embeds=change.embeds)
+    if change.down is None or change.up is None:
+        return None if made.replaced is None else made
+    weight: Any = getattr(module if made.replaced is None else made.replaced, "weight", None)
+    if not isinstance(module, nn.Embedding if change.embeds else nn.Linear | Conv1D):
+        raise InvalidCheckpoint.at(
+            "adapter", f"{name} changes {path}, a {type(module).__name__}, and only adapters of linear layers and "
+            f"embeddings are read; {MERGE}"
+        )  # fmt: skip
+    turned = isinstance(module, Conv1D | nn.Embedding)
+    asked = (len(change.up), change.down.shape[1])
+    stored = tuple(weight.shape[::-1] if turned else weight.shape)
+    if asked != stored:
+        raise InvalidCheckpoint.at(
+            "adapter", f"{name} changes {path} from {asked[1]} to {asked[0]} numbers, and that of its base is from "
+            f"{stored[1]} to {stored[0]}: it is of another base"
+        )  # fmt: skip
+    device, dtype = model.device, torch.promote_types(model.dtype, torch.float32)
+    up = change.up.to(device, dtype) * change.scale
+    offset = None if change.up_bias is None else change.up_bias.to(device, dtype) * change.scale
+    if change.magnitude is not None:
+        if weight.is_meta:
+            raise InvalidCheckpoint.at("adapter", f"{name} is a DoRA, and {path} of its base stays on disk; {MERGE}")
+        factor = change.gain(weight.cpu(), transposed=isinstance(module, Conv1D)).to(device, dtype)
+        made.gain = factor - 1
+        up = up * factor[:, None]
+        offset = None if offset is None else offset * factor
+    if change.embeds:
+        up = up * float(getattr(module, "embed_scale", 1.0))
+    down = change.down.to(device, dtype)
+    made.down, made.up, made.offset = down.T.contiguous() if change.embeds else down, up, offset
+    return made
+
+
+def _replaced(name: str, path: str, change: ModuleChange, module: nn.Module) -> nn.Module | None:
+    """The module with the parameters that the adapter brings; None if these are its own. Raises InvalidCheckpoint."""
+    own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    made: Any = None
+    for parameter, value in change.replaced.items():
+        if parameter not in own or any(True for _ in module.children()):
+            raise InvalidCheckpoint.at(
+                "adapter", f"{name} brings {path}.{parameter}, and its base has no place for it; {MERGE}"
+            )
+        former = own[parameter]
+        if former.shape != value.shape:
+            raise InvalidCheckpoint.at(
+                "adapter",
+                f"{name} brings {path}.{parameter} of shape {list(value.shape)}, and its base has one of "
+                f"{list(former.shape)}; give the base that shape (resize_token_embeddings) and save it, or {MERGE}",
+            )
+        same = value.to(former.device, former.dtype)
+        if torch.equal(same, former):
+            continue
+        if made is None:
+            made = copy.copy(module)
+            made._parameters, made._buffers = dict(module._parameters), dict(module._buffers)
+            made._forward_hooks, made._forward_pre_hooks = OrderedDict(), OrderedDict()
+        values = made._parameters if parameter in made._parameters else made._buffers
+        values[parameter] = nn.Parameter(same, requires_grad=False) if values is made._parameters else same
+    found: nn.Module | None = made
+    return found
+
+
+def _join(module: nn.Module, adapters: Sequence[Adapter]) -> _Joined:
+    """The changes of a module by several adapters, their matrices joined."""
+    changes = [each.changes.get(module) for each in adapters]
+    able = [each for each in changes if each is not None and each.down is not None and each.up is not None]
+    embeds = isinstance(module, nn.Embedding)
+    ranks = tuple(0 if each is None or each.up is None else each.up.shape[1] for each in changes)
+    if not able:
+        return _Joined(None, None, ranks, changes, embeds)
+    downs, ups = [each.down for each in able], [each.up for each in able]
+    with torch.inference_mode(mode=False):
+        down = downs[0] if len(able) == 1 else torch.cat(downs, 1 if embeds else 0)  # type: ignore[arg-type]
+        up = ups[0] if len(able) == 1 else torch.cat(ups, 1)  # type: ignore[arg-type]
+    return _Joined(down, up, ranks, changes, embeds)
+
+
+def _low(x: Tensor, down: Tensor, *, embeds: bool) -> Tensor:
+    """A·x ``[…, r]``."""
+    if embeds:
+        return functional.embedding(x, down)
+    wide = torch.promote_types(x.dtype, down.dtype)
+    return functional.linear(x.to(wide), down.to(wide))
+
+
+def _added(output: Tensor, low: Tensor, up: Tensor, offset: Tensor | None) -> Tensor:
+    """The output with B·A·x, in the output's dtype."""
+    change = functional.linear(low, up.to(low.dtype))
+    return (output + (change if offset is None else change + offset)).to(output.dtype)
+
+
+def _without_bias(module: nn.Module, output: Tensor) -> Tensor:
+    bias = getattr(module, "bias", None)
+    return output if bias is None else output - bias
+
+
+def _as_wide(module: nn.Module, output: Any) -> nn.Module:
+    """A module in the dtype of an output, which is another while gradients are checked in float64."""
+    first = next(iter(module.parameters()), None)
+    if first is None or not isinstance(output, Tensor) or first.dtype == output.dtype:
+        return module
+    return copy.deepcopy(module).to(output.dtype)

@@ -1,0 +1,204 @@
+"""Adapters over real HTTP: variants of a resident base, beside peft's own models."""
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.client.tiny_models import tokenizer
+from tests.client.transformers.families import tiny
+from tests.conftest import live_server
+
+from attention_client import Client, InvalidCheckpoint, InvalidRequest, ModelNotFound
+
+pytest.importorskip("peft", reason="peft writes the adapters")
+from tests.models.small_adapters import LLAMA, write_adapter
+
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+TEXT = "the cat sat on the mat"
+CLOSE = 1e-5
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A base, adapters of it, one without a base, refused ones, and a base with an adapter in its own folder."""
+    root = tmp_path_factory.mktemp("models")
+    base = tiny("llama")
+    save(base, root / "org/base")
+    own = {
+        "sql": write_adapter(base, root / "sql-lora", base_name="org/base", **LLAMA),
+        "chat": write_adapter(base, root / "chat-dora", seed=1, base_name="/home/me/base", use_dora=True, **LLAMA),
+    }
+    write_adapter(base, root / "lost", base_name="org/unknown", **LLAMA)
+    shutil.copytree(root / "sql-lora", root / "pissa")
+    entry(root / "pissa", init_lora_weights="pissa_niter_16")
+    shutil.copytree(root / "sql-lora", root / "ia3")
+    entry(root / "ia3", peft_type="IA3")
+    shutil.copytree(root / "sql-lora", root / "pickled")
+    (root / "pickled/adapter_model.safetensors").rename(root / "pickled/adapter_model.bin")
+    shutil.copytree(root / "sql-lora", root / "ranks")
+    entry(root / "ranks", r=8)
+    shutil.copytree(root / "sql-lora", root / "stray")
+    tensors = load_file(root / "stray/adapter_model.safetensors")
+    for part in "AB":
+        one = tensors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight"]
+        tensors[f"base_model.model.model.layers.9.self_attn.q_proj.lora_{part}.weight"] = one.clone()
+    save_file(tensors, root / "stray/adapter_model.safetensors")
+    save(base, root / "both")
+    shutil.copytree(root / "sql-lora", root / "both", dirs_exist_ok=True)
+    return root, base, own
+
+
+def entry(folder, **entries):
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | entries))
+
+
+@pytest.fixture(scope="module")
+def client(repository):
+    with live_server(repository[0]) as url, Client(url, timeout=120) as connected:
+        yield connected
+
+
+@pytest.fixture
+def served(client):
+    return client.models
+
+
+def expected(model, text=TEXT):
+    with torch.no_grad():
+        return model(**tokenizer()(text, return_tensors="pt")).logits[0, -1].numpy()
+
+
+def logits(reply):
+    return np.asarray(reply.logits)[-1]
+
+
+def test_the_list_names_variants_and_what_is_refused_before_anything_is_loaded(served):
+    told = {each.id: each for each in served.list().data}
+    variant = told["org--base:sql-lora"]
+    assert (variant.base, variant.adapter, variant.checkpoint) == ("org--base", "sql-lora", "sql-lora")
+    assert (variant.state, variant.takes, variant.generates, variant.refused) == ("idle", ["text"], True, None)
+    assert told["org--base:chat-dora"].base == "org--base"  # by the last part of the path
+    assert {"sql-lora", "chat-dora"} < {*told["org--base"].adapters}
+    assert (told["both"].adapter, told["both"].adapters) == ("both", [])
+    assert "its base is not in the model repository" in told["lost"].refused
+    assert "path_initial_model_for_weight_conversion" in told["org--base:pissa"].refused
+    assert "of kind IA3" in told["org--base:ia3"].refused
+    assert "only adapter_model.bin" in told["org--base:pickled"].refused
+    for name in ("pissa", "ia3", "pickled"):
+        with pytest.raises(InvalidCheckpoint):
+            served.forward(f"org--base:{name}", TEXT)
+    with pytest.raises(InvalidCheckpoint, match="not in the model repository"):
+        served.forward("lost", TEXT)
+    assert served.get("org--base").state == "idle"
+
+
+def test_a_variant_answers_as_peft_in_the_process_of_its_base(served, repository):
+    _, base, own = repository
+    plain = served.forward("org--base", TEXT, return_=["logits"])
+    np.testing.assert_allclose(logits(plain), expected(base), atol=CLOSE)
+    assert plain.ran.weights == "float32"
+    for name, key in (("org--base:sql-lora", "sql"), ("org--base:chat-dora", "chat"), ("sql-lora", "sql")):
+        reply = served.forward(name, TEXT, return_=["logits"])
+        np.testing.assert_allclose(logits(reply), expected(own[key]), atol=CLOSE)
+        assert reply.ran.weights == f"base + adapter {name.rpartition(':')[2]}"
+    named = served.forward("org--base", TEXT, return_=["logits"], adapter="chat-dora")
+    np.testing.assert_allclose(logits(named), expected(own["chat"]), atol=CLOSE)
+    assert sum(each.state == "resident" and each.base is None for each in served.list().data) == 1
+    assert served.get("org--base:sql-lora").state == "resident"
+    with pytest.raises(InvalidRequest):
+        served.forward("org--base:sql-lora", TEXT, adapter="chat-dora")
+    with pytest.raises(ModelNotFound, match="no adapter 'none'"):
+        served.forward("org--base", TEXT, adapter="none")
+
+
+def test_weights_gradients_edits_and_recordings_are_the_adapters(served, repository):
+    _, _, own = repository
+    weights = served.weights("org--base:sql-lora", TEXT)
+    with torch.no_grad():
+        eager = own["sql"](**tokenizer()(TEXT, return_tensors="pt"), output_attentions=True).attentions
+    for layer, other in zip(weights.layers, eager, strict=True):
+        np.testing.assert_allclose(layer.weights, other[0], atol=CLOSE)
+    found = served.gradients("org--base:sql-lora", TEXT, wrt=["tokens", "hidden"], check=True)
+    assert all(each.passed for each in found.check.values())
+    assert float(found.value) == pytest.approx(
+        float(torch.tensor(expected(own["sql"])).log_softmax(-1).max()), abs=1e-4
+    )
+    edits = {"0": [{"tap": "context", "heads": [0], "set": 0}]}
+    merged = copy.deepcopy(own["sql"]).merge_and_unload()
+    assert merged is not None
+    changed = served.forward("org--base:sql-lora", TEXT, edits=edits, return_=["logits"], compare="unedited")
+    assert np.abs(logits(changed) - expected(own["sql"])).max() > 1e-3
+    kept = served.forward("org--base:sql-lora", TEXT, keep=True)
+    assert kept.recording
+    assert served.complexity("org--base:sql-lora", 8).prefill.flops > served.complexity("org--base", 8).prefill.flops
+    assert len(served.embed("org--base:sql-lora", TEXT).data) == 1
+
+
+def test_generation_is_that_of_peft_alone_and_among_others(client, served, repository):
+    _, base, own = repository
+    ids = tokenizer()(TEXT, return_tensors="pt")
+
+    def tokens(model):
+        found = model.generate(**ids, max_new_tokens=8, do_sample=False)
+        return found[0, ids["input_ids"].shape[1] :].tolist()
+
+    wanted = {
+        "org--base": tokens(base), "org--base:sql-lora": tokens(own["sql"]), "org--base:chat-dora": tokens(own["chat"]),
+    }  # fmt: skip
+    assert len({*map(tuple, wanted.values())}) == 3
+    asked = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "attention": {"layers": [0]}}
+    for name, expected_tokens in wanted.items():
+        reply = served.generate(name, **asked)
+        assert ([each.id for each in reply.choices[0].attention], reply.model) == (expected_tokens, name)
+    beside = served.generate("org--base", **asked, adapter="sql-lora")
+    assert [each.id for each in beside.choices[0].attention] == wanted["org--base:sql-lora"]
+    names = [*wanted] * 4
+    replies = client.map(served.generate, [{"model": name, **asked} for name in names], concurrency=12)
+    for name, reply in zip(names, replies, strict=True):
+        assert [each.id for each in reply.choices[0].attention] == wanted[name]
+    asked = [{"model": name, "text": TEXT} for name in names]
+    told = client.map(served.forward, asked, concurrency=12)
+    assert max(reply.ran.joined for reply in told) > 1
+    for name, reply in zip(names, told, strict=True):
+        (alone,) = served.forward(name, TEXT, alone=True).predictions
+        assert reply.ran.weights == ("float32" if ":" not in name else f"base + adapter {name.partition(':')[2]}")
+        np.testing.assert_allclose(
+            [each.logit for each in reply.predictions[0].top], [each.logit for each in alone.top], atol=CLOSE
+        )
+
+
+def test_a_tensor_without_a_place_and_a_rank_that_does_not_fit_are_refused_by_name(served):
+    with pytest.raises(InvalidCheckpoint, match=r"asks for rank 8"):
+        served.forward("org--base:ranks", TEXT)
+    with pytest.raises(InvalidCheckpoint, match=r"changes model\.layers\.9\.self_attn\.q_proj.*no module of this name"):
+        served.forward("org--base:stray", TEXT)
+    served.forward("org--base", TEXT)  # which goes on
+
+
+def test_an_adapter_beside_its_base_in_one_folder_applies(served, repository):
+    _, _, own = repository
+    reply = served.forward("both", TEXT, return_=["logits"])
+    np.testing.assert_allclose(logits(reply), expected(own["sql"]), atol=CLOSE)
+    assert reply.ran.weights == "base + adapter both"
+
+
+def test_an_adapter_is_loaded_forgotten_and_its_memory_counted(served, repository):
+    root, _, _ = repository
+    served.unload("org--base")
+    info = served.load("sql-lora")
+    assert (info.id, info.state, info.adapter) == ("org--base:sql-lora", "resident", "sql-lora")
+    with_adapter = served.get("org--base").bytes
+    served.unload("org--base:sql-lora")
+    size = (root / "sql-lora/adapter_model.safetensors").stat().st_size
+    assert with_adapter - served.get("org--base").bytes >= size
+    assert served.load("org/base", adapter="chat-dora").id == "org--base:chat-dora"

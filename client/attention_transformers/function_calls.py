@@ -44,6 +44,8 @@ class RawAttentionInputs:
     """The position of the first query, counted from the first key."""
     sinks: Tensor | None
     """``[H]``"""
+    weights: Tensor | None = None
+    """``[B, H, Lq, Lk]``, if they are known; query, key and value then say sizes alone."""
 
 
 @dataclass(eq=False, slots=True)

@@ -5,6 +5,7 @@ stack and the number: ``"encoder.3"``, ``"decoder.3"``, ``"vision_model.3"``. Cr
 """
 
 import inspect
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,9 +45,9 @@ def uses_interface(module: nn.Module) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
-def own_attentions(model: nn.Module) -> list[str]:
-    """Return the class names of attention modules that compute their attention themselves, sorted."""
-    found: set[str] = set()
+def own_attentions(model: nn.Module) -> list[nn.Module]:
+    """Return the attention modules that compute their attention themselves."""
+    found: list[nn.Module] = []
     closed: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if path.startswith(closed):
@@ -55,9 +56,14 @@ def own_attentions(model: nn.Module) -> list[str]:
         if uses_interface(module):
             closed = (*closed, f"{path}.")
         elif "attention" in name.lower() and _is_own(module):
-            found.add(name)
+            found.append(module)
             closed = (*closed, f"{path}.")
-    return sorted(found)
+    return found
+
+
+def type_names(modules: Iterable[nn.Module]) -> list[str]:
+    """Return the names of their classes, each once, sorted."""
+    return sorted({type(module).__name__ for module in modules})
 
 
 def _is_own(module: nn.Module) -> bool:
@@ -78,18 +84,26 @@ def attention_modules(model: nn.Module) -> list[AttentionModule]:
 
     Raises UnsupportedModel if there is none.
     """
-    paths: dict[nn.Module, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if uses_interface(module):
-            paths.setdefault(module, []).append(path)
-    if not paths:
-        own = ", ".join(own_attentions(model)) or "none of its modules"
+    found = layered(model, [module for module in model.modules() if uses_interface(module)])
+    if not found:
+        own = ", ".join(type_names(own_attentions(model))) or "none of its modules"
         raise UnsupportedModel(
             f"{type(model).__name__} does not use the attention interface of transformers ({own}), so its attention "
             "cannot run on the service; take a model whose attention classes call ALL_ATTENTION_FUNCTIONS, as Llama, "
             "GPT-2, BERT, T5, ViT and others do",
             param="model",
         )
+    return found
+
+
+def layered(model: nn.Module, chosen: Collection[nn.Module]) -> list[AttentionModule]:
+    """Return these modules of a model with the keys of their layers."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if module in chosen:
+            paths.setdefault(module, []).append(path)
+    if not paths:
+        return []
     keys = _keys([path for several in paths.values() for path in several], model)
     times = _repeats(model, keys)
     return [

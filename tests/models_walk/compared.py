@@ -5,7 +5,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel, ViTImageProcessorPil
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
-from attention_contract.errors import AttentionError
+from attention_contract.errors import AttentionError, InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest
 from attention_contract.schemas.modules import ImportModule
@@ -29,8 +29,11 @@ from attention_contract.validation import validate
 from attention_contract.wire import to_json
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply
-from attention_service.models.generation.generation import generate
+from attention_service.models.generation.decoder import Decoder
+from attention_service.models.generation.generation import Generation, decode, generate, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.running_text import RunningText
+from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
@@ -59,6 +62,16 @@ _HEADS: Final = (
 """The classes of a model type in the order in which the first is taken."""
 
 
+_FORMS: Final = {
+    "classes": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "tokens": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "answers": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+    "images": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+}  # fmt: skip
+"""The classes of other heads."""
+
+
 @dataclass
 class Found:
     """What the comparison of one model type found. Errors are shares of the largest number; None: not compared."""
@@ -80,6 +93,10 @@ class Found:
     """The attentions of the model."""
     invariants: float | None = None
     """The largest error of what holds whatever the model is: see ``_invariants``."""
+    way: str = ""
+    """How its attentions are seen: ``computed`` or ``observed``."""
+    forms: Sequence[str] = ()
+    """The heads with which checkpoints of the type open, besides that for tokens."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a part is not compared, or not equal."""
 
@@ -94,6 +111,13 @@ def kinds() -> list[str]:
     predict = dict.fromkeys(kind for mapping in _HEADS[:-1] for kind in getattr(modeling_auto, mapping))
     others = [kind for kind in getattr(modeling_auto, _HEADS[-1]) if kind not in predict]
     return [*predict, *(kind for kind in others if reads(kind) in {"input_ids", "pixel_values"})]
+
+
+def forms_of(kind: str) -> list[str]:
+    """Return the kinds of other heads that transformers has for a model type, and that the service opens."""
+    named = {form: getattr(modeling_auto, mapping).get(kind) for form, mapping in _FORMS.items()}
+    classes = {form: [each] if isinstance(each, str) else [*(each or ())] for form, each in named.items()}
+    return [form for form, names in classes.items() if any(head_kind(name) is not None for name in names)]
 
 
 def class_of(kind: str) -> Any:
@@ -181,7 +205,7 @@ def compared(kind: str, device: str = "cpu") -> Found:
         except Exception as fault:
             found.reasons["whole"] = f"fault: {told(fault)}"
             return found
-        found.layers = len(loaded.places)
+        found.layers, found.way, found.forms = len(loaded.places), loaded.attention.way, forms_of(kind)
         for part, compare in _PARTS.items():
             try:
                 compare(found, model, loaded)
@@ -242,7 +266,7 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
         with torch.no_grad():
             own = error(model(**arguments_of(loaded))[name], output[name])
         model.set_attn_implementation("eager")
-        if own < CLOSE:
+        if own < CLOSE and found.way == "computed":
             found.reasons["whole"] = (
                 f"it differs by {found.whole:.0e} from eager attention, as its own sdpa does in transformers"
             )
@@ -250,6 +274,15 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     request = ModelForwardRequest(**input_of(loaded), return_=["weights"])
+    if found.way == "observed":
+        returned = returned_weights(model, arguments_of(loaded))
+        layers = [np.asarray(layer.weights) for layer in forward_reply(loaded, request).layers]
+        nearest = [[error(x, own) for own in returned if own.shape == x.shape] for x in layers]
+        if all(nearest):
+            found.weights = max(map(min, nearest))
+        else:
+            found.reasons["weights"] = "the model returns none; those are compared by their products with the values"
+        return
     expected = eager_weights(model, arguments_of(loaded))
     layers = forward_reply(loaded, request).layers
     pairs = [(np.asarray(layer.weights), own) for layer, own in zip(layers, expected, strict=True)]
@@ -260,6 +293,21 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
             found.reasons["weights"] = "eager weights leave the sink out: compared as shares of each row"
             errors = shares
     found.weights = max(errors)
+
+
+def returned_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the weights ``[H, Lq, Lk]``, or ``[B, H, Lq, Lk]`` of images, that a model returns itself."""
+    with torch.no_grad():
+        output = model(**arguments, output_attentions=True)
+    told = [x for name in output for x in tensors(output[name]) if "attentions" in name and bool((x >= 0).all())]
+    return told if model.main_input_name == "pixel_values" else [x[0] for x in told]
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of nested tuples."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [x for each in value for x in tensors(each)] if isinstance(value, tuple | list) else []
 
 
 def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[torch.Tensor]:
@@ -290,7 +338,8 @@ def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
     if loaded.head.predicts is None:
         return
     reply = ModelGradients(loaded, ModelGradientsRequest(tokens=IDS, of={"token": 7}, wrt=["embeddings"])).reply()
-    table: Any = (model.get_encoder() if loaded.reader.pairs else model).get_input_embeddings()
+    reads: Any = model.get_encoder() if loaded.reader.pairs else model
+    table: Any = getattr(reads, "get_input_embeddings", model.get_input_embeddings)()
     held: list[torch.Tensor] = []
 
     def hold(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
@@ -304,7 +353,7 @@ def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
     hook.remove()
     value = outputs.logits[0, -1].float().log_softmax(-1)[7]
     (expected,) = torch.autograd.grad(value, held)
-    found.gradients = error(reply.embeddings, expected[0])
+    found.gradients = error(reply.embeddings, expected[:, 0] if loaded.embeds_time_first else expected[0])
 
 
 def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
@@ -312,18 +361,27 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
     of a padded batch gives the numbers that it gives alone.
     """
     taps = ["weights", "v", "context", "masked_scores"]
+    if found.way == "observed":
+        taps = [tap for tap in taps if all(tap in (place.taps or ()) for place in loaded.places.values())]
     plain = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), return_=taps))
     errors = []
     for layer, place in zip(plain.layers, loaded.places.values(), strict=True):
-        weights, values = np.asarray(layer.weights), np.asarray(layer.v)
-        errors.append(error(weights @ values.repeat(len(weights) // len(values), 0), layer.context))
-        errors.append(error(weights.sum(-1), _row_sums(np.asarray(layer.masked_scores), place)))
+        weights = np.asarray(layer.weights)
+        if "context" in taps:
+            values = np.asarray(layer.v)
+            repeats = weights.shape[-3] // values.shape[-3]
+            errors.append(error(weights @ values.repeat(repeats, -3), layer.context))
+        scores = np.asarray(layer.masked_scores) if "masked_scores" in taps else weights
+        errors.append(error(weights.sum(-1), _row_sums(scores, place)))
     nothing = [Edit(tap="weights", scale=1.0), Edit(tap="output", scale=1.0)]
-    edits = dict.fromkeys(loaded.places, nothing)
+    edits = {
+        key: [edit for edit in nothing if place.taps is None or edit.tap in place.taps]
+        for key, place in loaded.places.items()
+    }
     if isinstance(loaded.reader, EncoderInputs):
         edited = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), return_=taps, edits=edits))
         pairs = zip(edited.layers, plain.layers, strict=True)
-        found.invariants = max(*errors, *(error(layer.context, own.context) for layer, own in pairs))
+        found.invariants = max(*errors, *(error(layer.weights, own.weights) for layer, own in pairs))
         return
     errors.append(error(_states(loaded, IDS, edits=edits), _states(loaded, IDS)))
     texts = [IDS, IDS[:4]]
@@ -358,8 +416,9 @@ def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTr
         if eager is not None:
             output = eager(**arguments_of(loaded, tokens))
         else:
-            with LayerStates(loaded.places.values(), request.edits).reading((), output=False, hidden=False):
-                output = loaded.run(asked.inputs.arguments, AttentionPass(questions))
+            asking = AttentionPass(questions)
+            with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
+                output = loaded.run(asked.inputs.arguments, asking)
     rows = output["logits" if getattr(output, "logits", None) is not None else "last_hidden_state"]
     mask = asked.inputs.predicted.mask
     found = [row if mask is None else row[mask[number].to(row.device)] for number, row in enumerate(rows)]
@@ -377,8 +436,14 @@ def _generated(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> Non
     fresh = built(found.kind).to(model.device)
     fresh.generation_config = copy.deepcopy(model.generation_config)
     # One that has run attends otherwise in bigbird_pegasus, and keeps the state of its last text in recurrent_gemma.
+    try:
+        _tokens(loaded, SAMPLED)
+        tokens = _tokens
+    except InvalidRequest as fault:
+        found.reasons["generate"] = told(fault)
+        tokens = _tokens_alone
     found.generated = all(
-        _tokens(loaded, options) in (_own_tokens(each, loaded, options) for each in (model, fresh))
+        tokens(loaded, options) in (_own_tokens(each, loaded, options) for each in (model, fresh))
         for options in ({"temperature": 0}, SAMPLED)
     )
     if not found.generated:
@@ -402,6 +467,20 @@ def _tokens(loaded: LoadedModel, options: dict[str, Any]) -> list[list[int]]:
     (ended,) = generate(loaded, request, plan_generation(loaded, request), lambda _: None).last
     choices = validate(Completion, orjson.loads(to_json(ended))).choices
     return [[token.id for token in choice.attention] for choice in choices]
+
+
+def _tokens_alone(loaded: LoadedModel, options: dict[str, Any]) -> list[list[int]]:
+    """The same of a type that tells no weights while it generates."""
+    request = validate(CompletionRequest, {"model": loaded.name, "prompt": PROMPTS, "max_tokens": NEW, **options})
+    plan = plan_generation(loaded, request)
+    decoder = Decoder(loaded)
+    generation = Generation(decoder, request, plan, lambda _: None)
+    texts: dict[int, RunningText] = {}
+    while not generation.has_ended:
+        for fault in (read_prompts(decoder, [generation], 100) or decode(decoder, [generation])).values():
+            raise fault
+        texts |= {text.choice: text for text in generation.texts}
+    return [text.ids[len(PROMPTS[choice]) :] for choice, text in sorted(texts.items())]
 
 
 def _own_tokens(model: PreTrainedModel, loaded: LoadedModel, options: dict[str, Any]) -> list[list[int]]:

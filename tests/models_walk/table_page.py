@@ -16,8 +16,11 @@ on a CPU. It builds each model type small, from the type's own config with few l
 parameters, and holds the [whole model](models.md) against its eager self in transformers. Numbers are the largest
 difference, as a share of the largest number that is compared.
 
+- *way*: the attentions are *computed* by the server where the model asks the attention interface of transformers, or
+  *observed* where the model computes its weights itself ([more](models.md#computed-or-observed)).
 - *whole*: the logits of a text of 9 tokens, or its last hidden states; of a model that reads images alone, those of
-  an image. *weights*: those of every attention, by the eager function of the model's own file.
+  an image. *weights*: those of every attention, by the eager function of the model's own file, or as the model
+  returns them itself (`output_attentions`).
 - *gradients*: of log p(token) after the text, by the embeddings of its tokens.
 - *tokens*: those of `generate` for each of three prompts alone, 6 after each: the likeliest, and those drawn after a
   seed. Here the three run at once.
@@ -27,13 +30,16 @@ difference, as a share of the largest number that is compared.
   less their sink, edits by a factor of one change nothing, and a text of a padded batch gives the numbers that it gives
   alone.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).
+- *forms*: the heads besides that for tokens with which its checkpoints open: *classes* of texts, of *tokens* or of
+  *images*, *answers* in a text, a *choice* of texts. Their numbers are not compared here.
 
-**{whole} model types are whole**: every number compared differs by less than {close:g}. {most}
+**{whole} model types are whole**, {observed} of them observed: every number compared differs by less than {close:g}.
+{most}
 Of those that generate, texts of any lengths share passes in {unlike}, texts of one length in {alike} more, and none in
 {apart}; joined logits differ by at most {joined:.1e} of the largest (the bound is {bound:g}).
 
-| type | class | attentions | whole | weights | gradients | tokens | joined | invariants | import |
-|---|---|---|---|---|---|---|---|---|---|
+| type | class | way | attentions | whole | weights | gradients | tokens | joined | invariants | import | forms |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 ## What is not compared, or differs
@@ -64,7 +70,8 @@ def page(found: Sequence[Found]) -> str:
         unlike=kinds["unlike"], alike=kinds["alike"], apart=kinds["no"], bound=BOUND,
         joined=max((each.apart or 0 for each in whole), default=0),
         date=date.today(), transformers=version("transformers"), torch=version("torch").partition("+")[0],
-        whole=len(whole), close=CLOSE, most=f"The largest difference of a whole pass is {largest:.1e}.",
+        whole=len(whole), observed=sum(each.way == "observed" for each in whole), close=CLOSE,
+        most=f"The largest difference of a whole pass is {largest:.1e}.",
         rows="\n".join(map(_row, whole)), parts="\n".join(_parts(whole)),
         reasons="; ".join(f"{count} {reason}" for reason, count in counts.most_common()) + ".",
         others="\n".join(f"| {each.kind} | {_cell(_why(each))} |" for each in others),
@@ -76,8 +83,8 @@ def _row(each: Found) -> str:
     numbers = [each.whole, each.weights, each.gradients, each.apart, each.invariants]
     *errors, apart, held = (f"{x:.0e}" if x is not None else "–" for x in numbers)
     joined = each.joined if each.apart is None else f"{each.joined} {apart}"
-    cells = [each.kind, each.architecture, str(each.layers), *errors, tokens, joined or "–", held, each.family or "–"]
-    return f"| {' | '.join(cells)} |"
+    told = tokens, joined or "–", held, each.family or "–", ", ".join(each.forms) or "–"
+    return f"| {' | '.join((each.kind, each.architecture, each.way, str(each.layers), *errors, *told))} |"
 
 
 def _parts(whole: Iterable[Found]) -> Iterable[str]:
@@ -98,8 +105,8 @@ def _sort(each: Found) -> str:
         return "cannot be built from a shrunk config by this walk"
     if why.startswith("it reads"):
         return "read something else than tokens or images"
-    if "attention interface" in why:
-        return "do not use the attention interface of transformers"
+    if "passes no attention" in why:
+        return "have no weights over pairs of tokens that are seen"
     return "do not run or differ"
 
 

@@ -27,6 +27,7 @@ from attention_transformers.model_layers import (
     UnsupportedModel,
     attention_modules,
     own_attentions,
+    type_names,
 )
 from attention_transformers.model_masks import MASK_FUNCTION, uncompiled
 from attention_transformers.registration import forget_function, register_function
@@ -122,7 +123,7 @@ class Attached:
                 "load it with attn_implementation=register(client)",
                 param="model",
             )
-        own = own_attentions(model)
+        own = type_names(own_attentions(model))
         if own:
             warnings.warn(
                 f"{type(model).__name__} computes these attentions itself, and they stay local: {', '.join(own)}",

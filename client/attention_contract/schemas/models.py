@@ -109,6 +109,10 @@ class ModelInfo(WireModel):
     layers: list[ModelLayer] = Field(default_factory=list)
     """Its attentions in the order in which they run, vision layers after those of text; known once the model is
     resident."""
+    attention: Literal["computed", "observed"] | None = None
+    """The way in which its attentions are seen: ``computed`` by the server where the model asks the attention interface
+    of transformers, or ``observed`` where the model computes its weights itself, which a trial finds while it loads;
+    known once the model is resident."""
     unseen: list[str] = Field(default_factory=list)
     """Kinds of layers whose attention transformers computes, so that it cannot be inspected, such as linear
     attention."""

@@ -63,6 +63,7 @@ def make_problem(
         learned=learned,
         global_qkv=far,
         finite=finite,
+        given=tensors.get("weights"),
     )  # fmt: skip
     return with_added_keys(given) if spec.add_bias_kv or spec.add_zero_attn else given
 

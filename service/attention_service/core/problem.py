@@ -108,6 +108,9 @@ class Problem:
     (``core.masks.global_projections``)."""
     finite: bool = False
     """True if all keys and values are known to be finite; otherwise they are checked."""
+    given: Tensor | None = None
+    """``[B, H, Q, K]``: weights that something else has computed; q, k and v then say sizes alone, and no tap before
+    the weights nor the context can be computed."""
     added_keys: int = 0
     """Number of keys, at the end, that the spec added: no mask hides them. In masks K excludes them."""
 

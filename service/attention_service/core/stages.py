@@ -52,6 +52,9 @@ def stages(
         raise ValueError(f"{problem.spec.normalizer.name} has no {', '.join(lacking)}; ask `taps_of` first")
     if not missing:
         return
+    if problem.given is not None:
+        yield "weights", _given(problem, problem.given, edits, selection)
+        return
     parts = parts or parts_of(problem, selection)
     for tap, x in _stages(problem, edits, selection, parts, frozenset(missing)):
         checked(x)
@@ -61,6 +64,14 @@ def stages(
         del x  # free a tap that was not requested as soon as the next stage has read it
         if not missing:
             return
+
+
+def _given(problem: Problem, weights: Tensor, edits: Sequence[BoundEdit], selection: Selection) -> Tensor:
+    """The weights that a problem brings, after the edits."""
+    real = real_keys(problem, selection)
+    edits = interventions.narrowed(edits, selection, problem.q.shape[1], problem.k.shape[1])
+    x = narrow(weights, "weights", problem, selection)
+    return interventions.apply(edits, "weights", x, None if real is None else real[:, None, None, :])
 
 
 @dataclass(frozen=True)

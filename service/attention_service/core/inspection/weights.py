@@ -78,7 +78,7 @@ class TiledWeights:
             self._taps.append("context")
         # On a GPU, sums of products may be rounded to TF32.
         exact = problem.q.dtype.itemsize > 2 and not (keep or edits or on_gpu(problem.q))
-        if exact and has_log_weights(problem.spec.normalizer) and problem.dropout is None:
+        if exact and has_log_weights(problem.spec.normalizer) and problem.dropout is None and problem.given is None:
             self._taps.append(LOG_WEIGHTS)
 
     @property

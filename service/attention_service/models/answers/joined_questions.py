@@ -49,7 +49,8 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
     inputs = asked.inputs
     places = [*[place for place, _ in asked.kinds], *[loaded.places[key] for key in asked.edits]]
     seen = inputs.images or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
-    if seen or loaded.head.unit == "choice":  # its texts are those of one question
+    # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
+    if seen or loaded.head.unit == "choice" or loaded.attention.way == "observed":
         return None
     if inputs.text.length > LONGEST or {place.keys_of for place in places} - {"tokens"}:
         return None

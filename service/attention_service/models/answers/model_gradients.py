@@ -40,7 +40,7 @@ from attention_service.models.passes.attention_places import AttentionPlace, tur
 from attention_service.models.passes.float64_runs import in_float64
 from attention_service.models.passes.layer_attention import NOTHING, AttentionPass, LayerQuestion
 from attention_service.models.passes.layer_states import LayerStates
-from attention_service.models.passes.module_hooks import State, after, before, on_turn
+from attention_service.models.passes.module_hooks import State, after, before, on_turn, turned
 from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.operations.gradient_check import CHECK_FLOOR, TOLERANCE
 from attention_transformers.model_layers import LayerKey
@@ -87,6 +87,12 @@ class ModelGradients:
         self._taps = taps
         self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
         self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
+        for place in self.asked.places:
+            for index, name in enumerate(request.wrt):
+                if name not in _BY_TOKEN:
+                    place.check_tap(name, f"wrt.{index}")
+            if request.by_head and "by_head" in request.model_fields_set:
+                place.check_tap("context", "by_head")
         self._objective = objective_of(loaded, self.asked.inputs, request.of)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest.at(
@@ -136,8 +142,8 @@ class ModelGradients:
     def _of_layer(self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]) -> LayerGradients:
         fields: dict[str, Any] = {"layer": place.key}
         told = partial(self._told, several=self.asked.several(place))
-        if self._request.by_head:
-            point = (place.key, "context")
+        point = (place.key, "context")
+        if self._request.by_head and point in gradients:  # by default, where it is seen
             effect = gradients[point] * run.at[point].detach()
             fields["heads"] = told(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
         found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
@@ -208,6 +214,7 @@ class ModelGradients:
     ) -> Iterator[None]:
         """Take hold of the embeddings and of the states of layers, as nodes of the graph, until the block ends."""
         changes: dict[tuple[Hook, nn.Module], dict[int, State]] = {}
+        time_first: set[nn.Module] = set()
         modules: dict[str, tuple[Hook, str]] = {"hidden": (before, "layer"), "output": (after, "module")}
         for place in self.asked.places:
             for name in self._states:
@@ -215,9 +222,11 @@ class ModelGradients:
                 turns = changes.setdefault((hook, getattr(place, attribute)), {})
                 first = turns.get(place.turn)
                 turns[place.turn] = _held(at, (place.key, name), shifts, first)
+                time_first |= {getattr(place, attribute)} if place.time_first else set()
         with ExitStack() as stack:
             for (hook, module), turns in changes.items():
-                stack.callback(hook(module, on_turn(turns, turns_of(module, self._loaded.places.values()))))
+                change = on_turn(turns, turns_of(module, self._loaded.places.values()))
+                stack.callback(hook(module, turned(change) if module in time_first else change))
 
             def embed(state: Tensor) -> Tensor | None:
                 if EMBEDDINGS in at:  # the decoder's, by the same table
@@ -235,13 +244,11 @@ class ModelGradients:
 
     def _embedded(self, embed: State) -> Callable[[], None]:
         """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 of images or sound."""
-        model: Any = self._loaded.model
         if isinstance(self._loaded.reader, EncoderInputs | PromptInputs | SoundInputs):
             places = self._loaded.places.values()
             first = next((each for each in places if each.queries != "images"), next(iter(places)))
             return before(first.first_layer, embed)
-        reads = model.get_encoder() if self._loaded.reader.pairs else model
-        return after(reads.get_input_embeddings(), embed)
+        return after(self._loaded.embeddings, turned(embed) if self._loaded.embeds_time_first else embed)
 
     def _differentiated(self, run: GraphRun) -> dict[Point, Tensor]:
         points = [*run.at]

@@ -45,7 +45,7 @@ from attention_service.models.passes.layer_attention import (
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
-from attention_service.runtime.binding.selection import bind_selection, check_taps
+from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import (
     LayerKey,
@@ -104,6 +104,9 @@ def forward_reply(
     asking.own = own
     compares = request.compare and head.predicts
     before = _rows(loaded, asked, AttentionPass({}), predicted)[0] if compares else None
+    if "hidden" in wanted:
+        for place in asked.places:
+            place.check_tap("hidden", f"return.{request.return_.index('hidden')}")
     states = LayerStates(loaded.places.values(), asking)
     with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
         rows, output = _rows(loaded, asked, asking, predicted)
@@ -165,6 +168,8 @@ def _questions(
         )
     of_kind: dict[Hashable, LayerQuestion] = {}
     for place, _ in asked.kinds:
+        if request.keep:
+            place.check_tap("hidden", "keep")
         bound = asked.bound(place)
         question = ask(place, bound)
         of_kind[place.kind] = replace(
@@ -201,7 +206,8 @@ def _inner_taps(request: ModelForwardRequest) -> list[ModelTap]:
 
 
 def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:
-    check_taps(taps, place.spec)
+    for tap in taps:
+        place.check_tap(tap, f"return.{request.return_.index(tap)}")
     return LayerQuestion(taps=taps, average_heads=request.average_heads)
 
 

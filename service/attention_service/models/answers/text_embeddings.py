@@ -20,7 +20,7 @@ from attention_contract.schemas.prompts import Message
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
-from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS
+from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.model_inputs import Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -44,6 +44,8 @@ class EmbeddingPlan:
         layers = [step for step in self.settings.steps if isinstance(step, DenseLayer)]
         vectors = 4 * len(self.rows) * sum(layer.inputs + layer.outputs for layer in layers)
         states = numbers * STATES_OF_CACHED_PASS * loaded.model.dtype.itemsize
+        length = max(map(len, self.rows))
+        states += own_scores_bytes(loaded, len(self.rows), length, length)
         return states + vectors + sum(layer.held_bytes for layer in layers)
 
     def pooled(self, states: Tensor, mask: Tensor) -> Tensor:

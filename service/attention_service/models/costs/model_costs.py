@@ -36,6 +36,8 @@ _KEPT_STATES: Final = 16
 """Tensors as wide as the hidden states that the graph keeps of each layer."""
 _SCORES: Final = 4
 """Matrices of scores and weights that a layer holds at once, or that the graph keeps of it."""
+_OWN_SCORES: Final = 6
+"""The same of a layer whose model computes them itself, all at once, with the copies of what is asked of them."""
 _TILES: Final = 8 * 4
 """Bytes of a tile in which weights are inspected, for each of its scores."""
 _STATISTICS: Final = 16
@@ -48,6 +50,14 @@ _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weig
 _COUNTS: Final = 2**63
 """A count that no reply can have."""
 _FURTHEST: Final = 2**31 - 1
+
+
+def own_scores_bytes(loaded: LoadedModel, batch: int, queries: int, keys: int) -> int:
+    """The memory of the scores and weights of one layer, if the model computes them itself; else 0."""
+    if loaded.attention.way == "computed":
+        return 0
+    heads = max(each.widths.heads for each in loaded.places.values())
+    return _OWN_SCORES * 4 * batch * heads * queries * keys
 
 
 class ModelCosts:
@@ -131,7 +141,8 @@ class ModelCosts:
         states = batch * max(length, keys) * self._itemsize * (_STATES * self._width + _INNER * self._inner)
         logits = batch * rows * self._vocabulary * (self._itemsize + 8)
         scores = batch * self._most_heads * length * keys
-        return states + logits + min(_SCORES * 4 * scores, ROOM)
+        own = own_scores_bytes(self._loaded, batch, max(length, keys) if self._loaded.reader.pairs else length, keys)
+        return states + logits + (own or min(_SCORES * 4 * scores, ROOM))
 
     def image_bytes(self, images: Stack | None) -> int:
         """The memory of one layer that sees images, in a model that reads text too."""
@@ -145,7 +156,8 @@ class ModelCosts:
     def _graph_bytes(self, batch: int, length: int, keys: int) -> int:
         """The memory of what a backward pass needs of the forward pass."""
         states = batch * max(length, keys) * (_KEPT_STATES * self._width + _INNER * self._inner)
-        scores = sum(batch * each.widths.heads * length * keys for each in self._places)
+        longest = max(length, keys) if self._loaded.attention.way == "observed" else length
+        scores = sum(batch * each.widths.heads * longest * keys for each in self._places)
         return 4 * (len(self._places) * states + _SCORES * scores)
 
     def _taps(self, asked: Asked, place: AttentionPlace, request: ModelForwardRequest) -> int:
@@ -170,8 +182,10 @@ class ModelCosts:
             numbers += batch * heads * queries * keys
         if request.pool is not None:
             numbers += batch * heads * (queries // request.pool + 1) * (keys // request.pool + 1)
-        if request.compare:  # the queries, keys and values of the run without edits stay meanwhile
+        if request.compare:  # the queries, keys and values of the run without edits stay meanwhile, or its weights
             numbers += numbers + batch * (asked.stack(place.queries).length + 2 * keys) * self._width
+            if place.taps is not None:
+                numbers += batch * place.widths.heads * asked.stack(place.queries).length * keys
         return 4 * (numbers + self._recorded(asked, place, keep=request.keep))
 
     def _recorded(self, asked: Asked, place: AttentionPlace, *, keep: bool) -> int:

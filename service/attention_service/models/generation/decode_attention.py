@@ -6,8 +6,8 @@ stages, beside whatever computed the output; in a pass of several they are a ste
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import torch
@@ -27,7 +27,7 @@ from attention_service.models.generation.joined_past import JoinedPast, Part
 from attention_service.models.generation.token_attention import PassWeights, TokenAttention, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.layer_attention import problem_of
+from attention_service.models.passes.layer_attention import LayerAttention, problem_of
 from attention_service.models.passes.module_hooks import after
 from attention_service.runtime.operations.compute import bind_edits
 from attention_transformers.function_calls import attention_call
@@ -43,6 +43,8 @@ _UNKNOWN: Final = ("softcap", "s_aux", "indices", "block_indices", "sinks")
 class TextRow(Protocol):
     """A text as the attention of its passes sees it."""
 
+    ids: list[int]
+    """All its tokens."""
     seen: int
     """Its tokens of the passes before."""
     edits: "RowEdits"
@@ -58,6 +60,7 @@ class _Encoded:
     look: TokenAttention | None = None
     heard: HeardFrames | None = None
     seen: int = 0
+    ids: list[int] = field(default_factory=list)
 
 
 class RowEdits:
@@ -83,11 +86,55 @@ class RowEdits:
         return apply(narrowed(edits, Selection(queries=queries), 1, 1), "output", state)
 
 
+class Decoding(Protocol):
+    """The attention of one model in the passes that generate."""
+
+    def close(self) -> None:
+        """Let the model attend as before."""
+
+    def preparing(self, edits: RowEdits) -> AbstractContextManager[None]:
+        """Let an encoder run before the first pass of a text."""
+
+    def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> AbstractContextManager[PassWeights]:
+        """Let a pass be over these texts; ``joined``: their pasts, if they are several."""
+
+
+@contextmanager
+def preparing(attention: Decoding, edits: RowEdits) -> Iterator[None]:
+    """Let an encoder run before the first pass of a text with these edits."""
+    with attention.running([_Encoded(edits)]):
+        yield
+
+
+@contextmanager
+def editing_outputs(rows: Sequence[TextRow], places: Mapping[str, AttentionPlace]) -> Iterator[None]:
+    """Edit what the attentions return in a pass over these texts, until the block ends."""
+    with ExitStack() as undo:
+        for layer in {layer for row in rows for layer in row.edits.outputs}:
+            place = places[str(layer)]
+            undo.callback(after(place.module, place.batch_first(_edited(place, rows))))
+        yield
+
+
+def _edited(place: AttentionPlace, rows: Sequence[TextRow]) -> Callable[[Tensor], Tensor]:
+    """The tap ``output`` of each text after its edits, ``[B, L, d_model]``."""
+
+    def change(state: Tensor) -> Tensor:
+        found = []
+        for at, row in enumerate(rows):
+            own = state[at : at + 1]
+            queries = range(row.seen, row.seen + state.shape[1])
+            found.append(row.edits.output(place.key, queries, own) if place.key in row.edits.outputs else own)
+        return torch.cat(found)
+
+    return change
+
+
 class DecodeAttention:
     """The attention function of one model for the passes that generate."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._model, self._core, self._places = loaded.model, loaded.attention, loaded.places
+    def __init__(self, loaded: LoadedModel, core: LayerAttention) -> None:
+        self._model, self._core, self._places = loaded.model, core, loaded.places
         self._own_mask = sdpa_mask if loaded.model._supports_sdpa else eager_mask
         self._name = register_function(self, self._mask)
         self._rows: Sequence[TextRow] = ()
@@ -102,7 +149,7 @@ class DecodeAttention:
     @contextmanager
     def preparing(self, edits: RowEdits) -> Iterator[None]:
         """Let an encoder run before the first pass of a text."""
-        with self.running([_Encoded(edits)]):
+        with preparing(self, edits):
             yield
 
     @contextmanager
@@ -111,12 +158,8 @@ class DecodeAttention:
         self._core.give_way(self._model, self._name)
         self._core.restart()
         self._rows, self._joined, self._found = rows, joined, PassWeights()
-        edited = {layer for row in rows for layer in row.edits.outputs}
         try:
-            with ExitStack() as undo:
-                for layer in edited:
-                    place = self._places[str(layer)]
-                    undo.callback(after(place.module, self._edited(place)))
+            with editing_outputs(rows, self._places):
                 yield self._found
         finally:
             self._rows, self._joined, self._found = (), None, None
@@ -132,7 +175,7 @@ class DecodeAttention:
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         if self._joined is not None:
             wanted = any(row.edits or row.look is not None for row in self._rows)
-            layer = self._core.layer_of(module) if wanted else None
+            layer = self._core.turns.layer_of(module) if wanted else None
             parts = self._joined.parts(key, value)
             found = [self._part(module, layer, query[each.rows], each, options) for each in parts]
             return torch.cat(found).transpose(1, 2).contiguous() if len(found) > 1 else found[0].transpose(1, 2), None
@@ -140,7 +183,7 @@ class DecodeAttention:
         (row,) = self._rows or (None,)
         edits = list[BoundEdit]()
         if row is not None and (row.look is not None or row.heard is not None or row.edits):
-            layer = self._core.layer_of(module)
+            layer = self._core.turns.layer_of(module)
             edits = self._inside(row, layer, query, key)
             looks = row.look is not None and row.look.wants(layer) and self._found is not None
             hears = row.heard is not None and row.heard.wants(layer)
@@ -214,19 +257,6 @@ class DecodeAttention:
         problem = problem_of(raw)
         found = attend(problem, (), edits=edits, kernel=self._core.kernel(raw, edits=True)[1]).context
         return found, weights_of(problem, Selection(), edits) if row.look is not None else None
-
-    def _edited(self, place: AttentionPlace) -> Callable[[Tensor], Tensor]:
-        """The tap ``output`` of each text after its edits, ``[B, L, d_model]``."""
-
-        def change(state: Tensor) -> Tensor:
-            found = []
-            for at, row in enumerate(self._rows):
-                own = state[at : at + 1]
-                queries = range(row.seen, row.seen + state.shape[1])
-                found.append(row.edits.output(place.key, queries, own) if place.key in row.edits.outputs else own)
-            return torch.cat(found)
-
-        return change
 
 
 def _weighed(query: Tensor, part: Part, scale: float | None) -> tuple[Tensor, Tensor]:

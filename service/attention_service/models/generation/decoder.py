@@ -7,14 +7,17 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_service.models.generation.decode_attention import DecodeAttention
+from attention_service.models.generation.decode_attention import DecodeAttention, Decoding
 from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
 from attention_service.models.generation.joined_prompts import alike_in_length, read_together, reads_together
+from attention_service.models.generation.observed_decoding import ObservedDecoding
 from attention_service.models.generation.read_texts import ReadTexts
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.generation.token_attention import PassWeights
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.layer_attention import LayerAttention
+from attention_service.models.passes.observed_attention import ObservedAttention
 
 PART: Final = 512
 """Tokens of a prompt that are read in one pass, if its past can be read in parts."""
@@ -34,6 +37,16 @@ class Step(NamedTuple):
     fault: Exception | None = None
 
 
+def decoding_of(loaded: LoadedModel) -> Decoding:
+    """The attention of a model in the passes that generate."""
+    attention = loaded.attention
+    if isinstance(attention, ObservedAttention):
+        return ObservedDecoding(loaded, attention)
+    if isinstance(attention, LayerAttention):
+        return DecodeAttention(loaded, attention)
+    raise TypeError(f"{attention.way} attention does not generate")
+
+
 class Decoder:
     """Runs the passes of a model's running texts."""
 
@@ -41,7 +54,7 @@ class Decoder:
         """``kept_bytes``: memory for what was read of texts that have ended."""
         self.loaded, self.model = loaded, loaded.model
         self._read = ReadTexts(kept_bytes)
-        self.attention = DecodeAttention(loaded)
+        self.attention = decoding_of(loaded)
         self.states = loaded.states
         self._joining: Joining | None = None
         self._groups: dict[tuple[int, Adapter | None], JoinedGroup] = {}

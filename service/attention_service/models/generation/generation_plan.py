@@ -14,7 +14,7 @@ from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionR
 from attention_contract.schemas.prompts import ImageBytes, Message, images_in
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
-from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS
+from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.generation.joined_past import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.logit_processors import DrawableLogits, LogitChanges
 from attention_service.models.inputs.model_inputs import Inputs, Seconds, Stack
@@ -109,6 +109,8 @@ class GenerationPlan:
         cache = self.cache_bytes(loaded) + self.choices * width * longer
         states = self.choices * self.longest * config.hidden_size * STATES_OF_CACHED_PASS * width
         logits = self.choices * config.vocab_size * 4 * _LOGITS
+        length = max(map(len, self.rows))
+        states += own_scores_bytes(loaded, 1, length, length)
         return int(cache + states + logits + _TOLD * self.told_numbers() + _KEPT * self.kept_numbers(loaded))
 
     def cache_bytes(self, loaded: LoadedModel) -> int:

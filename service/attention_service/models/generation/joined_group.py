@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from attention_service.models.generation.decode_attention import DecodeAttention, RowEdits
+from attention_service.models.generation.decode_attention import Decoding, RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.joined_past import JoinedPast
 from attention_service.models.generation.running_text import RunningText, begin_text
@@ -112,8 +112,10 @@ class JoinedGroup:
             self.remove(self._by_past[id(past)], give_back=True)
 
 
-def try_joining(loaded: LoadedModel, attention: DecodeAttention) -> Joining:
+def try_joining(loaded: LoadedModel, attention: Decoding) -> Joining:
     """Run short texts alone and joined, and compare their logits."""
+    if loaded.attention.way == "observed":
+        return Joining(unlike=False, alike=False, reason="it computes its attention itself")
     reason: str | None = None
     for alike in (False, True):
         chosen = [_TRIED[0], _TRIED[2] if alike else _TRIED[1]]
@@ -134,7 +136,7 @@ def try_joining(loaded: LoadedModel, attention: DecodeAttention) -> Joining:
     return Joining(unlike=False, alike=False, reason=reason)
 
 
-def _prompted(loaded: LoadedModel, attention: DecodeAttention, ids: Sequence[int]) -> RunningText:
+def _prompted(loaded: LoadedModel, attention: Decoding, ids: Sequence[int]) -> RunningText:
     """A text whose first tokens have been read."""
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 4, "pad_token_id": 0, "eos_token_id": None}
     with attention.running([]):
@@ -152,7 +154,7 @@ def _prompted(loaded: LoadedModel, attention: DecodeAttention, ids: Sequence[int
 
 
 def _difference(
-    loaded: LoadedModel, attention: DecodeAttention, texts: Sequence[RunningText], chosen: Sequence[Sequence[int]]
+    loaded: LoadedModel, attention: Decoding, texts: Sequence[RunningText], chosen: Sequence[Sequence[int]]
 ) -> tuple[float, bool]:
     """The largest difference of joined logits as a share of the largest, and True if keys were handed on."""
     others = [_prompted(loaded, attention, ids) for ids in chosen]

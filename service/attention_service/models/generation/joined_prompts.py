@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from attention_service.models.generation.decode_attention import DecodeAttention
+from attention_service.models.generation.decode_attention import Decoding
 from attention_service.models.generation.running_text import RunningText
 
 
@@ -44,7 +44,7 @@ def alike_in_length(texts: Sequence[RunningText], most: int) -> list[RunningText
     return found
 
 
-def read_together(model: Any, attention: DecodeAttention, texts: Sequence[RunningText]) -> list[Tensor]:
+def read_together(model: Any, attention: Decoding, texts: Sequence[RunningText]) -> list[Tensor]:
     """Read the prompts of several texts in one pass. Returns the float32 logits ``[1, V]`` of each one's next token."""
     longest = max(texts, key=lambda text: len(text.ids))
     width, device = len(longest.ids), model.device

@@ -16,7 +16,6 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.prompts import ModelInput, ModelRan
 from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.models.checkpoint_facts import import_instead
 from attention_service.models.head_kinds import LISTED_CLASSES
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.key_stacks import extended, joined
@@ -26,26 +25,23 @@ from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.adapters import Adapter, Adapters
 from attention_service.models.loaded.matrix_products import counted_products
+from attention_service.models.loaded.model_attentions import find_attentions, not_observed
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_places import (
     BOTH,
     VISION,
     AttentionPlace,
-    find_places,
     kinds_of,
-    named_layers,
 )
-from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention
+from attention_service.models.passes.layer_attention import AttentionPass
+from attention_service.models.passes.module_hooks import after
 from attention_service.models.passes.module_states import ModuleStates
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import (
-    AttentionModule,
     LayerKey,
-    UnsupportedModel,
-    attention_modules,
     other_mixers,
-    own_attentions,
+    type_names,
 )
 
 _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
@@ -120,12 +116,6 @@ class LoadedModel:
                 f"{type(model).__name__} reads {model.main_input_name}, but only models that read "
                 "tokens, images or sound are supported",
             )
-        try:
-            modules = attention_modules(model)
-        except UnsupportedModel as fault:
-            raise InvalidCheckpoint.at(
-                "checkpoint", f"{fault.detail}{import_instead(Path(model.name_or_path or ''))}"
-            ) from None
         self.name = name
         self.model = model
         self.device = device
@@ -141,41 +131,49 @@ class LoadedModel:
         self.short_products: dict[nn.Module, int] = {}
         """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
         try:
-            self._prepare(lambda: reader_of(model, tokenizer, processor), modules)
+            self._prepare(lambda: reader_of(model, tokenizer, processor))
         except _UNREADABLE as fault:
             if model.main_input_name != "input_ids" or processor is None:
                 raise
-            self._prepare(lambda: InputReader(model, tokenizer), modules)
+            self._prepare(lambda: InputReader(model, tokenizer))
             reason = str(getattr(fault, "detail", fault)).partition("\n")[0].removeprefix("checkpoint: ")
             self.reader.takes_no_images = f"those of this model cannot be read here: {reason}"
         if unread is not None:
             self.reader.no_tokenizer = f"the checkpoint's tokenizer cannot be read ({unread})"
         self.bytes = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
 
-    def _prepare(self, read: Callable[[], InputReader], modules: Sequence[AttentionModule]) -> None:
-        """Make the model attend by this package, and find its attentions in a short run. Raises InvalidCheckpoint."""
+    def _prepare(self, read: Callable[[], InputReader]) -> None:
+        """Find its attentions, and the patches that they see. Raises InvalidCheckpoint."""
         model = self.model
         self.states = ModuleStates(model)
         self.reader = read()
+        self.attention, self.places = find_attentions(model, self.reader, self.device, self._run_shortly)
         encodes = isinstance(self.reader, EncoderInputs)
-        vision = None if encodes else type(getattr(model.config, "vision_config", None))
-        layers = named_layers(modules, vision)
-        self.attention = LayerAttention(layers, self.device)
-        self.attention.install(model, modules)
-        self.places = find_places(model, self.attention, layers, self._short_run, self.reader.short_text)
         of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
         if isinstance(self.reader, EncoderInputs | PromptInputs) and of_images:
             known = self.reader.find_patches(of_images, partial(self.run, asking=AttentionPass({})))
             self.seen_in_parts = not known
             if not known:
                 self.places = {key: place for key, place in self.places.items() if place not in of_images}
-        if not self.places:
-            own = ", ".join(own_attentions(model))
-            raise InvalidCheckpoint.at(
-                "checkpoint",
-                f"{'an image' if encodes else 'a text'} passes no attention of {type(model).__name__} that "
-                f"uses the interface of transformers ({own})",
-            )
+        self.embeds_time_first = any(place.time_first for place in self.places.values()) and self._embeds_time_first()
+
+    @property
+    def embeddings(self) -> nn.Module:
+        """The table of the tokens of a text; of a model with an encoder, that of the encoder."""
+        model: Any = self.model
+        reads = model.get_encoder() if self.reader.pairs else model
+        found: nn.Module = getattr(reads, "get_input_embeddings", model.get_input_embeddings)()
+        return found
+
+    def _embeds_time_first(self) -> bool:
+        """True if the table of embeddings is asked for ``[L, B]`` tokens."""
+        shapes: list[torch.Size] = []
+        remove = after(self.embeddings, lambda state: shapes.append(state.shape))
+        try:
+            self._run_shortly(self.reader.short_runs()[0])
+        finally:
+            remove()
+        return shapes[0][0] != 1
 
     @classmethod
     def load(
@@ -254,7 +252,8 @@ class LoadedModel:
             "max_length": self.reader.max_length,
             "left_out": self.left_out[:_LISTED],
             "layers": [place.described for place in self.places.values()],
-            "unseen": sorted(others.union(own_attentions(self.model))),
+            "attention": self.attention.way,
+            "unseen": sorted(others.union(type_names(not_observed(self.model, self.places.values())))),
         }
 
     def unseen(self) -> dict[LayerKey, str]:
@@ -292,17 +291,23 @@ class LoadedModel:
 
         ``model``: a part of it to run in its place.
         """
-        options: dict[str, Any] = {"return_dict": True}
-        if "use_cache" in self.reader.names:
-            options["use_cache"] = False
-        if logits is not None and "logits_to_keep" in self.reader.names:
-            options["logits_to_keep"] = logits.to(self.model.device)
-        dtype = self.model.dtype
-        arguments = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
-        if self.head.unit == "choice" and model is None:  # of one question
-            arguments = {name: x[None] for name, x in arguments.items()}
         with self.attention.running(asking):
-            return (model or self.model)(**arguments, **options)
+            return (model or self.model)(**self._options(arguments, logits, whole=model is None))
+
+    def _options(
+        self, arguments: Mapping[str, Tensor], logits: Tensor | None = None, *, whole: bool = True
+    ) -> dict[str, Any]:
+        """The arguments of the model for a run that keeps no past; ``whole``: not of a part of it."""
+        dtype = self.model.dtype
+        found: dict[str, Any] = {name: x.to(dtype) if x.is_floating_point() else x for name, x in arguments.items()}
+        if self.head.unit == "choice" and whole:  # of one question
+            found = {name: x[None] for name, x in found.items()}
+        found["return_dict"] = True
+        if "use_cache" in self.reader.names:
+            found["use_cache"] = False
+        if logits is not None and "logits_to_keep" in self.reader.names:
+            found["logits_to_keep"] = logits.to(self.model.device)
+        return found
 
     def about(self, asked: Asked, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
         """The fields of a reply that tell of the input and of the run; ``joined``: the requests that shared it."""
@@ -362,12 +367,11 @@ class LoadedModel:
         arguments = {name: torch.cat([x, x]) for name, x in self.reader.short_runs()[0].items()}
         self.run(arguments, AttentionPass({}))
 
-    def _short_run(self, asking: AttentionPass) -> Any:
-        """Run the model over a few tokens, or a small image, or over both."""
-        for arguments in self.reader.short_runs():
-            with counted_products(self.model) as self.short_products:
-                # The head of such a classifier needs a token that ends the text.
-                self.run(arguments, asking, model=self.model.base_model if self.reader.shifts else None)
+    def _run_shortly(self, arguments: Mapping[str, Tensor], **more: Any) -> Any:
+        """Run the model over a few tokens, or a small image; without the head of a classifier, which needs an end."""
+        part = self.model.base_model if self.reader.shifts else None
+        with counted_products(self.model) as self.short_products:
+            return (part or self.model)(**self._options(arguments, whole=part is None), **more)
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:

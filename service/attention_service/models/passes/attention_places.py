@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attention_contract.errors import InvalidCheckpoint
+from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.models import KeysOf, ModelLayer
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention, widths_of
+from attention_service.models.passes.layer_attention import AttentionPass, widths_of
 from attention_service.models.passes.layer_keys import Compression
-from attention_service.models.passes.module_hooks import after
+from attention_service.models.passes.module_hooks import State, after, turned
+from attention_service.models.passes.ways import Attention
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
-from attention_service.runtime.binding.selection import check_edit
+from attention_service.runtime.binding.selection import check_edit, check_tap
 from attention_service.runtime.planning.blank_requests import raw_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_transformers.function_calls import RawAttentionInputs
@@ -30,6 +31,8 @@ from attention_transformers.model_layers import AttentionModule, LayerKey, layer
 
 TEXT, TARGET = 5, 3
 """Tokens of the short run: of the text, and of the target of a model with an encoder and a decoder."""
+NOT_RUNNING: Final = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""The errors of a model that does not run."""
 _NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
 VISION: Final = "vision"
 """The stack of the layers that see images, in a model that reads text too."""
@@ -61,6 +64,10 @@ class AttentionPlace:
     spec: AttentionSpec
     dtype: str
     output_width: int
+    taps: frozenset[str] | None
+    """The taps that can be asked for of an attention that the model computes itself; None for all of its spec."""
+    time_first: bool
+    """True if the states around it are ``[L, B, width]``."""
 
     @property
     def described(self) -> ModelLayer:
@@ -71,13 +78,13 @@ class AttentionPlace:
             keys=self.keys_of,
             heads=widths.heads,
             kv_heads=widths.kv_heads,
-            head_dim=widths.head_dim,
+            head_dim=widths.head_dim if self.taps is None or "v" in self.taps else None,
         )
 
     @cached_property
     def kind(self) -> Hashable:
-        """Equal for attentions over the same tokens that have the same widths and spec."""
-        sizes = (self.widths, self.dtype, self.output_width)
+        """Equal for attentions over the same tokens that have the same widths, spec and taps."""
+        sizes = (self.widths, self.dtype, self.output_width, self.taps)
         return (self.queries, self.keys, self.compression, id(self.spec), *sizes)
 
     @property
@@ -121,13 +128,30 @@ class AttentionPlace:
         """Return the attention of so many tokens as a bound request without numbers."""
         return raw_request(self.spec, self.widths, self.dtype, RequestSizes(batch, queries, keys), batched=batched)
 
+    def check_tap(self, tap: str, param: str) -> None:
+        """Raise InvalidRequest, for the field ``param``, for a tap that this attention has not, or that is not seen."""
+        if self.taps is None:
+            if tap != "hidden":
+                check_tap(tap, self.spec, param)
+        elif tap not in self.taps:
+            raise InvalidRequest.at(
+                param,
+                f"the model computes the attention of layer {self.key} itself, and {tap} is not seen there; take "
+                f"{', '.join(sorted(self.taps))}",
+            )
+
+    def batch_first(self, change: State) -> State:
+        """A change of states ``[B, L, width]`` as one of those around this attention."""
+        return turned(change) if self.time_first else change
+
     def check_edits(self, edits: Sequence[Edit], bound: BoundRequest, field: str = "edits") -> None:
-        """Raise InvalidRequest if an edit names a missing index, or has a value that does not fit.
+        """Raise InvalidRequest if an edit names a missing index or a tap not seen, or has a value that does not fit.
 
         ``field``: that of the request in which the edits came.
         """
         whole = bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)
         for index, edit in enumerate(edits):
+            self.check_tap(edit.tap, f"{field}.{self.key}.{index}.tap")
             check_edit(edit, whole if edit.tap == "output" else bound, f"{field}.{self.key}.{index}")
 
 
@@ -162,7 +186,9 @@ class _Sizes(AttentionPass):
 
 
 def _is_causal(raw: RawAttentionInputs) -> bool:
-    """True if no query sees a key behind its own, by the spec or by the mask."""
+    """True if no query sees a key behind its own: by the weights, the spec or the mask."""
+    if raw.weights is not None:
+        return raw.query.shape[2] == raw.key.shape[2] and not bool(raw.weights.triu(1).any())
     if raw.mask is None or raw.query.shape[2] != raw.key.shape[2]:
         return raw.spec.masks == [Causal()]
     seen = raw.mask if raw.mask.dtype == torch.bool else raw.mask > torch.finfo(raw.mask.dtype).min / 2
@@ -208,9 +234,20 @@ def _short(key: LayerKey, *, vision: bool) -> LayerKey:
     return f"{VISION}.{number}" if vision else number
 
 
+def _states_of(module: nn.Module, layer: nn.Module) -> set[str]:
+    """The states around an attention that are seen: what a layer returns is another's than its attention's."""
+    return {"output"} if layer is module else {"output", "hidden"}
+
+
+def does_not_run(model: PreTrainedModel, fault: Exception) -> InvalidCheckpoint:
+    """The error for a model whose short run fails."""
+    reason = str(fault).partition("\n")[0]
+    return InvalidCheckpoint.at("checkpoint", f"{type(model).__name__} does not run: {reason}")
+
+
 def find_places(
     model: PreTrainedModel,
-    attention: LayerAttention,
+    attention: Attention,
     layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]],
     run: Callable[[AttentionPass], Any],
     text: int = TEXT,
@@ -221,19 +258,18 @@ def find_places(
     a model that does not run.
     """
     probe = _Sizes()
-    outputs: dict[LayerKey, int] = {}
+    outputs: dict[LayerKey, torch.Size] = {}
 
-    def width_of(keys: tuple[LayerKey, ...]) -> Callable[[Tensor], None]:
-        return lambda state: outputs.update(dict.fromkeys(keys, state.shape[-1]))
+    def shape_of(keys: tuple[LayerKey, ...]) -> Callable[[Tensor], None]:
+        return lambda state: outputs.update(dict.fromkeys(keys, state.shape))
 
     try:
         with torch.no_grad(), ExitStack() as stack:
             for one, keys in layers:
-                stack.callback(after(one.module, width_of(keys)))
+                stack.callback(after(one.module, shape_of(keys)))
             run(probe)
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as fault:
-        reason = str(fault).partition("\n")[0]
-        raise InvalidCheckpoint.at("checkpoint", f"{type(model).__name__} does not run: {reason}") from fault
+    except NOT_RUNNING as fault:
+        raise does_not_run(model, fault) from fault
     where = {key: one for one, keys in layers for key in keys}
     keys_of = {key: keys for _, keys in layers for key in keys}
     found: dict[str, AttentionPlace] = {}
@@ -242,6 +278,10 @@ def find_places(
         path = layer_path(one.path)
         layer = one.module if path is None else model.get_submodule(path)
         compression, length = Compression.of(one.module), raw.key.shape[2]
+        shape, taps = outputs.get(key, torch.Size([0])), attention.taps_of(one.module)
+        sizes = len(raw.query), raw.query.shape[2]
+        stated = len(shape) == 3 and shape[:2] == sizes
+        time_first = taps is not None and not stated and shape[:2] == sizes[::-1]
         compressed = 0 if compression is None else compression.count(raw.query.shape[2])
         found[str(key)] = AttentionPlace(
             key,
@@ -256,6 +296,8 @@ def find_places(
             widths_of(raw),
             raw.spec,
             torch_dtype_name(raw.query.dtype),
-            outputs.get(key, 0),
+            shape[-1],
+            taps if taps is None or not (stated or time_first) else taps | _states_of(one.module, layer),
+            time_first,
         )
     return found

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -76,6 +76,11 @@ class LayerQuestion:
     put: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors to put in the place of whole taps, after the edits."""
 
+    @property
+    def asks(self) -> bool:
+        """True if anything is asked or changed."""
+        return bool(self.edits or self.taps or self.whole or self.weights or self.traced or self.put)
+
 
 NOTHING: Final = LayerQuestion()
 
@@ -126,7 +131,7 @@ class AttentionPass:
         self.problems: dict[LayerKey, Problem] = {}
         """The attentions of those layers."""
         self._found: dict[LayerKey, Fields] = {}
-        self._waiting: dict[Hashable, list[_Inspected]] = {}
+        self._waiting: dict[Hashable, list[Inspected]] = {}
 
     def take(self) -> dict[LayerKey, Fields]:
         """Return the results of each layer since the last call, on the host."""
@@ -160,14 +165,14 @@ class AttentionPass:
         ``window``: the tokens of the layer's sliding window, in a text of any length.
         """
 
-    def context(self, inspected: "_Inspected") -> Tensor:
+    def context(self, inspected: "Inspected") -> Tensor:
         """Inspect the weights of a layer, and return the context ``[B, H, Lq, Dv]`` that they give."""
         self.kernels[MATERIALIZED] = None
         results: Results = self._inspect([inspected], with_context=True)
         context: Tensor = results["context"]
         return context
 
-    def inspect(self, waiting: "_Inspected") -> None:
+    def inspect(self, waiting: "Inspected") -> None:
         """Inspect the weights of a layer, together with those of others like it if they are few."""
         group = waiting.group
         alike = self._waiting.setdefault(group, [])
@@ -175,7 +180,7 @@ class AttentionPass:
         if group is None or len(alike) * waiting.scores >= scores_at_once(gpu=waiting.raw.query.is_cuda):
             self._inspect(self._waiting.pop(group))
 
-    def _inspect(self, alike: "Sequence[_Inspected]", *, with_context: bool = False) -> Results:
+    def _inspect(self, alike: "Sequence[Inspected]", *, with_context: bool = False) -> Results:
         """Inspect attentions that are alike, as one batch. Returns the ``context``, if it is wanted."""
         first = alike[0]
         raw, question, batch = first.raw, first.question, first.raw.query.shape[0]
@@ -221,7 +226,7 @@ def _at(fields: Fields, place: Any) -> Fields:
 
 
 @dataclass(eq=False, slots=True)
-class _Inspected:
+class Inspected:
     """An attention whose weights are to be inspected."""
 
     layer: LayerKey
@@ -255,7 +260,7 @@ class _Inspected:
         batch, heads, queries, _ = self.raw.query.shape
         return batch * heads * queries * self.raw.key.shape[2]
 
-    def tensors(self, alike: "Sequence[_Inspected]") -> dict[str, Tensor]:
+    def tensors(self, alike: "Sequence[Inspected]") -> dict[str, Tensor]:
         """The tensors of all of them, one behind the other along the batch."""
         raws, many = [each.raw for each in alike], len(alike)
         found = {
@@ -269,6 +274,8 @@ class _Inspected:
         for name, shared in (("key_mask", self.raw.key_mask), ("query_mask", self.question.query_mask)):
             if shared is not None:
                 found[name] = shared.repeat(many, 1)
+        if self.raw.weights is not None:
+            found["weights"] = _stacked([raw.weights for raw in raws if raw.weights is not None])
         if self.raw.offset:
             found["offsets"] = torch.tensor(self.raw.offset)
         return found
@@ -302,13 +309,41 @@ def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> Boun
     return raw_request(raw.spec, widths_of(raw), dtype, sizes, mask_dtype=mask_dtype, batched=batched)
 
 
+def bound_edits(question: LayerQuestion, like: Tensor) -> Sequence[BoundEdit]:
+    """The edits of a layer on the device. ``output`` is edited behind the attention's projection (``layer_states``)."""
+    inner = [edit for edit in question.edits if edit.tap != "output"]
+    put = [BoundEdit(tap, value=value) for tap, value in question.put.items()]
+    return [*compute.bind_edits(inner, like.device, like.dtype, real_keys=True), *put]
+
+
 def problem_of(raw: RawAttentionInputs) -> Problem:
     """Return the attention as the problem that the core computes."""
     return Problem(
         raw.query, raw.key, raw.value, raw.spec, mask=raw.mask, key_mask=raw.key_mask,
         offsets=torch.tensor(raw.offset) if raw.offset else None,
-        learned={} if raw.sinks is None else {"sinks": raw.sinks},
+        learned={} if raw.sinks is None else {"sinks": raw.sinks}, given=raw.weights,
     )  # fmt: skip
+
+
+class LayerTurns:
+    """The layers of the calls of attention modules, in the order of one pass."""
+
+    def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]) -> None:
+        """``modules``: each with the keys of its layers, in the order in which they run."""
+        self._keys = {id(one.module): keys for one, keys in modules}
+        self._calls: dict[int, int] = {}
+
+    def restart(self) -> None:
+        """Count anew, for another pass over the model."""
+        self._calls.clear()
+
+    def layer_of(self, module: nn.Module) -> LayerKey:
+        """The layer of a call, which counts as one if several layers share the module."""
+        keys = self._keys[id(module)]
+        if len(keys) == 1:
+            return keys[0]
+        number = self._calls[id(module)] = self._calls.get(id(module), -1) + 1
+        return keys[number % len(keys)]
 
 
 class LayerAttention:
@@ -317,12 +352,13 @@ class LayerAttention:
     ``running`` sets the pass that its calls belong to. Without one, calls compute outputs alone.
     """
 
+    way: Literal["computed", "observed"] = "computed"
+
     def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]], device: Device) -> None:
         """``modules``: each with the keys of its layers, in the order in which they run."""
         self._eager = False
         """True if all queries see all keys where there is no mask, as to eager attention, whatever the module says."""
-        self._keys = {id(one.module): keys for one, keys in modules}
-        self._calls: dict[int, int] = {}
+        self.turns = LayerTurns(modules)
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
         self._pass: AttentionPass | None = None
@@ -393,7 +429,7 @@ class LayerAttention:
         if self._eager:
             options["is_causal"] = False
         raw = attention_call(module, query, key, value, attention_mask, **options).raw()
-        layer, asked = self.layer_of(module), self._pass
+        layer, asked = self.turns.layer_of(module), self._pass
         if asked is not None:
             asked.saw(layer, raw, options.get("sliding_window"))
         context = self._context(layer, raw, asked)
@@ -404,16 +440,12 @@ class LayerAttention:
 
     def restart(self) -> None:
         """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
-        self._calls.clear()
+        self.turns.restart()
         self.rotations.restart()
 
-    def layer_of(self, module: nn.Module) -> LayerKey:
-        """The layer of a call, which counts as one if several layers share the module."""
-        keys = self._keys[id(module)]
-        if len(keys) == 1:
-            return keys[0]
-        number = self._calls[id(module)] = self._calls.get(id(module), -1) + 1
-        return keys[number % len(keys)]
+    def taps_of(self, _: nn.Module) -> frozenset[str] | None:
+        """The taps of an attention that can be asked for: None for all."""
+        return None
 
     def _context(self, layer: LayerKey, raw: RawAttentionInputs, asked: AttentionPass | None) -> Tensor:
         """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
@@ -421,12 +453,12 @@ class LayerAttention:
         real = question.key_mask
         if real is not None and raw.key_mask is None and real.shape[1] == raw.key.shape[2]:  # an eager mask tells none
             raw.key_mask = real
-        edits = self._edits(raw, question) if question.edits or question.put else ()
+        edits = bound_edits(question, raw.query) if question.edits or question.put else ()
         name, kernel = self.kernel(raw, edits=bool(edits))
         problem = problem_of(raw)
         if asked is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
-        inspected = None if question.weights is None else _Inspected(layer, raw, question)
+        inspected = None if question.weights is None else Inspected(layer, raw, question)
         if inspected is not None and not edits and inspected.gives_context:
             return asked.context(inspected)
         asked.kernels[name] = None
@@ -444,12 +476,6 @@ class LayerAttention:
         if inspected is not None:
             asked.inspect(inspected)
         return found.context
-
-    def _edits(self, raw: RawAttentionInputs, question: LayerQuestion) -> Sequence[BoundEdit]:
-        """The edits on the device. ``output`` is edited behind the attention's projection (``layer_states``)."""
-        inner = [edit for edit in question.edits if edit.tap != "output"]
-        put = [BoundEdit(tap, value=value) for tap, value in question.put.items()]
-        return [*compute.bind_edits(inner, raw.query.device, raw.query.dtype, real_keys=True), *put]
 
     def kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:
         """The kernel that computes the output: the fastest by a roofline that needs little enough memory."""

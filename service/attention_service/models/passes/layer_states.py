@@ -38,25 +38,29 @@ class LayerStates:
         for place in self._places:
             for texts in self._asked.texts:
                 if edits := [edit for edit in texts.asked.question(place.key).edits if edit.tap == "output"]:
-                    changes.setdefault((place.module, place.turn), []).append(_edited(edits, texts))
+                    changes.setdefault((place.module, place.turn), []).append(place.batch_first(_edited(edits, texts)))
         for place in places:
             if output:
-                changes.setdefault((place.module, place.turn), []).append(_kept(self.output, place.key))
+                changes.setdefault((place.module, place.turn), []).append(
+                    place.batch_first(_kept(self.output, place.key))
+                )
             if hidden:
-                changes.setdefault((place.layer, place.turn), []).append(_kept(self.hidden, place.key))
+                changes.setdefault((place.layer, place.turn), []).append(
+                    place.batch_first(_kept(self.hidden, place.key))
+                )
         with ExitStack() as stack:
             for module in dict.fromkeys(module for module, _ in changes):
                 own = {turn: _one_by_one(several) for (each, turn), several in changes.items() if each is module}
                 stack.callback(after(module, on_turn(own, turns_of(module, self._places))))
-            for name, layer in self._first_layers().items() if hidden else ():
-                first = {0: _kept(self.inputs, name)}
+            for name, place in self._first_places().items() if hidden else ():
+                first, layer = {0: place.batch_first(_kept(self.inputs, name))}, place.first_layer
                 stack.callback(before(layer, on_turn(first, turns_of(layer, self._places))))
             yield
 
-    def _first_layers(self) -> dict[str, nn.Module]:
-        found: dict[str, nn.Module] = {}
+    def _first_places(self) -> dict[str, AttentionPlace]:
+        found: dict[str, AttentionPlace] = {}
         for place in self._places:
-            found.setdefault(stack_of(place.key), place.first_layer)
+            found.setdefault(stack_of(place.key), place)
         return found
 
 

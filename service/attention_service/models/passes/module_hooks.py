@@ -13,11 +13,24 @@ def after(module: nn.Module, change: State) -> Callable[[], None]:
     """Call ``change`` with what a module returns. Returns the function that ends it."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
-        several = isinstance(output, tuple | list)
-        changed = _batched(change, output[0] if several else output)
-        return None if changed is None else (changed, *output[1:]) if several else changed
+        several = isinstance(output, tuple | list | dict)
+        changed = _batched(change, _first(output) if several else output)
+        return None if changed is None else _with_first(output, changed) if several else changed
 
     return module.register_forward_hook(hook).remove
+
+
+def _first(output: Any) -> Any:
+    return next(iter(output.values())) if isinstance(output, dict) else output[0]
+
+
+def _with_first(output: Any, first: Tensor) -> Any:
+    """A tuple, a list, a named tuple or a dictionary with another first entry."""
+    if isinstance(output, dict):
+        return type(output)({**output, next(iter(output)): first})
+    if hasattr(output, "_replace"):
+        return output._replace(**{output._fields[0]: first})
+    return type(output)([first, *output[1:]])
 
 
 def before(module: nn.Module, change: State) -> Callable[[], None]:
@@ -39,6 +52,16 @@ def _batched(change: State, state: Tensor) -> Tensor | None:
         return change(state)
     changed = change(state[None])
     return None if changed is None else changed[0]
+
+
+def turned(change: State) -> State:
+    """A change of states ``[B, L, width]`` as one of states ``[L, B, width]``."""
+
+    def changed(state: Tensor) -> Tensor | None:
+        found = change(state.transpose(0, 1))
+        return None if found is None else found.transpose(0, 1)
+
+    return changed
 
 
 def on_turn(changes: Mapping[int, State], turns: int) -> State:

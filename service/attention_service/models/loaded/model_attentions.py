@@ -1,0 +1,125 @@
+"""The attentions of a loaded model: computed where it asks the interface of transformers, else observed."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.checkpoint_facts import import_instead
+from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.passes.attention_places import (
+    BOTH,
+    NOT_RUNNING,
+    AttentionPlace,
+    does_not_run,
+    find_places,
+    named_layers,
+)
+from attention_service.models.passes.attention_trial import try_sights
+from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention
+from attention_service.models.passes.observed_attention import ObservedAttention
+from attention_service.models.passes.own_functions import Sight
+from attention_service.models.passes.ways import Attention
+from attention_service.runtime.device.torch_device import Device
+from attention_transformers.model_layers import (
+    AttentionModule,
+    LayerKey,
+    UnsupportedModel,
+    attention_modules,
+    layered,
+    own_attentions,
+    type_names,
+)
+
+Layers = Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]
+
+
+class ShortRun(Protocol):
+    """One short run of the model."""
+
+    def __call__(self, arguments: Mapping[str, Tensor], **more: Any) -> Any:
+        """Run the model over a few tokens, or a small image. Returns its output."""
+
+
+class FoundAttentions(NamedTuple):
+    """The attentions of a model, and where each stands, by the text of its key."""
+
+    attention: Attention
+    places: dict[str, AttentionPlace]
+
+
+def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device, run: ShortRun) -> FoundAttentions:
+    """Make a model attend by this package, or see how it attends itself, and find its attentions in short runs.
+
+    Raises InvalidCheckpoint for a model that has none.
+    """
+    try:
+        modules = attention_modules(model)
+    except UnsupportedModel:
+        modules = []
+    if modules:
+        layers = _named(model, reader, modules)
+        computed = LayerAttention(layers, device)
+        computed.install(model, modules)
+        if places := find_places(model, computed, layers, _within(computed, reader, run), reader.short_text):
+            return FoundAttentions(computed, places)
+        computed.remove()  # its text passes others
+        model.set_attn_implementation("eager")
+    sights: dict[nn.Module, Sight] = {}
+    for arguments in reader.short_runs():
+        batch = len(next(iter(arguments.values())))
+        sights |= try_sights(model, partial(_itself, model, run, arguments), batch)
+    layers = _named(model, reader, [one for one in layered(model, sights) if len(one.keys) == sights[one.module].runs])
+    observed = ObservedAttention(model, layers, sights)
+    places = find_places(model, observed, layers, _within(observed, reader, run), reader.short_text)
+    if not isinstance(reader, EncoderInputs):  # whose windows and pooled tokens are no tokens
+        tokens = {"text", "images", *(("target", BOTH) if reader.pairs else ())}
+        places = {key: each for key, each in places.items() if {each.queries, each.keys} <= tokens}
+    if not places:
+        raise InvalidCheckpoint.at("checkpoint", _unseen(model, reader))
+    return FoundAttentions(observed, places)
+
+
+def not_observed(model: nn.Module, places: Collection[AttentionPlace]) -> Iterable[nn.Module]:
+    """Return the modules that compute their attention themselves and are none of these places."""
+    seen = {place.module for place in places}
+    return [each for each in own_attentions(model) if seen.isdisjoint(each.modules())]
+
+
+def _named(model: PreTrainedModel, reader: InputReader, modules: Sequence[AttentionModule]) -> Layers:
+    encodes = isinstance(reader, EncoderInputs)
+    return named_layers(modules, None if encodes else type(getattr(model.config, "vision_config", None)))
+
+
+def _within(attention: Attention, reader: InputReader, run: ShortRun) -> Callable[[AttentionPass], None]:
+    """All short runs, as one pass."""
+
+    def whole(asking: AttentionPass) -> None:
+        for arguments in reader.short_runs():
+            with attention.running(asking):
+                run(arguments)
+
+    return whole
+
+
+def _itself(model: PreTrainedModel, run: ShortRun, arguments: Mapping[str, Tensor], weights: bool) -> Any:
+    try:
+        return run(arguments, **({"output_attentions": True} if weights else {}))
+    except NOT_RUNNING as fault:
+        raise does_not_run(model, fault) from fault
+
+
+def _unseen(model: PreTrainedModel, reader: InputReader) -> str:
+    """The reason for which a model is refused none of whose attentions is seen."""
+    own = ", ".join(type_names(own_attentions(model))) or "none of its modules"
+    given = "an image" if isinstance(reader, EncoderInputs) else "a text"
+    return (
+        f"{given} passes no attention of {type(model).__name__} that uses the attention interface of transformers, and "
+        f"of its own ({own}) none has a softmax over pairs of tokens whose weights it returns or multiplies values by"
+        f"{import_instead(Path(model.name_or_path or ''))}"
+    )

@@ -1,0 +1,194 @@
+"""A trial of a model that computes its attention itself: where its weights can be seen.
+
+Softmax and dropout are watched in a short run, and what one returned is an attention's weights if the model returns it
+too (``output_attentions``), or, where it returns none of that size, if the same module multiplies values by it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.passes.own_functions import Kind, Product, Sight, is_over, kind_of, product_of, watching
+
+_SAME: Final = 1e-6
+"""The largest difference of weights that are the same."""
+
+
+@dataclass(eq=False)
+class _Candidate:
+    """A result of a function that may be weights."""
+
+    kind: Kind
+    at: int
+    found: Tensor
+    multiplied: Tensor | None = None
+    """The first factor of the next product that has the sizes of weights."""
+    product: Product | None = None
+    """The product itself."""
+
+
+@dataclass(eq=False)
+class _Run:
+    """One run of a module."""
+
+    module: nn.Module
+    calls: dict[Kind, int] = field(default_factory=dict)
+    candidates: list[_Candidate] = field(default_factory=list)
+
+    def take(self, kind: Kind, found: Tensor) -> None:
+        """Note what a function returned."""
+        at = self.calls.get(kind, 0)
+        self.calls[kind] = at + 1
+        if found.ndim in {3, 4} and found.is_floating_point():
+            self.candidates.append(_Candidate(kind, at, found.detach().clone()))
+
+    def multiply(self, product: Product) -> None:
+        """Note a product."""
+        for each in self.candidates:
+            if each.product is None and is_over(each.found, product.first):
+                each.product, each.multiplied = product, product.first.detach().clone()
+
+
+class _Listening(TorchFunctionMode):
+    """Notes functions of the innermost module that has parameters."""
+
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        super().__init__()
+        self._stack = runs
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if not self._stack:
+            return found
+        if (kind := kind_of(function)) is not None:
+            self._stack[-1].take(kind, found)
+        elif (product := product_of(function, args, kwargs or {})) is not None:
+            self._stack[-1].multiply(product)
+        return found
+
+
+@contextmanager
+def _listening(model: nn.Module) -> Iterator[list[_Run]]:
+    """Note the runs of modules until the block ends, in the order in which they began."""
+    runs, stack = list[_Run](), list[_Run]()
+
+    def enter(module: nn.Module, _: Any) -> None:
+        stack.append(_Run(module))
+        runs.append(stack[-1])
+
+    def leave(*_: Any) -> None:
+        stack.pop()
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if any(True for _ in module.parameters()):
+                hooks.callback(module.register_forward_pre_hook(enter).remove)
+                hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        with _Listening(stack):
+            yield runs
+
+
+def try_sights(model: nn.Module, run: Callable[[bool], Any], batch: int) -> dict[nn.Module, Sight]:
+    """Return where the weights of each attention are seen, in the order in which they run.
+
+    ``run`` is a short run of the model, with the weights in its output if it is given True; ``batch``: the number of
+    its sequences.
+    """
+    with torch.no_grad(), _listening(model) as runs:
+        try:
+            output = run(True)
+        except InvalidCheckpoint:  # it may take no output_attentions
+            runs.clear()
+            output = run(False)
+    returned = list(_attentions(output))
+    sights: dict[nn.Module, Sight] = {}
+    expected: dict[nn.Module, list[Tensor]] = {}
+    for each in runs:
+        found = _sight(each.candidates, returned, batch)
+        if found is not None:
+            sight, weights = found
+            sights.setdefault(each.module, sight)
+            expected.setdefault(each.module, []).append(sight.by_head(weights))
+    again: dict[nn.Module, list[Tensor]] = {module: [] for module in sights}
+    with torch.no_grad(), watching(sights, lambda module: _Kept(again[module])):
+        run(False)
+    return {
+        module: replace(sight, runs=len(again[module]))
+        for module, sight in sights.items()
+        if len(expected[module]) == len(again[module]) and all(map(_equal, expected[module], again[module]))
+    }
+
+
+class _Kept:
+    """Keeps the weights of the runs of a module."""
+
+    def __init__(self, kept: list[Tensor]) -> None:
+        self._found = kept
+
+    def weights(self, x: Tensor) -> Tensor:
+        """Keep weights."""
+        self._found.append(x.clone())
+        return x
+
+    def values(self, x: Tensor) -> Tensor:
+        """Leave values."""
+        return x
+
+    def context(self, x: Tensor) -> Tensor:
+        """Leave a context."""
+        return x
+
+
+def _attentions(output: Any) -> Iterator[Tensor]:
+    """The weights that a model returns, those of the models within it too."""
+    for name, value in output.items() if isinstance(output, Mapping) else ():
+        if "attentions" in name:
+            yield from _tensors(value)
+        elif isinstance(value, Mapping):
+            yield from _attentions(value)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _sight(candidates: Sequence[_Candidate], returned: Sequence[Tensor], batch: int) -> tuple[Sight, Tensor] | None:
+    """The first softmax, or else the first dropout, whose result is the weights of an attention."""
+    for each in sorted(candidates, key=lambda each: (each.kind != "softmax", each.at)):
+        # Some return scores in the place of weights.
+        alike = [own for own in returned if own.ndim == 4 and is_over(each.found, own) and bool((own >= 0).all())]
+        known = any(_equal(each.found, own) for own in alike)
+        multiplied = each.multiplied is not None and _equal(each.found, each.multiplied)
+        if known or (multiplied and not alike):
+            return _seen(each, batch, multiplied=multiplied), each.found
+    return None
+
+
+def _seen(candidate: _Candidate, batch: int, *, multiplied: bool) -> Sight:
+    """The sight of weights, which of rank 3 have the sequences beside the heads."""
+    found, product = candidate.found, candidate.product
+    heads = found.shape[1] if found.ndim == 4 else found.shape[0] // batch
+    square = found.shape[-2] == found.shape[-1]
+    sight = Sight(candidate.kind, candidate.at, heads, heads, None, square=square)
+    if product is None or not multiplied:
+        return sight
+    values = product.second if product.of_values is None else product.second.permute(product.of_values)
+    if values.ndim not in {3, 4} or values.shape[-2] != found.shape[-1]:
+        return sight
+    return replace(sight, kv_heads=values.shape[1] if values.ndim == 4 else heads, value_dim=values.shape[-1])
+
+
+def _equal(found: Tensor, other: Tensor) -> bool:
+    return found.numel() == other.numel() and float((found.reshape(other.shape) - other).abs().max()) <= _SAME

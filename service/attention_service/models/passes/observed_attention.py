@@ -1,0 +1,144 @@
+"""The attention of every layer of a model that computes it itself, seen and changed while the model runs.
+
+The second way beside ``layer_attention``, of the same interface: a pass asks its questions in the same words.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from torch import Tensor, nn
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.spec import AttentionSpec
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.edits import BoundEdit, apply
+from attention_service.core.stages import narrow
+from attention_service.models.passes.growing_rotations import GrowingRotations
+from attention_service.models.passes.layer_attention import (
+    NOTHING,
+    AttentionPass,
+    Inspected,
+    LayerTurns,
+    bound_edits,
+    bound_to,
+    problem_of,
+)
+from attention_service.models.passes.own_functions import Sight, watching
+from attention_service.runtime.operations.forward import tap_results
+from attention_transformers.function_calls import RawAttentionInputs
+from attention_transformers.model_layers import AttentionModule, LayerKey
+
+KERNEL: Final = "eager"
+"""The name of what computes the outputs, in ``ran.kernels``."""
+_ANY: Final = AttentionSpec()
+
+
+class ObservedAttention:
+    """The attentions of one model, where they are seen."""
+
+    way: Literal["computed", "observed"] = "observed"
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]],
+        sights: Mapping[nn.Module, Sight],
+    ) -> None:  # fmt: skip
+        """``layers``: each module with the keys of its layers; ``sights``: see ``attention_trial``."""
+        self.turns = LayerTurns(layers)
+        self.sights = {one.module: sights[one.module] for one, _ in layers}
+        self.rotations = GrowingRotations(model)
+
+    def taps_of(self, module: nn.Module) -> frozenset[str] | None:
+        """The taps of an attention that can be asked for."""
+        return frozenset(self.sights[module].taps)
+
+    def restart(self) -> None:
+        """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
+        self.turns.restart()
+        self.rotations.restart()
+
+    @contextmanager
+    def running(self, asked: AttentionPass) -> Iterator[AttentionPass]:
+        """Let the model's runs until the block ends belong to a pass."""
+        self.restart()
+        with watching(self.sights, lambda module: _Layer(self.turns.layer_of(module), self.sights[module], asked)):
+            yield asked
+
+    def remove(self) -> None:
+        """Leave the model as it was: it was not changed."""
+
+
+class _Layer:
+    """The question of a pass to one attention, in one run of its module."""
+
+    def __init__(self, layer: LayerKey, sight: Sight, asked: AttentionPass) -> None:
+        checkpoint()
+        self._layer, self._sight, self._pass = layer, sight, asked
+        self._question = asked.questions.get(layer, NOTHING)
+        self._edits: Sequence[BoundEdit] = ()
+        self._raw: RawAttentionInputs | None = None
+
+    def weights(self, x: Tensor) -> Tensor:
+        """Answer for the weights ``[B, H, Q, K]``. Returns those to go on with."""
+        asked, question, sight = self._pass, self._question, self._sight
+        if not sight.is_over_pairs(x) or (sight.square and x.shape[2] != x.shape[3]):
+            if not question.asks:
+                return x
+            raise InvalidRequest.at(
+                "layers",
+                f"layer {self._layer} attends over pieces of a text of this length, so that it has no weights over "
+                "pairs of tokens; send a shorter text, or leave the layer out",
+            )
+        keeps = question.asks or type(asked) is not AttentionPass
+        # The model may change its own in place.
+        raw = self._raw = blank_inputs(x.detach().clone() if keeps else x, sight)
+        real = question.key_mask
+        raw.key_mask = real if real is not None and real.shape[1] == x.shape[3] else None
+        asked.saw(self._layer, raw, None)
+        asked.kernels[KERNEL] = None
+        self._edits = bound_edits(question, x) if question.edits or question.put else ()
+        if question.traced:
+            asked.problems[self._layer] = problem_of(raw)
+        if question.weights is not None:
+            asked.inspect(Inspected(self._layer, raw, question))
+        return self._answered("weights", x)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Answer for the values ``[B, Hkv, K, V]``. Returns those to go on with."""
+        return self._answered("v", x)
+
+    def context(self, x: Tensor) -> Tensor:
+        """Answer for the context ``[B, H, Q, V]``. Returns that to go on with."""
+        return self._answered("context", x)
+
+    def _answered(self, tap: str, x: Tensor) -> Tensor:
+        layer, asked, question, raw = self._layer, self._pass, self._question, self._raw
+        if raw is None:  # the weights are not over pairs
+            return x
+        if self._edits:
+            real = raw.key_mask if tap == "weights" else None
+            x = apply(self._edits, tap, x, None if real is None else real[:, None, None])
+        asks = tap in question.whole or tap in question.taps
+        if tap in question.traced:
+            kept = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            asked.traced.setdefault(layer, {})[tap] = kept
+            x = kept.clone()
+        kept = x.detach().clone() if asks else x
+        if tap in question.whole:
+            asked.add(layer, {"whole": {tap: kept if question.batched else kept[0]}})
+        if tap in question.taps:
+            chosen = {tap: narrow(kept, tap, problem_of(raw), question.selection)}
+            bound = bound_to(raw, batched=question.batched)
+            asked.add(layer, tap_results(bound, chosen, average_heads=question.average_heads))
+        return x
+
+
+def blank_inputs(weights: Tensor, sight: Sight) -> RawAttentionInputs:
+    """An attention whose weights ``[B, H, Q, K]`` are known: its other tensors have sizes and no memory."""
+    batch, heads, queries, keys = weights.shape
+    zero, width = weights.new_zeros(()), sight.value_dim or 1
+    of_keys = zero.expand(batch, sight.kv_heads, keys, width)
+    return RawAttentionInputs(
+        zero.expand(batch, heads, queries, width), of_keys, of_keys, _ANY, mask=None, key_mask=None,
+        offset=0, sinks=None, weights=weights.detach(),
+    )  # fmt: skip

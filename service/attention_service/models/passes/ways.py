@@ -1,0 +1,31 @@
+"""The two ways of taking a model's attention, by one interface: it is computed here, or observed in the model."""
+
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+from torch import nn
+
+from attention_service.models.passes.growing_rotations import GrowingRotations
+from attention_service.models.passes.layer_attention import AttentionPass, LayerTurns
+
+Way = Literal["computed", "observed"]
+
+
+class Attention(Protocol):
+    """The attentions of one model, in the passes that ask of them."""
+
+    way: Way
+    turns: LayerTurns
+    rotations: GrowingRotations
+
+    def taps_of(self, module: nn.Module) -> frozenset[str] | None:
+        """The taps of an attention that can be asked for; None for all of its spec."""
+
+    def running(self, asked: AttentionPass) -> AbstractContextManager[AttentionPass]:
+        """Let the model's runs until the block ends belong to a pass."""
+
+    def restart(self) -> None:
+        """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
+
+    def remove(self) -> None:
+        """Let the model go."""

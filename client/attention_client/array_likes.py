@@ -33,7 +33,8 @@ Arrays keep their dtype. A nested list takes the dtype of the module or of the r
 
 _CPU: Final = 1
 """DLPack's number of the host."""
-_SCALARS = frozenset({bool, int, float, str, NoneType})
+SCALARS: Final = frozenset({bool, int, float, str, NoneType})
+"""Types of values that stay as they are."""
 
 
 def plain(value: Any) -> Any:
@@ -41,7 +42,7 @@ def plain(value: Any) -> Any:
 
     Raises InvalidTensor for a tensor that numpy cannot hold.
     """
-    if type(value) in _SCALARS:
+    if type(value) in SCALARS:
         return value
     if isinstance(value, np.generic):
         return value.item()

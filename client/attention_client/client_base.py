@@ -26,8 +26,8 @@ from attention_client.connection_settings import (
     server_url,
     trusted_by,
 )
-from attention_client.plots import AsyncPlot, Plot, drawn
-from attention_client.raw_responses import note
+from attention_client.plots import AsyncPlot, Plot, asked_picture
+from attention_client.raw_responses import kept_response
 from attention_client.retry import Attempts
 from attention_client.trace_context import trace_requests
 from attention_contract.schemas.picture_options import PictureFields, PictureFormat
@@ -59,7 +59,9 @@ class Exchange(Generic[ReplyT]):
     @classmethod
     def of(cls, call: Call[ReplyT], policy: Policy) -> "Exchange[ReplyT]":
         """Encode a call under the policy of its client."""
-        call, policy = drawn(call), policy.changed(call.options)
+        if (picture := asked_picture.get()) is not None:
+            call = picture.drawn(call)
+        policy = policy.changed(call.options)
         message = call.encode(policy.media_type)
         attempts = Attempts(call.operation, policy.timeout, policy.retries)
         return cls(call, message, {**message.headers, **policy.headers}, attempts)
@@ -82,7 +84,8 @@ class Exchange(Generic[ReplyT]):
     def reply(self, response: httpx.Response, content: bytearray | memoryview) -> ReplyT:
         """Read the reply of a response. Raises the error that it holds."""
         self.attempts.answered(self.message.method, self.message.url, response)
-        note(response, content)
+        if (kept := kept_response.get()) is not None:
+            kept.response, kept.body = response, bytes(content)
         return replies.read(self.call, response, content)
 
 

@@ -32,14 +32,23 @@ class Drawn:
             raise InvalidRequest.at("format", f"expected one of {', '.join(MEDIA_TYPES)}, got {format!r}")
         return cls(MEDIA_TYPES[format], validate(PictureOptions, dict(fields)))
 
+    def drawn(self, call: Call[ReplyT]) -> Call[ReplyT]:
+        """Return the call, for a picture of its reply. Raises TypeError if there are none."""
+        if not call.operation.pictures:
+            raise TypeError(f"plot: the reply of {call.operation.name} has no pictures")
+        operation: Any = replace(cast("Operation[Any]", call.operation), reply=Picture)
+        params = {name: str(value) for name, value in self.options.stated().items()}
+        headers = {**call.headers, "Accept": self.media_type}
+        return replace(call, operation=operation, headers=headers, params=params)
+
     @contextmanager
     def in_calls(self) -> Iterator[None]:
         """Ask for pictures in the calls that this thread or task makes within."""
-        token = _drawn.set(self)
+        token = asked_picture.set(self)
         try:
             yield
         finally:
-            _drawn.reset(token)
+            asked_picture.reset(token)
 
 
 @dataclass(frozen=True)
@@ -66,19 +75,8 @@ class AsyncPlot(Drawn):
             return _picture(await method(*args, **kwargs))
 
 
-_drawn: ContextVar[Drawn | None] = ContextVar("drawn", default=None)
-
-
-def drawn(call: Call[ReplyT]) -> Call[ReplyT]:
-    """Return the call, for a picture of its reply if the caller asked for one. Raises TypeError if there are none."""
-    picture = _drawn.get()
-    if picture is None:
-        return call
-    if not call.operation.pictures:
-        raise TypeError(f"plot: the reply of {call.operation.name} has no pictures")
-    drawn: Any = replace(cast("Operation[Any]", call.operation), reply=Picture)
-    params = {name: str(value) for name, value in picture.options.stated().items()}
-    return replace(call, operation=drawn, headers={**call.headers, "Accept": picture.media_type}, params=params)
+asked_picture: ContextVar[Drawn | None] = ContextVar("asked_picture", default=None)
+"""The form of the pictures that the caller asked for; None for replies as numbers."""
 
 
 def _picture(reply: object) -> Picture:

@@ -39,22 +39,16 @@ class Kept:
         return RawResponse(self.response.status_code, self.response.headers, self.body, reply)
 
 
-_kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
+kept_response: ContextVar[Kept | None] = ContextVar("kept", default=None)
+"""The place of the response, of whoever asked for it."""
 
 
 @contextmanager
 def keeping() -> Iterator[Kept]:
     """Keep the responses of the calls that this thread or task makes within."""
     kept = Kept()
-    token = _kept.set(kept)
+    token = kept_response.set(kept)
     try:
         yield kept
     finally:
-        _kept.reset(token)
-
-
-def note(response: httpx.Response, body: bytearray | memoryview) -> None:
-    """Keep a response, if someone asked for it."""
-    kept = _kept.get()
-    if kept is not None:
-        kept.response, kept.body = response, bytes(body)
+        kept_response.reset(token)

@@ -12,7 +12,7 @@ from string import Formatter
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
-from attention_client.array_likes import plain
+from attention_client.array_likes import SCALARS, plain
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest, InvalidTensor
 from attention_contract.operations import Operation
@@ -98,7 +98,11 @@ def call(operation: Operation[ReplyT], arguments: Mapping[str, Any]) -> Call[Rep
         known = operation.request.model_fields
         given |= {name: value for name, value in options.items() if name in known}
         options = {name: value for name, value in options.items() if name not in known}
-    fields = {name: _plain(name, value) for name, value in given.items() if value is not None}
+    fields = {
+        name: value if type(value) in SCALARS else _plain(name, value)
+        for name, value in given.items()
+        if value is not None
+    }
     path = {name: _checked(name, fields.pop(name, None)) for _, name, _, _ in Formatter().parse(operation.path) if name}
     if operation.request is None:
         version = fields.pop("version", None)

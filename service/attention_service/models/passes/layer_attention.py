@@ -441,7 +441,8 @@ class LayerAttention:
     def restart(self) -> None:
         """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
         self.turns.restart()
-        self.rotations.restart()
+        if self.rotations.limit is not None:
+            self.rotations.restart()
 
     def taps_of(self, _: nn.Module) -> frozenset[str] | None:
         """The taps of an attention that can be asked for: None for all."""

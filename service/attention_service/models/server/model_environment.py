@@ -35,15 +35,14 @@ class ModelEnvironment:
     stuck_s: float
     """Seconds without progress after which a process is ended."""
     prefixes: KeptPrefixes = NO_PREFIXES
+    budget: Budget = field(init=False)
+    """The budget of which models hold memory."""
     generated_tokens: int = 0
     counts: Counter[ModelEvent] = field(default_factory=Counter)
 
-    @property
-    def budget(self) -> Budget:
-        """The budget of which models hold memory."""
-        return self.memory.budget
+    def __post_init__(self) -> None:
+        self.budget = self.memory.budget
 
     async def give_back_cached(self, need: int) -> None:
         """Free memory of a GPU that PyTorch keeps for this process, where a model's cannot take it."""
-        if self.device.is_cuda:
-            await asyncio.to_thread(self.device.give_back_cached, need)
+        await asyncio.to_thread(self.device.give_back_cached, need)

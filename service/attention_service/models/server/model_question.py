@@ -224,7 +224,8 @@ class QuestionRun:
         except AttentionError as fault:
             self._fault = fault
             return False
-        await self._environment.give_back_cached(need)
+        if self._environment.device.is_cuda:
+            await self._environment.give_back_cached(need)
         if question.done.done():
             return False
         question.began, question.peak_bytes = question.began or time.monotonic(), need

@@ -193,7 +193,8 @@ class ResidentModel:
         try:
             budget.check(need, "loading the model takes an estimated {need} bytes", "Load a smaller one")
             await held.take(need)
-            await environment.give_back_cached(need)
+            if environment.device.is_cuda:
+                await environment.give_back_cached(need)
             if worker is None:
                 worker = await WorkerProcess.start(need, environment.stuck_s, watched=not environment.device.is_cuda)
             self._worker, worker.limit, worker.memories.on_kept = worker, need, self._share.keep

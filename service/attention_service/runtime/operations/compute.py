@@ -247,7 +247,8 @@ def in_reply(tensor: Tensor, bound: BoundRequest, tap: str | None = None, dtype:
     tap: the name of the tap, which tells if heads are its second dimension; None has none.
     """
     value = tensor.detach() if tensor.requires_grad else tensor
-    value = strip(value, bound.layout, heads_axis=tap is not None and has_heads(tap, bound))
+    if not (bound.layout.batched and bound.layout.headed):
+        value = strip(value, bound.layout, heads_axis=tap is not None and has_heads(tap, bound))
     into = TORCH_DTYPES[dtype or bound.reply_dtype]
     return value.to(into) if value.dtype != into and value.is_floating_point() else value
 

@@ -12,7 +12,7 @@ from attention_contract.schemas.analyses.hopfield import Projections
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
 from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
 from attention_contract.schemas.costs.sweeps import Sweep
-from attention_contract.schemas.model_requests import GivenUpstream, ModelStatisticOptions, PredictedLogit
+from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, ModelStatisticOptions, PredictedLogit
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.prompts import Message
@@ -47,7 +47,11 @@ class ModelFields(CallOptions, total=False):
     text_pair: str | Sequence[str] | None
     tokens: Sequence[int] | Sequence[Sequence[int]] | None
     token_type_ids: Sequence[int] | Sequence[Sequence[int]] | None
-    messages: Sequence[Message | Mapping[str, str]] | None
+    messages: Sequence[Message | Mapping[str, Any]] | None
+    answer: str | Sequence[str] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
     target: str | None
     images: Sequence[ImageLike] | None
     audio: Sequence[AudioLike] | None
@@ -73,7 +77,7 @@ class ModelForwardFields(SelectedFields, total=False):
 class ModelGradientsFields(SelectedFields, total=False):
     """The fields of a request for a model's gradients that are None by default."""
 
-    of: PredictedLogit | GivenUpstream | Mapping[str, Any] | None
+    of: PredictedLogit | GivenAnswer | GivenUpstream | Mapping[str, Any] | None
     integrated: int | None
 
 

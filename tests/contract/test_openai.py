@@ -68,7 +68,7 @@ def test_what_would_change_the_answer_is_refused(field):
         (ChatCompletionRequest, {"top_logprobs": 2}, "top_logprobs"),
         (ChatCompletionRequest, {"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
         (ChatCompletionRequest, {"stream_options": {"include_usage": True}}, "stream_options"),
-        (ChatCompletionRequest, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        (ChatCompletionRequest, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         (CompletionRequest, {"temperature": 3}, "temperature"),
         (CompletionRequest, {"n": 0}, "n"),
         (CompletionRequest, {"prompt": []}, "prompt"),

@@ -31,6 +31,13 @@ class SamplingFields(CallOptions, total=False):
     top_p: float | None
     seed: int | None
     stop: str | Sequence[str] | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    min_tokens: int | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    forced_bos_token_id: int | str | None
     presence_penalty: float | None
     frequency_penalty: float | None
     logit_bias: Mapping[str, float] | None
@@ -43,6 +50,7 @@ class CompletionFields(SamplingFields, total=False):
     """The same, of a text."""
 
     logprobs: int | None
+    echo: bool | None
 
 
 class ChatFields(SamplingFields, total=False):
@@ -50,6 +58,9 @@ class ChatFields(SamplingFields, total=False):
 
     logprobs: bool | None
     top_logprobs: int | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
 
 
 class TranscriptionFields(CallOptions, total=False):
@@ -74,8 +85,9 @@ class Generation(Group[WayT]):
 
         ``temperature=0`` takes the likeliest tokens; otherwise they are drawn, the same ones after the same ``seed``.
         ``stop`` names texts that end a choice, and ``n`` asks for several. ``logprobs`` is the number of likeliest
-        tokens to name beside each. ``attention`` tells what the heads looked at when they chose a token, and edits
-        them: ``{"layers": [0, 3], "top_k": 3, "edits": {"3": [{"tap": "context", "heads": [0], "set": 0}]}}``.
+        tokens to name beside each; with ``echo``, those of the prompt too. ``attention`` tells what the heads looked at
+        when they chose a token, and edits them:
+        ``{"layers": [0, 3], "top_k": 3, "edits": {"3": [{"tap": "context", "heads": [0], "set": 0}]}}``.
         ``alone=True`` shares no pass with other requests, for the same bits every time. ``adapter`` names an adapter of
         the model.
         Raises ModelNotFound and InvalidRequest.
@@ -91,8 +103,9 @@ class Generation(Group[WayT]):
     def chat(self, model: str, messages: Messages, **options: Unpack[ChatFields]) -> Call[ChatCompletion]:
         """Answer a conversation: ``[{"role": "user", "content": "Hello"}]``.
 
-        ``logprobs=True`` returns the log-probability of each token, beside ``top_logprobs`` of the likeliest. The
-        other arguments are those of ``generate``.
+        ``logprobs=True`` returns the log-probability of each token, beside ``top_logprobs`` of the likeliest.
+        ``chat_template_kwargs`` are variables of the chat template, and ``continue_final_message=True`` continues the
+        last message. The other arguments are those of ``generate``.
         """
         return call(operations.create_chat_completion, locals())
 

@@ -63,13 +63,14 @@ class Models(Generation[WayT], Surveys[WayT]):
         """Return what a model predicts after a text, and taps of its layers.
 
         Give exactly one of ``text``, ``tokens`` and ``messages``; several texts are one batch. ``text_pair`` is a
-        second text beside each, as classifiers of pairs and rerankers read it. ``target`` is the decoder's text of an
-        encoder-decoder. ``images`` are paths, the bytes of files, or images of Pillow; an encoder of images takes them
-        alone. ``audio`` are the paths or the bytes of sounds, for a model that hears. ``layers`` are those to answer
-        for, as in ``[0, 3]`` or ``["decoder.0"]``. ``edits`` are by layer: ``{"3": [{"tap": "context", "heads": [0],
-        "set": 0}]}``. ``return_`` names taps, ``hidden`` or ``logits``; ``select`` the heads and queries.
-        ``positions`` are the tokens whose predictions are told, by default the last. ``compare="unedited"`` tells both
-        runs. ``keep`` stores the run as a recording.
+        second text beside each, as classifiers of pairs and rerankers read it. ``answer`` is a given continuation,
+        whose log-probability is told; so is that of a last message of the assistant. ``target`` is the decoder's text
+        of an encoder-decoder. ``images`` are paths, the bytes of files, or images of Pillow; an encoder of images takes
+        them alone. ``audio`` are the paths or the bytes of sounds, for a model that hears. ``layers`` are those to
+        answer for, as in ``[0, 3]`` or ``["decoder.0"]``. ``edits`` are by layer:
+        ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps, ``hidden`` or ``logits``;
+        ``select`` the heads and queries. ``positions`` are the tokens whose predictions are told, by default the last.
+        ``compare="unedited"`` tells both runs. ``keep`` stores the run as a recording.
         ``alone`` shares no pass with other requests, for the same bits every time. ``adapter`` names an adapter that
         answers beside the model, as the model ``base:adapter`` does.
         """
@@ -94,10 +95,11 @@ class Models(Generation[WayT], Surveys[WayT]):
         """Return exact gradients of log p(token at a position), or of another number that a model predicts.
 
         ``of`` says which: ``{"position": -1, "token": "mat", "against": "dog"}`` for the margin of two tokens,
-        ``{"token": "POSITIVE"}`` for a class, or ``{"upstream": ∂L/∂logits}``; by default the likeliest token after the
-        last. ``wrt`` names tokens, embeddings,
-        hidden, output and taps; ``by_head`` adds Σ gradient · context of each head. ``integrated`` integrates those of
-        tokens over so many steps from zeros. ``check`` compares with central differences. Inputs as in ``forward``.
+        ``{"token": "POSITIVE"}`` for a class, ``{"answer": "sum"}`` for all tokens of a given answer, or
+        ``{"upstream": ∂L/∂logits}``; by default a given answer, or the likeliest token after the last. ``wrt`` names
+        tokens, embeddings, hidden, output and taps; ``by_head`` adds Σ gradient · context of each head. ``integrated``
+        integrates those of tokens over so many steps from zeros. ``check`` compares with central differences. Inputs
+        as in ``forward``.
         """
         return call(operations.model_gradients, with_media(locals()))
 

@@ -99,15 +99,22 @@ class PredictedLogit(WireModel):
     as a reranker, is its logit.
     """
 
-    position: int = -1
-    """The position of the token that makes the prediction, negative ones counted from the end. A model that classifies
-    tokens, or finds an answer in a text, takes by default the position at which the class is likeliest."""
+    position: int | None = None
+    """The position of the token that makes the prediction, negative ones counted from the end. Default: the last; of a
+    model that classifies tokens, or finds an answer in a text, the position at which the class is likeliest."""
     token: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """A token id, or a text that is one token; the number or the name of a class. Default: the most likely one."""
     against: Index | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Differentiate log p(token) − log p(against)."""
     logit: bool = False
     """Differentiate the logit in place of the log-probability."""
+
+
+class GivenAnswer(WireModel):
+    """The log-probability of a given ``answer``, of the last message of the assistant, or of a ``target``."""
+
+    answer: Literal["sum", "mean"]
+    """The sum over its tokens, or the mean."""
 
 
 class GivenUpstream(WireModel):
@@ -128,9 +135,10 @@ def by_token() -> list[ModelGradient]:
 class ModelGradientsRequest(ModelInput):
     """Exact gradients of one number in the prediction of a model."""
 
-    of: PredictedLogit | GivenUpstream = Field(default_factory=PredictedLogit)
-    """The number that is differentiated: an object with ``position``, ``token`` and ``against``, or with ``upstream``.
-    Default: log p of the most likely token at the last position."""
+    of: PredictedLogit | GivenAnswer | GivenUpstream | None = None
+    """The number that is differentiated: an object with ``position``, ``token`` and ``against``, with ``answer``, or
+    with ``upstream``. Default: the sum of log p of the tokens of a given answer, or log p of the most likely token at
+    the last position."""
     wrt: Listed[ModelGradient] = Field(default_factory=by_token, min_length=1, max_length=16)
     """``tokens``: one number for each input token, gradient · embedding. ``embeddings``: the gradient itself. By
     layer: ``hidden``, the input of each layer, and the taps of its attention."""
@@ -171,6 +179,24 @@ class Prediction(WireModel):
     """With ``compare``: Σ p · ln(p / q) of the unedited prediction p and the edited one q, in nats."""
 
 
+class AnswerToken(WireModel):
+    """One token of a given answer."""
+
+    position: int
+    token: str
+    id: int
+    logprob: AnyNumber
+    """log p of the token after those before it."""
+    rank: int
+    """The number of tokens that were more likely."""
+    unedited_logprob: IfRequested[AnyNumber] = ABSENT
+    """With ``compare``."""
+
+
+Answers = list[AnswerToken] | list[list[AnswerToken]]
+"""The tokens of an answer; of several texts a list for each."""
+
+
 class LayerTaps(Taps):
     """The taps of one layer."""
 
@@ -189,6 +215,8 @@ class ModelForwardReply(ModelReply):
     classes; or it finds an answer in a text, and each token has a probability to be its ``start`` and its ``end``;
     or it chooses one of several texts, by their numbers. Null for a model without a prediction head."""
     predictions: list[Prediction] = Field(default_factory=list)
+    answer: IfRequested[Answers] = ABSENT
+    """The tokens of a given answer with their log-probabilities, of a model that predicts the next token."""
     logits: IfRequested[FloatArray] = ABSENT
     """``[B, positions, V]``: for the requested positions."""
     embeddings: IfRequested[FloatArray] = ABSENT
@@ -238,6 +266,8 @@ class ModelGradientsReply(ModelReply):
     """The token ids whose log-probability is L, one for each text."""
     token_names: IfRequested[list[str]] = ABSENT
     """The same tokens, or classes, as text."""
+    answer: IfRequested[Answers] = ABSENT
+    """The tokens of the given answer, if L is its log-probability."""
     tokens: IfRequested[FloatArray] = ABSENT
     """``[B, L]``: gradient · embedding of each input token; with ``integrated``, they sum to L minus L at the
     baseline."""

@@ -1,7 +1,8 @@
 """Requests and replies of OpenAI's API, as its ``openai`` package writes and reads them.
 
-One field is more: ``attention``. Source: the types of ``openai`` 3.57. Fields that change nothing here are accepted. A
-field that would change the answer and cannot is refused, unless it has the value that changes nothing.
+The field ``attention`` is more, and those that vLLM adds have its names. Source: the types of ``openai`` 3.57. Fields
+that change nothing here are accepted. A field that would change the answer and cannot is refused, unless it has the
+value that changes nothing.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -16,12 +17,14 @@ from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import (
     MAX_TEXT,
     MAX_TEXTS,
+    ChatTemplateFields,
     EditsByLayer,
     ImageUrlPart,
     LayersInOrder,
     Text,
     TextPart,
     TokenIds,
+    ToolCall,
     kind_of_content,
 )
 from attention_contract.schemas.recordings import RecordingId
@@ -110,6 +113,22 @@ class GenerationOptions(OpenAIRequest):
     """Subtracted from the logit of each token that was generated before."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Subtracted from the logit of each token once for each time that it was generated before."""
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    """Sample from this number of the most likely tokens; 0 or -1 for all. Default: that of the checkpoint, or all."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Sample from the tokens that are at least this times as likely as the most likely one."""
+    repetition_penalty: float | None = Field(default=None, gt=0, le=1000, allow_inf_nan=False)
+    """Divides positive logits, and multiplies negative ones, of the tokens of prompt and answer. Default: that of the
+    checkpoint, or 1."""
+    min_tokens: int | None = Field(default=None, ge=0, le=MAX_NEW_TOKENS)
+    """The number of tokens of a choice before which it does not end, be it by a token or by a text in ``stop``."""
+    stop_token_ids: Annotated[list[Index], Field(max_length=1024)] | None = None
+    """Token ids that end a choice, besides those of the checkpoint."""
+    ignore_eos: bool | None = None
+    """Go on behind the checkpoint's tokens that end a text."""
+    forced_bos_token_id: Index | Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The first token that the decoder of an encoder-decoder generates, by its id or its text: the language of a
+    translation, as in ``"deu_Latn"``."""
     logit_bias: dict[TokenText, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     """Added to the logits of these token ids."""
     stream: bool | None = None
@@ -133,22 +152,34 @@ ChatPart = Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]
 class ChatMessage(WireModel):
     """One message of a conversation. A message from a reply may be sent back unchanged."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Field(max_length=MAX_TEXT), Tag("text")]
-        | Annotated[list[ChatPart], Field(max_length=1024), Tag("parts")],
-        Discriminator(kind_of_content),
-    ]
-    """A text, or parts: texts, and images as data URLs for models that take them."""
-    name: Ignored = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            Annotated[str, Field(max_length=MAX_TEXT), Tag("text")]
+            | Annotated[list[ChatPart], Field(max_length=1024), Tag("parts")],
+            Discriminator(kind_of_content),
+        ]
+        | None
+    ) = None
+    """A text, or parts: texts, and images as data URLs for models that take them. May be null beside ``tool_calls``."""
+    name: Annotated[str, Field(max_length=256)] | None = None
     refusal: None = None
     annotations: Ignored = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=256)] | None = None
+    """The calls of tools that an answer of the past made."""
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    reasoning_content: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise at_fault("content", "expected a text or parts; only a message with tool_calls may have none")
+        return self
 
 
-class ChatCompletionRequest(GenerationOptions):
+class ChatCompletionRequest(GenerationOptions, ChatTemplateFields):
     """Answer a conversation."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -198,7 +229,10 @@ class ChatCompletionRequest(GenerationOptions):
 class CompletionRequest(GenerationOptions):
     """Continue a text."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
+
+    max_tokens: int | None = Field(default=None, ge=0, le=MAX_NEW_TOKENS)
+    """The largest number of tokens to generate for each choice; 0 with ``echo`` alone. Default: 16."""
 
     prompt: (
         Text
@@ -209,9 +243,17 @@ class CompletionRequest(GenerationOptions):
     """One text or its token ids, or several as one batch, padded at the left."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Return the log-probability of each token, and this number of most likely tokens at each position."""
+    echo: bool | None = None
+    """Begin each choice with its prompt; with ``logprobs``, with the log-probabilities of its tokens too, but for the
+    first, which has none."""
     best_of: Refused = None
-    echo: Refused = None
     suffix: Refused = None
+
+    @model_validator(mode="after")
+    def _tells_something(self) -> "CompletionRequest":
+        if self.max_tokens == 0 and not self.echo:
+            raise at_fault("max_tokens", "expected 1 or more; 0 goes with echo alone")
+        return self
 
 
 class EmbeddingRequest(OpenAIRequest):
@@ -286,8 +328,9 @@ class CompletionLogprobs(WireModel):
     text_offset: list[int]
     """The first character of each token in the text of the choice."""
     tokens: list[str]
-    token_logprobs: list[AnyNumber]
-    top_logprobs: list[dict[str, AnyNumber]] | None = None
+    token_logprobs: list[AnyNumber | None]
+    """Null for the first token of a prompt, with ``echo``."""
+    top_logprobs: list[dict[str, AnyNumber] | None] | None = None
 
 
 class AssistantMessage(WireModel):

@@ -111,16 +111,70 @@ def kind_of_content(content: Any) -> str:
     return "parts" if isinstance(content, list) else "text"
 
 
+class CalledFunction(WireModel):
+    """The function of a tool, and its arguments."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: Annotated[str, Field(max_length=MAX_TEXT)] | dict[str, Any] | None = None
+    """An object, or its JSON text as in OpenAI's API. The chat template gets an object."""
+
+
+class ToolCall(WireModel):
+    """A call of a tool in a message of the past."""
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(WireModel):
     """One message of a conversation, for models with a chat template."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[
-        Annotated[str, Field(max_length=MAX_TEXT), Tag("text")]
-        | Annotated[list[MessagePart], Field(max_length=1024), Tag("parts")],
-        Discriminator(kind_of_content),
-    ]
-    """A text, or parts. Images without a part of their own are inserted before the text of the first message."""
+    content: (
+        Annotated[
+            Annotated[str, Field(max_length=MAX_TEXT), Tag("text")]
+            | Annotated[list[MessagePart], Field(max_length=1024), Tag("parts")],
+            Discriminator(kind_of_content),
+        ]
+        | None
+    ) = None
+    """A text, or parts; may be null beside ``tool_calls``. Images without a part of their own are inserted before the
+    text of the first message."""
+    tool_calls: Annotated[list[ToolCall], Field(max_length=256)] | None = None
+    """The calls of tools that an answer of the past made."""
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    """The call that a message of the role ``tool`` answers."""
+    name: Annotated[str, Field(max_length=256)] | None = None
+    """The name of the speaker or of the tool, for templates that write it."""
+    reasoning_content: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    """The reasoning before an answer of the past, for templates that write it."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if self.content is None and not self.tool_calls:
+            raise at_fault("content", "expected a text or parts; only a message with tool_calls may have none")
+        return self
+
+
+class ChatTemplateFields(WireModel):
+    """The fields of a request with messages that say how the chat template writes them, as in vLLM."""
+
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=256)] | None = None
+    """Variables of the checkpoint's chat template, such as ``{"enable_thinking": false}``; ``tools`` and ``documents``
+    too."""
+    add_generation_prompt: bool | None = None
+    """End the conversation with the beginning of an answer. Default: true, but for ``continue_final_message``."""
+    continue_final_message: bool | None = None
+    """End the conversation inside its last message, so that the model continues that message."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> "ChatTemplateFields":
+        if self.add_generation_prompt and self.continue_final_message:
+            raise at_fault(
+                "continue_final_message", "an answer cannot begin within a message; set add_generation_prompt to false"
+            )
+        return self
 
 
 def images_in(messages: Iterable[Any]) -> list[ImageBytes]:
@@ -134,7 +188,7 @@ def _lengths(ids: list[int] | list[list[int]]) -> list[int] | int:
     return [len(row) for row in ids if isinstance(row, list)] or len(ids)
 
 
-class ModelInput(WireModel):
+class ModelInput(ChatTemplateFields):
     """The input of a whole model: exactly one of ``text``, ``tokens`` and ``messages``; images or sounds for encoders.
 
     A reply about one image, or one sound, alone has no batch dimension; several are one batch.
@@ -151,7 +205,11 @@ class ModelInput(WireModel):
     """The type of each of ``tokens``, for models that tell a first text from a second one so, such as BERT; default:
     0."""
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024)] | None = None
-    """A conversation. The checkpoint's chat template formats it, up to the beginning of the model's answer."""
+    """A conversation. The checkpoint's chat template formats it, up to the beginning of the model's answer; or, if the
+    last message is the assistant's, with that as a given answer."""
+    answer: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    """A given continuation of ``text``: replies tell its log-probability, which ``gradients`` differentiates. A list
+    has one for each text; one text, or one answer, goes with every other."""
     target: Text | None = None
     """The text of the decoder, for a model with an encoder and a decoder; default: only its start token."""
     images: Annotated[list[ImageBytes], Field(max_length=64)] = Field(default_factory=list)
@@ -184,19 +242,22 @@ class ModelInput(WireModel):
             raise at_fault("audio", "no model reads images and sound in one request; send one of them")
         if self.images and images_in(self.messages or ()):
             raise at_fault("images", "the messages bring their own; send them in one way")
-        self._check_pairs()
+        for name in ("text_pair", "answer"):
+            self._check_beside(name)
+        if self.text_pair is not None and self.answer is not None:
+            raise at_fault("answer", "it continues one text; leave text_pair out")
+        for name in ("chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+            if getattr(self, name) is not None and self.messages is None:
+                raise at_fault(name, "it goes with messages")
         self._check_types()
         return self
 
-    def _check_pairs(self) -> None:
-        if self.text_pair is None:
-            return
-        if self.text is None:
-            raise at_fault("text_pair", "it goes with text; send the first text of the pair there")
-        if isinstance(self.text, list) and isinstance(self.text_pair, list):
-            counts = len(self.text), len(self.text_pair)
-            if counts[0] != counts[1]:
-                raise at_fault("text_pair", f"expected one for each of {counts[0]} texts; got {counts[1]}")
+    def _check_beside(self, name: str) -> None:
+        beside = getattr(self, name)
+        if beside is not None and self.text is None:
+            raise at_fault(name, "it goes with text; send the first of the two there")
+        if isinstance(self.text, list) and isinstance(beside, list) and len(self.text) != len(beside):
+            raise at_fault(name, f"expected one for each of {len(self.text)} texts; got {len(beside)}")
 
     def _check_types(self) -> None:
         if self.token_type_ids is None:
@@ -209,7 +270,8 @@ class ModelInput(WireModel):
     @property
     def inputs(self) -> int:
         """The number of texts, or of images or sounds alone."""
-        texts = self.text_pair if isinstance(self.text_pair, list) else self.text or self.tokens
+        beside = self.text_pair or self.answer
+        texts = beside if isinstance(beside, list) else self.text or self.tokens
         if texts is None:
             return 1 if self.messages is not None else len(self.images or self.audio)
         return len(texts) if isinstance(texts, list) and not isinstance(texts[0], int) else 1
@@ -231,9 +293,12 @@ class TokenLabelsReply(WireModel):
     """The token ids; for an encoder of images or sound, the positions of the tokens; −1 for a key that stands for
     several tokens, whose label is their first and last position, as in ``[4…7]``."""
     spans: list[tuple[int, int] | None]
-    """Start and end (exclusive) of each token in the characters of its text; null for a token without text."""
+    """Start and end (exclusive) of each token in the characters of its text, which is the whole conversation for
+    messages; null for a token without text."""
     parts: IfRequested[list[str | None]] = ABSENT
-    """With ``text_pair``: the text that each token comes from, ``text`` or ``text_pair``; null for a special token."""
+    """The field that each token comes from, with ``text_pair`` or ``answer``; null for a special token. Of messages,
+    the role of the message that it is in, ``answer`` for a given answer at the end, and null for a token that the chat
+    template writes."""
     patches: IfRequested[list[tuple[int, int, int] | None]] = ABSENT
     """Image, row and column of each token that is a patch of an image, counted inside its crop."""
     crops: IfRequested[list[int | None]] = ABSENT

@@ -16,6 +16,7 @@ from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, generate, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.process.model_operations import lines_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
@@ -48,7 +49,7 @@ def test_tokens_after_an_image_are_those_of_transformers(kind, options):
     told = messages(image)
     choices = answered(kind, told, attention={"top_k": 2}, **options)
     reader, model = loaded(kind).reader, eager(kind)
-    text = reader._with_images([Message(**each) for each in told], 1)
+    text = reader._with_images([Message(**each) for each in told], 1, ChatForm()).text
     made = reader._processed(text, [Image.fromarray(image)], add_special_tokens=False)
     arguments = {name: x for name, x in made.items() if name in reader.names}
     drawn = {"temperature": options["temperature"], "top_p": 1.0, "top_k": 0} if options["temperature"] else {}

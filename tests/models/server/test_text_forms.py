@@ -4,6 +4,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from tests.client.tiny_models import tokenizer
+from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 from tests.models.answers.small_classifiers import eager, sharp, words
 
@@ -12,6 +14,16 @@ from attention_client import Client, InvalidRequest
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
 TEXT, PAIR = "the cat sat", "the dog sat on the mat"
 SCORES = (("num_labels", 1), ("id2label", None), ("label2id", None))
+TEMPLATE = (
+    "{% for tool in tools or [] %}the {{ tool.name }} {% endfor %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' %}sat {% else %}on {% endif %}{{ (message.content or '') | trim }}"
+    "{% for call in message.tool_calls or [] %} mat {{ call.function.arguments.place }}{% endfor %} die "
+    "{% endfor %}"
+    "{% if add_generation_prompt %}sat{% if mood %} {{ mood }}{% endif %}{% endif %}"
+)
+"""Words in the place of marks: ``on`` begins what a user says, ``sat`` an answer, ``die`` ends both."""
+ASKED = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " the dog on the mat "}]
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +34,12 @@ def url(tmp_path_factory):
         "moods": sharp("bert", "ForSequenceClassification"),
         "ranks": sharp("bert", "ForSequenceClassification", **dict(SCORES)),
         "names": sharp("bert", "ForTokenClassification"),
+        "talker": tiny("llama"),
     }.items():
         model.save_pretrained(root / name)
-        words().save_pretrained(root / name)
+        written = tokenizer() if name == "talker" else words()
+        written.chat_template = TEMPLATE if name == "talker" else None
+        written.save_pretrained(root / name)
     with live_server(root) as address:
         yield address
 
@@ -74,3 +89,132 @@ def test_a_reranker_scores_a_question_with_each_of_several_texts(models):
     assert reply.labels[0].parts[1:4] == ["text"] * 3
     found = models.gradients("ranks", TEXT, text_pair=PAIR)
     assert float(found.value) == pytest.approx(scores[0], abs=1e-4)
+
+
+def ids_of(text):
+    return tokenizer()(text)["input_ids"]
+
+
+def logs_of(ids, begin):
+    """ln p of each token from ``begin`` on, by transformers."""
+    with torch.no_grad():
+        logs = tiny("llama")(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return logs[range(begin - 1, len(ids) - 1), ids[begin:]]
+
+
+def test_a_conversation_is_written_as_the_request_says(models):
+    def read(messages=ASKED[:1], **fields):
+        return models.weights("talker", messages=messages, return_weights=False, **fields).labels_of().ids
+
+    assert read() == ids_of("on the cat die sat")
+    assert read(chat_template_kwargs={"mood": "cat"}) == ids_of("on the cat die sat cat")
+    assert read(chat_template_kwargs={"tools": [{"name": "mat"}]}) == ids_of("the mat on the cat die sat")
+    assert read(add_generation_prompt=False) == ids_of("on the cat die")
+    assert read(ASKED) == ids_of("on the cat die sat the dog on the mat die")
+    assert read(ASKED, add_generation_prompt=True) == ids_of("on the cat die sat the dog on the mat die sat")
+    assert read(ASKED, continue_final_message=True) == ids_of("on the cat die sat the dog on the mat")
+    called = {"function": {"name": "go", "arguments": '{"place": "on"}'}, "id": "1"}
+    past = [
+        ASKED[0], {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "content": "dog", "tool_call_id": "1"},
+    ]  # fmt: skip
+    assert read(past) == ids_of("on the cat die sat mat on die on dog die sat")
+    found = models.chat("talker", past, max_tokens=1)
+    assert found.usage.prompt_tokens == len(ids_of("on the cat die sat mat on die on dog die sat"))
+    for fields, text in (
+        ({"continue_final_message": True, "add_generation_prompt": False}, "on the cat die sat the dog on the mat"),
+        ({"chat_template_kwargs": {"mood": "cat"}}, "on the cat die sat the dog on the mat die sat cat"),
+        ({"add_generation_prompt": False}, "on the cat die sat the dog on the mat die"),
+    ):
+        look = {"statistics": ["entropy"]}
+        told = models.chat("talker", ASKED, max_tokens=3, temperature=0, attention=look, **fields)
+        plain = models.generate("talker", ids_of(text), max_tokens=3, temperature=0, attention=look)
+        assert [each.id for each in told.choices[0].attention] == [each.id for each in plain.choices[0].attention]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_variables_that_are_none_are_refused(models, fields, param):
+    for ask in (models.weights, models.gradients, models.forward, models.chat):
+        with pytest.raises(InvalidRequest) as caught:
+            ask("talker", messages=ASKED, **fields)
+        assert caught.value.param == param
+
+
+def test_the_answer_of_a_conversation_has_a_log_probability_and_a_gradient(models):
+    text = "on the cat die sat the dog on the mat die"
+    ids = ids_of(text)
+    reply = models.forward("talker", messages=ASKED)
+    labels = reply.labels_of()
+    assert labels.parts == [None, "user", "user", None, None, *["answer"] * 5, None]
+    expected = logs_of(ids, 5)[:5]
+    np.testing.assert_allclose([each.logprob for each in reply.answer], expected, atol=1e-4)
+    assert [each.position for each in reply.answer] == [5, 6, 7, 8, 9]
+    assert [each.token for each in reply.answer] == ["the", "dog", "on", "the", "mat"]
+    found = models.gradients("talker", messages=ASKED)
+    assert float(found.value) == pytest.approx(float(expected.sum()), abs=1e-4)
+    np.testing.assert_allclose([each.logprob for each in found.answer], expected, atol=1e-4)
+    assert float(models.gradients("talker", messages=ASKED, of={"answer": "mean"}).value) == pytest.approx(
+        float(expected.mean()), abs=1e-4
+    )
+    last = models.gradients("talker", messages=ASKED, of={"position": -1})
+    assert float(last.value) != pytest.approx(float(found.value), abs=1e-3)
+
+
+def test_a_text_and_its_answers_are_one_batch(models):
+    answers = [" sat on the mat", " the dog"]
+    reply = models.forward("talker", "the cat", answer=answers, top_k=1)
+    for answer, told, labels in zip(answers, reply.answer, reply.labels, strict=True):
+        expected = logs_of(ids_of(f"the cat{answer}"), 2)
+        np.testing.assert_allclose([each.logprob for each in told], expected, atol=1e-4)
+        own = [span for span, part in zip(labels.spans, labels.parts, strict=True) if part == "answer"]
+        assert [answer[slice(*span)] for span in own] == answer.split()
+    found = models.gradients("talker", "the cat", answer=answers, wrt=["tokens", "embeddings"])
+    single = models.gradients("talker", "the cat", answer=answers[1], check=True, integrated=32)
+    assert float(found.value[1]) == pytest.approx(float(single.value), abs=1e-4)
+    assert all(each.passed for each in single.check.values())
+    table = tiny("llama")
+    ids = ids_of("the cat the dog")
+    embedded = table.get_input_embeddings()(torch.tensor([ids])).detach().requires_grad_()
+    logs = table(inputs_embeds=embedded).logits[0].log_softmax(-1)
+    logs[[1, 2], ids[2:]].sum().backward()
+    np.testing.assert_allclose(found.embeddings[1][-4:], embedded.grad[0], atol=1e-4)
+
+
+def test_an_answer_that_is_none_is_refused(models):
+    for fields in ({"text": "the", "of": {"answer": "sum"}}, {"tokens": [3, 4], "answer": "the"}):
+        with pytest.raises(InvalidRequest) as caught:
+            models.gradients("talker", **fields)
+        assert caught.value.param == ("of" if "of" in fields else "answer")
+    with pytest.raises(InvalidRequest, match="does not predict"):
+        models.gradients("moods", "the", answer="cat", of={"answer": "sum"})
+
+
+def test_lm_eval_scores_continuations(url):
+    """The requests of lm-eval's ``local-completions``, and what it makes of the replies."""
+    tasks = [([5, 3, 7], [8, 6]), ([4, 9], [10, 3, 5])]
+    request = {
+        "model": "talker", "prompt": [context + rest for context, rest in tasks], "temperature": 0, "max_tokens": 1,
+        "logprobs": 1, "seed": 1234, "echo": True,
+    }  # fmt: skip
+    reply = httpx.post(f"{url}/v1/completions", json=request, timeout=60).raise_for_status().json()
+    for choice, (context, rest) in zip(sorted(reply["choices"], key=lambda each: each["index"]), tasks, strict=True):
+        told = choice["logprobs"]
+        own = told["token_logprobs"][len(context) : -1]
+        tops = told["top_logprobs"][len(context) : -1]
+        expected = logs_of(context + rest, len(context))
+        assert sum(own) == pytest.approx(float(expected.sum()), abs=1e-4)
+        with torch.no_grad():
+            logits = tiny("llama")(torch.tensor([context + rest])).logits[0, len(context) - 1 : -1]
+        greedy = [own == max(top.values()) for own, top in zip(own, tops, strict=True)]
+        assert greedy == (logits.argmax(-1) == torch.tensor(rest)).tolist()
+    texts = request | {"prompt": ["the cat sat", "on the mat"]}
+    told = httpx.post(f"{url}/v1/completions", json=texts, timeout=60).raise_for_status().json()["choices"]
+    assert [each["text"].startswith(text) for each, text in zip(told, texts["prompt"], strict=True)] == [True, True]
+    until = {"model": "talker", "prompt": [[5, 3, 7]], "max_tokens": 4, "temperature": 0, "stop": ["die"], "seed": 1234}
+    assert httpx.post(f"{url}/v1/completions", json=until, timeout=60).raise_for_status().json()["choices"]

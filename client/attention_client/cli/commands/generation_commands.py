@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from attention_client.cli.arguments.model_options import Fields, options_of, takes
+from attention_client.cli.arguments.model_options import Fields, Form, options_of, takes
 from attention_client.cli.commands.command_table import LAYERS
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
@@ -19,6 +19,7 @@ from attention_client.media_files import data_url
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.openai import (
     AttentionOfTokens,
+    ChatCompletionRequest,
     ChatPiece,
     CompletionChoice,
     CompletionRequest,
@@ -29,12 +30,17 @@ from attention_contract.wire import to_json
 
 _SAMPLING: Final = options_of(
     CompletionRequest,
-    only={"max_tokens", "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty"},
-)
+    only={
+        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids",
+        "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "forced_bos_token_id",
+    },
+    forms={"forced_bos_token_id": Form(metavar="TOKEN", read=lambda text, _: int(text) if text.isdigit() else text)},
+)  # fmt: skip
 _ATTENTION: Final = options_of(
     AttentionOfTokens, only={"layers", "heads", "edits"}, forms={"layers": LAYERS}, within=("attention",)
 )
 _OPTIONS: Final = _SAMPLING | _ATTENTION
+_CHAT_OPTIONS: Final = _OPTIONS | options_of(ChatCompletionRequest, only={"chat_template_kwargs"})
 _TOP_K: Final = 8
 """Keys of each head that are asked for: their mean names the tokens that many heads share."""
 _NAMED: Final = 3
@@ -82,7 +88,7 @@ def generate(
         _follow((choice for piece in pieces for choice in piece.choices), read.labels, fields)
 
 
-@takes(_OPTIONS)
+@takes(_CHAT_OPTIONS)
 def chat(
     fields: Fields,
     ctx: typer.Context,

@@ -57,6 +57,7 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
     apart = None if asked.adapter is None or asked.adapter.mixes else asked.adapter
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
+        several_taps = several_taps or any(inputs.answers)
         plain = loaded.head.predicts == "next" and request.select is None and not several_taps
         return (ModelForwardRequest, apart, request.top_k, request.compare) if plain else None
     heads = None if request.select is None else tuple(request.select.heads or ())

@@ -19,16 +19,17 @@ from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.model_requests import (
+    GivenUpstream,
     LayerGradients,
     ModelGradientsReply,
     ModelGradientsRequest,
-    PredictedLogit,
 )
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.problem import Selection
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.given_answers import told_answers
 from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.prediction_head import Rows
@@ -65,6 +66,8 @@ class GraphRun:
     """One differentiable run: L and the tensors that stand at each point."""
 
     value: Tensor
+    answers: Tensor | None = None
+    """The logits that predict the tokens of the given answers, if L is of them."""
     at: dict[Point, Tensor] = field(default_factory=dict)
     asking: AttentionPass = field(default_factory=lambda: AttentionPass({}))
 
@@ -74,7 +77,7 @@ class ModelGradients:
 
     def __init__(self, loaded: LoadedModel, request: ModelGradientsRequest) -> None:
         """Check the request. Raises InvalidRequest that names the field at fault."""
-        if loaded.head.predicts is None and isinstance(request.of, PredictedLogit):
+        if loaded.head.predicts is None and not isinstance(request.of, GivenUpstream):
             raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
         self._loaded = loaded
         self._request = request
@@ -93,7 +96,7 @@ class ModelGradients:
                     place.check_tap(name, f"wrt.{index}")
             if request.by_head and "by_head" in request.model_fields_set:
                 place.check_tap("context", "by_head")
-        self._objective = objective_of(loaded, self.asked.inputs, request.of)
+        self._objective = objective_of(loaded, self.asked.inputs, request)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest.at(
                 "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
@@ -120,6 +123,8 @@ class ModelGradients:
         if self._objective.ids is not None:
             fields["token"] = self._objective.ids
             fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
+        if run.answers is not None:
+            fields["answer"] = told_answers(loaded, asked.inputs, run.answers)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
         if request.integrated is not None:
             gradient, baseline = self._integrated(embedded, request.integrated, points)
@@ -157,7 +162,7 @@ class ModelGradients:
     def _name_tokens(self) -> None:
         """Find the likeliest token of each text, or place of a class, if the request names none."""
         objective, stack = self._objective, self.asked.inputs.predicted
-        if objective.upstream is None and (objective.ids is None or objective.places is None):
+        if objective.is_open:
             every = objective
             if objective.places is None:
                 every = replace(objective, places=[[*range(stack.length)]] * len(stack.ids))
@@ -181,9 +186,11 @@ class ModelGradients:
         at: dict[Point, Tensor] = {}
         objective = self._objective if times == 1 else self._objective.repeated(times)
         with torch.set_grad_enabled(graph), self._holding(at, shifts, scales):
-            value = objective.value(self._rows(asking, objective, times))
+            rows = self._rows(asking, objective, times)
+            value = objective.value(rows)
         at |= {(layer, tap): x for layer, taps in asking.traced.items() for tap, x in taps.items()}
-        return GraphRun(value, at, asking)
+        answers = rows.logits.detach() if graph and objective.answers is not None else None
+        return GraphRun(value, answers, at, asking)
 
     def _rows(self, asking: AttentionPass, objective: Objective, times: int = 1) -> Rows:
         """The logits that L depends on, of the texts so many times."""

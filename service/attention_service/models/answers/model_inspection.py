@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
@@ -30,6 +31,7 @@ from attention_contract.schemas.weights import (
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.given_answers import answer_places, told_answers
 from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
@@ -97,6 +99,10 @@ def forward_reply(
     """
     asked, wanted, keep = asked or loaded.asked(request), set(request.return_), request.keep
     head, predicted = loaded.head, loaded.head.places(request.positions, asked.inputs)
+    answered: Places = []
+    if predicted is not None and head.predicts == "next" and asked.inputs.target is None and all(asked.inputs.answers):
+        answered = answer_places(asked.inputs)
+        predicted = [[*row, *more] for row, more in zip(predicted, answered, strict=True)]
     if head.predicts is None and "logits" in wanted:
         raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
     taps: Any = _inner_taps(request)
@@ -112,6 +118,12 @@ def forward_reply(
         rows, output = _rows(loaded, asked, asking, predicted)
     found, several = asking.take(), asked.inputs.several
     fields: dict[str, Any] = {"predicts": head.predicts, "predictions": [], "layers": []}
+    if rows is not None and answered:
+        count = len(answered[0])
+        fields["answer"] = told_answers(
+            loaded, asked.inputs, rows.logits[:, -count:], None if before is None else before.logits[:, -count:]
+        )
+        rows, before = rows.without_last(count), None if before is None else before.without_last(count)
     if rows is not None and request.top_k:
         fields["predictions"] = predictions(head, loaded.reader, rows, asked.inputs.predicted, request.top_k, before)
     if rows is not None and "logits" in wanted:
@@ -131,6 +143,17 @@ def forward_reply(
         fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
     loaded.recording = _recorded(loaded, request, asked, found, states) if keep else None
     return valid(ModelForwardReply, fields | loaded.about(asked, asking))
+
+
+@torch.inference_mode()
+def every_logit(loaded: LoadedModel, asked: Asked) -> Tensor:
+    """Return the logits ``[B, L, V]`` at every token of texts, with the edits of a request."""
+    request = ModelForwardRequest(tokens=[0])
+    asking = AttentionPass(_questions(loaded, replace(asked, places=[]), request, lambda place, _: NOTHING))
+    stack = asked.inputs.predicted
+    with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
+        every = [[*range(stack.length)]] * len(stack.ids)
+        return loaded.output_rows(asked.inputs.arguments, asking, every, stack)[0].logits
 
 
 @torch.no_grad()

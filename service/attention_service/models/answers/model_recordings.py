@@ -12,6 +12,7 @@ from attention_contract.schemas.prompts import ModelInput
 from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
+from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.model_inputs import InputReader, Inputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import VISION, stack_of
@@ -105,5 +106,5 @@ def _text(request: ModelInput, reader: InputReader, tokens: list[str]) -> str:
     if isinstance(request.text, str):
         return request.text
     if request.messages is not None:
-        return reader.conversation(request.messages)
+        return reader.conversation(request.messages, ChatForm.of(request)).text
     return "".join(tokens)

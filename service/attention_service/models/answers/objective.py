@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
-from attention_contract.schemas.model_requests import GivenUpstream, PredictedLogit
+from attention_contract.schemas.model_requests import GivenAnswer, ModelGradientsRequest, PredictedLogit
 from attention_service.core.tensors import to_torch
+from attention_service.models.answers.given_answers import answer_ids, answer_logs, answer_places, check_answers
 from attention_service.models.inputs.model_inputs import Inputs
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -28,10 +29,17 @@ class Objective:
     """True for the logit in place of the logarithm of the probability."""
     upstream: Tensor | None = None
     """``[B, positions, V]``"""
+    answers: list[list[int]] | None = None
+    """The tokens of each text's given answer, if L is the logarithm of its probability."""
+    mean: bool = False
+    """True for the mean over the tokens of an answer."""
 
     def value(self, rows: Rows) -> Tensor:
         """L ``[B]`` of logits ``[B, positions, V]``."""
         logits = rows.logits.to(torch.promote_types(rows.logits.dtype, torch.float32))
+        if self.answers is not None:
+            logs = answer_logs(logits, self.answers)
+            return torch.stack([row.mean() if self.mean else row.sum() for row in logs])
         if self.upstream is not None:
             return (logits * self.upstream.to(logits)).sum((1, 2))
         found = logits if self.of_logit else self.head.logs(logits, rows.partition)
@@ -56,12 +64,26 @@ class Objective:
         """The same number of texts that come so many times, one batch behind the other."""
         ids = None if self.ids is None else self.ids * times
         upstream = None if self.upstream is None else self.upstream.repeat(times, 1, 1)
-        return replace(self, places=None if self.places is None else self.places * times, ids=ids, upstream=upstream)
+        places, answers = (None if each is None else each * times for each in (self.places, self.answers))
+        return replace(self, places=places, ids=ids, upstream=upstream, answers=answers)
+
+    @property
+    def is_open(self) -> bool:
+        """True if its token, or the place of it, is still to be found."""
+        given = self.upstream is not None or self.answers is not None
+        return not given and (self.ids is None or self.places is None)
 
 
-def objective_of(loaded: LoadedModel, inputs: Inputs, of: PredictedLogit | GivenUpstream) -> Objective:
+def objective_of(loaded: LoadedModel, inputs: Inputs, request: ModelGradientsRequest) -> Objective:
     """Check the number that a request differentiates. Raises InvalidRequest that names the field at fault."""
-    head = loaded.head
+    head, of = loaded.head, request.of
+    # A target is the decoder's text of any question, and no answer unless it is asked for.
+    answered = inputs.target is None and any(inputs.answers) and head.predicts == "next"
+    if isinstance(of, GivenAnswer) or (answered and of is None):
+        check_answers(loaded, inputs, "of")
+        mean = isinstance(of, GivenAnswer) and of.answer == "mean"
+        return Objective(head, answer_places(inputs), answers=answer_ids(inputs), mean=mean)
+    of = PredictedLogit() if of is None else of
     stack, batch = inputs.predicted, 1 if head.unit == "choice" else len(inputs.predicted.ids)
     if isinstance(of, PredictedLogit):
         choices = len(inputs.text.ids)
@@ -93,11 +115,10 @@ def _place(head: PredictionHead, inputs: Inputs, of: PredictedLogit) -> Places |
     """The place of the prediction in each text; None for the likeliest one of a class. Raises InvalidRequest."""
     if not head.by_token:
         return head.places(None, inputs)
-    likeliest = head.predicts == "class" and "position" not in of.model_fields_set
-    if likeliest and (head.unit == "span" or of.token is not None):
+    if of.position is None and head.predicts == "class" and (head.unit == "span" or of.token is not None):
         return None
     try:
-        return head.places([of.position], inputs)
+        return head.places([-1 if of.position is None else of.position], inputs)
     except InvalidRequest as fault:
         detail = fault.detail.replace("positions.0", "of.position").replace("positions", "position")
         raise InvalidRequest(detail, param="of.position", **fault.facts) from None

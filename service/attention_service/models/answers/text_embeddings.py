@@ -21,6 +21,7 @@ from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.sentence_settings import SentenceSettings, read_sentence_settings
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
+from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.model_inputs import Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
 
@@ -144,7 +145,7 @@ def _tokens(loaded: LoadedModel, settings: SentenceSettings, prompt: str, text: 
     if settings.chats:
         messages = [Message(role="system", content=prompt)] if prompt else []
         try:
-            written = reader.conversation([*messages, Message(role="user", content=text)], answered=False)
+            written = reader.conversation([*messages, Message(role="user", content=text)], ChatForm(prompt=False)).text
         except InvalidRequest as fault:
             raise InvalidRequest(fault.detail, param=place) from None
         ids = reader.tokens(written, place, special=False).ids

@@ -106,9 +106,10 @@ class ModelCosts:
         batch, length = text.ids.shape
         keys = max([length, asked.inputs.text.length, *[asked.keys(each).length for each in self._kinds]])
         told = 0
-        rows = length if not self._rows_alone else 1
+        answer = max(map(len, asked.inputs.answers)) if asked.inputs.target is None else length
+        rows = max(1, answer) if self._rows_alone else length
         if isinstance(request, ModelForwardRequest):
-            rows = max(rows, len(request.positions or ()))
+            rows = max(rows, len(request.positions or ()) + answer)
             told = sum([count * self._taps(asked, place, request) for place, count in asked.kinds])
             told += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
         elif isinstance(request, ModelWeightsRequest):

@@ -63,6 +63,13 @@ class CompletionObjects:
             for at in range(self.choices)
         ]
 
+    def echo(self, tokens: list[Token]) -> list[Json]:
+        """The chunk of a prompt with which a choice begins."""
+        if not self.streams:
+            self._collected[tokens[0].choice] += tokens
+            return []
+        return [self._chunk(self._choice(tokens[0].choice, tokens))]
+
     def add(self, tokens: list[Token]) -> list[Json]:
         """The chunks of a step."""
         self.generated += len(tokens)
@@ -111,7 +118,12 @@ class CompletionObjects:
             return None
         if self.chat:
             return {"content": [each for _, each in told], "refusal": None}
-        tops = [{other["token"]: other["logprob"] for other in each["top_logprobs"]} for _, each in told]
+        tops = [
+            None
+            if each["top_logprobs"] is None
+            else {other["token"]: other["logprob"] for other in each["top_logprobs"]}
+            for _, each in told
+        ]
         return {
             "text_offset": [at for at, _ in told],
             "tokens": [each["token"] for _, each in told],

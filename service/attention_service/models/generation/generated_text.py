@@ -15,11 +15,11 @@ class GeneratedText:
     A character is given out once no stop text can begin at it or before it, whatever comes.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        """``tokenizer``: one of transformers."""
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str], unstopped: int = 0) -> None:
+        """``tokenizer``: one of transformers; ``unstopped``: the first tokens, in which no stop text ends the text."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._stream = _DecodeStream(tokenizer if backend is None else backend, list(prompt[-_CONTEXT:]))
-        self._stops = stops
+        self._stops, self._unstopped = stops, unstopped
         self._text = ""
         self.given = 0
         """The number of characters that were given out."""
@@ -29,6 +29,10 @@ class GeneratedText:
     def add(self, token: int) -> str:
         """The characters that are certain after another token."""
         self._text += self._stream.step(token)
+        if self._unstopped > 0:
+            self._unstopped -= 1
+            piece, self.given = self._text[self.given :], len(self._text)
+            return piece
         return self._give(self._certain())
 
     def rest(self) -> str:

@@ -4,12 +4,11 @@ Greedy and drawn tokens are those of ``generate`` with the same settings; choice
 ``torch.manual_seed(seed + i)``, whoever draws between.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from transformers import LogitsProcessorList
@@ -22,11 +21,13 @@ from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.completion_objects import CompletionObjects, Json, Token
 from attention_service.models.generation.decode_attention import RowEdits
 from attention_service.models.generation.decoder import Decoder, Step
+from attention_service.models.generation.echoed_prompts import echoed
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest
 from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.running_text import RunningText, begin_text
 from attention_service.models.generation.token_attention import TokenAttention
+from attention_service.models.generation.token_logprobs import logprob_of
 from attention_service.models.generation.transcription_objects import TranscriptionObjects
 from attention_service.models.generation.transcription_plan import language_of
 from attention_service.models.inputs.model_inputs import Stack
@@ -39,8 +40,6 @@ _OF_SETTINGS: Final = ValueError, TypeError, LookupError, AttributeError, Runtim
 """The errors of ``generate`` for settings that it refuses."""
 _SENDING_S: Final = 0.1
 """Seconds before the caller's deadline at which a generation ends, so that its answer comes in time."""
-_UNLIKELY: Final = -9999.0
-"""The log-probability by which OpenAI's API tells of a token that is very unlikely."""
 
 
 class Generated(NamedTuple):
@@ -78,6 +77,8 @@ class Generation:
         self._came = 0.0
         """Time of the last step, in ``time.monotonic``."""
         self._unread = list(enumerate(plan.rows))
+        self._echoed: dict[int, int] = {}
+        """The characters of the prompt with which a choice begins."""
         self._reading: RunningText | None = None
         self.texts: list[RunningText] = []
         """The texts that wait for their next token."""
@@ -89,6 +90,10 @@ class Generation:
         self._adapter = self._loaded.adapters.active
         if began := self._objects.begin():
             emit(began)
+        if plan.sampling.new_tokens == 0:
+            while self._unread:
+                checkpoint()
+                self._echo(*self._unread.pop(0))
 
     # ── its turns ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,6 +120,9 @@ class Generation:
         """Take the step that follows a prompt: each of its choices has a token. Raises the fault of a text."""
         text, steps = step.text, [step]
         self._reading = None
+        if self._plan.echoes:
+            number = text.choice // self._plan.sampling.choices
+            self._echo(number, self._plan.rows[number])
         for index in range(1, self._plan.sampling.choices):
             other = text.fork(text.choice + index, self._text(text.ids), self._look(text))
             self._seed(other)
@@ -122,6 +130,22 @@ class Generation:
             steps.append(Step(other, step.logits, token, step.layers, fault=step.fault))
         self.texts += [each.text for each in steps]
         self.take(steps)
+
+    def _echo(self, number: int, ids: list[int]) -> None:
+        """Begin the choices of a prompt with it."""
+        plan, given = self._plan, getattr(self._request, "prompt", None)
+        sent = (given if isinstance(given, list) else [given])[number]
+        text = sent if isinstance(sent, str) else None
+        edits = {} if self._request.attention is None else self._request.attention.edits
+        choices = range(number * plan.sampling.choices, (number + 1) * plan.sampling.choices)
+        ends = "length" if plan.sampling.new_tokens == 0 else None
+        with self._loaded.adapters.using(self._adapter):
+            prompts = echoed(self._loaded, ids, text, edits, plan.sampling.logprobs, choices)
+        for tokens in prompts:
+            tokens[-1].finish = ends
+            self._echoed[tokens[0].choice] = sum(len(token.text) for token in tokens)
+            if isinstance(self._objects, CompletionObjects) and (objects := self._objects.echo(tokens)):
+                self._emit(objects)
 
     def take(self, steps: Sequence[Step]) -> None:
         """Take one step of some of its texts, and give their tokens out. Raises the fault of a text."""
@@ -156,6 +180,7 @@ class Generation:
         if step.layers is not None:
             (name,) = reader.readable([token])
             attention = {"position": place, "token": name, "id": token, "layers": step.layers}
+        at += self._echoed.get(text.choice, 0)
         return Token(text.choice, piece, at, finish, self._logprob(step), attention)
 
     def _end(self, text: RunningText) -> None:
@@ -219,7 +244,8 @@ class Generation:
 
     def _text(self, prompt: list[int]) -> GeneratedText:
         before = [] if self._loaded.reader.pairs else prompt
-        return GeneratedText(self._loaded.reader.tokenizer, before, self._plan.sampling.stops)
+        sampling = self._plan.sampling
+        return GeneratedText(self._loaded.reader.tokenizer, before, sampling.stops, sampling.least_tokens)
 
     def _seed(self, text: RunningText) -> None:
         text.generator = torch.Generator(self._loaded.model.device)
@@ -240,11 +266,7 @@ class Generation:
         count = self._plan.sampling.logprobs
         if count is None or step.logits is None:
             return None
-        tokenizer, found = self._loaded.reader.tokenizer, torch.log_softmax(step.logits[0], -1)
-        top = found.topk(count, -1)
-        others = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        chosen = _named(tokenizer, step.token, float(found[step.token]))
-        return chosen | {"top_logprobs": [_named(tokenizer, *each) for each in others]}
+        return logprob_of(self._loaded.reader.tokenizer, step.token, torch.log_softmax(step.logits[0], -1), count)
 
 
 def read_prompts(decoder: Decoder, generations: Sequence[Generation], most: int) -> dict[int, Exception]:
@@ -313,10 +335,3 @@ def _keep(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan,
         arguments = asked.inputs.arguments | {"decoder_input_ids": target.ids}
         asked = replace(asked, inputs=replace(asked.inputs, target=target, arguments=arguments))
     forward_reply(loaded, kept, asked)
-
-
-def _named(tokenizer: Any, token: int, logprob: float) -> Json:
-    text = tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token) or token)
-    whole = "\N{REPLACEMENT CHARACTER}" not in text
-    shown = "NaN" if math.isnan(logprob) else max(logprob, _UNLIKELY)
-    return {"token": text, "bytes": list(text.encode()) if whole else None, "logprob": shown}

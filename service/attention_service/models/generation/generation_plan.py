@@ -17,6 +17,7 @@ from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_S
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.generation.joined_past import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.logit_processors import DrawableLogits, LogitChanges
+from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.model_inputs import Inputs, Seconds, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
@@ -32,7 +33,7 @@ _TOLD: Final = 64
 """Bytes of each number that is told of a token: as float64 while it is computed, and as text."""
 _KEPT: Final = 8
 """Bytes of each number of a recording: as float32, and once more as it is sent."""
-_DRAWING: Final = "temperature", "top_p", "top_k"
+_DRAWING: Final = "temperature", "top_p", "top_k", "min_p"
 """The settings of a checkpoint's GenerationConfig that count if it draws."""
 _OF_CHECKPOINT: Final[dict[str, Any]] = {
     "stop_strings": None, "max_time": None, "token_healing": False,  # ``stops`` end the text
@@ -89,6 +90,8 @@ class GenerationPlan:
     """The tokens of the layers that see these images."""
     heard: Heard | None = None
     """The sound, whose frames are then the prompt."""
+    echoes: bool = False
+    """True if each choice begins with its prompt."""
 
     @property
     def longest(self) -> int:
@@ -111,6 +114,8 @@ class GenerationPlan:
         logits = self.choices * config.vocab_size * 4 * _LOGITS
         length = max(map(len, self.rows))
         states += own_scores_bytes(loaded, 1, length, length)
+        if self.echoes and self.sampling.logprobs is not None:  # of one prompt at a time
+            logits += self.longest * config.vocab_size * (4 + loaded.model.dtype.itemsize)
         return int(cache + states + logits + _TOLD * self.told_numbers() + _KEPT * self.kept_numbers(loaded))
 
     def cache_bytes(self, loaded: LoadedModel) -> int:
@@ -158,17 +163,29 @@ class Sampling:
     top_p: float
     top_k: int
     """0 for all tokens."""
+    min_p: float
+    """0 for all tokens."""
     seed: int | None
     stops: tuple[str, ...]
     logprobs: int | None
     """The likeliest tokens to name beside each one; None for no log-probabilities."""
     changes: LogitChanges | None
+    least_tokens: int = 0
+    """The number of tokens before which a choice does not end."""
+    repetition: float | None = None
+    """A penalty of the tokens before; None for the checkpoint's."""
+    first_token: int | None = None
+    """The token that is forced to be the first; None for the checkpoint's."""
+    stop_ids: frozenset[int] = frozenset()
+    """Further tokens that end a choice."""
+    ignores_end: bool = False
+    """True if the checkpoint's tokens do not end a choice."""
 
     @classmethod
-    def of(cls, request: TextRequest, room: int, checkpoints: Any) -> "Sampling":
+    def of(cls, request: TextRequest, room: int, checkpoints: Any, first_token: int | None = None) -> "Sampling":
         """Read the settings of a request. ``room``: tokens that the model has positions for behind the prompts.
 
-        ``checkpoints``: the GenerationConfig that the checkpoint brings.
+        ``checkpoints``: the GenerationConfig that the checkpoint brings; ``first_token``: the forced one.
         """
         logprobs = request.logprobs if isinstance(request, CompletionRequest) else None
         wanted, default = request.max_tokens, _COMPLETION_TOKENS
@@ -177,21 +194,27 @@ class Sampling:
             logprobs = (request.top_logprobs or 0) if request.logprobs else None
         stop: Any = checkpoints.stop_strings if request.stop is None else request.stop
         stops = [each for each in ([stop] if isinstance(stop, str) else stop or []) if isinstance(each, str) and each]
-        # What OpenAI's API does not have, such as top_k, is the checkpoint's, and not a default of transformers.
+        # What a request leaves out, such as top_k, is the checkpoint's, and not a default of transformers.
         own = {name: getattr(checkpoints, name) or 0 for name in _DRAWING if checkpoints.do_sample}
         temperature = (own.get("temperature") or 1.0) if request.temperature is None else request.temperature
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
         presence, frequency = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
         return cls(
-            new_tokens=wanted or min(room, default),
+            new_tokens=min(room, default) if wanted is None else wanted,
             choices=request.n or 1,
             temperature=temperature,
             top_p=request.top_p or own.get("top_p") or 1.0,
-            top_k=own.get("top_k", 0),
+            top_k=own.get("top_k", 0) if request.top_k is None else max(request.top_k, 0),
+            min_p=own.get("min_p", 0.0) if request.min_p is None else request.min_p,
             seed=request.seed,
             stops=tuple(stops),
             logprobs=logprobs,
             changes=LogitChanges(presence, frequency, bias) if presence or frequency or bias else None,
+            least_tokens=request.min_tokens or 0,
+            repetition=request.repetition_penalty,
+            first_token=first_token,
+            stop_ids=frozenset(request.stop_token_ids or ()),
+            ignores_end=bool(request.ignore_eos),
         )
 
     def processors(self) -> list[LogitsProcessor]:
@@ -203,10 +226,17 @@ class Sampling:
         """The arguments of ``generate``."""
         found: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.new_tokens}
         found |= _OF_CHECKPOINT
+        if self.least_tokens:
+            found["min_new_tokens"] = self.least_tokens
+        if self.repetition is not None:
+            found["repetition_penalty"] = self.repetition
+        if self.first_token is not None:
+            found["forced_bos_token_id"] = self.first_token
         if self.temperature == 0:
             return found | {"do_sample": False}
         return found | {
             "do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
+            "min_p": self.min_p or None,
         }  # fmt: skip
 
 
@@ -228,8 +258,10 @@ def plan_generation(loaded: LoadedModel, request: TextRequest) -> GenerationPlan
     longest = 1 if reader.pairs else max(map(len, rows))
     room = _CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
     limit = "" if reader.max_length is None else f"the model's maximum context length is {reader.max_length} tokens"
-    sampling = Sampling.of(request, room, model.generation_config)
-    if room < 1 or (limit and sampling.new_tokens > room):
+    sampling = Sampling.of(request, room, model.generation_config, _forced(loaded, request))
+    if sampling.least_tokens > sampling.new_tokens:
+        raise InvalidRequest.at("min_tokens", f"expected at most max_tokens, {sampling.new_tokens}")
+    if (room < 1 and sampling.new_tokens) or (limit and sampling.new_tokens > room):
         field = "max_tokens" if room > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
         raise InvalidRequest.at(
             field,
@@ -239,6 +271,10 @@ def plan_generation(loaded: LoadedModel, request: TextRequest) -> GenerationPlan
     known, changes = reader.predictable, sampling.changes
     if changes is not None and (beyond := [each for each in changes.bias if each >= known]):
         raise InvalidRequest.at("logit_bias", f"token {beyond[0]} is out of range; there are {known}")
+    for index, token in enumerate(request.stop_token_ids or ()):
+        if token >= known:
+            raise InvalidRequest.at(f"stop_token_ids.{index}", f"token {token} is out of range; there are {known}")
+    more["echoes"] = _echo(loaded, request)
     return looking_plan(loaded, request.attention, rows, sampling, alone=bool(request.alone), **more)
 
 
@@ -255,10 +291,17 @@ def looking_plan(
         told = reader.tokenizer.eos_token_id
     ends = frozenset(each for each in (told if isinstance(told, list) else [told]) if isinstance(each, int))
     padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
+    ends = (frozenset() if sampling.ignores_end else ends) | sampling.stop_ids
     if wanted is None:
         return GenerationPlan(rows, padding, ends, sampling, None, (), {}, **more)
     places = _places(loaded, wanted)
     edits = _edits(loaded, wanted, rows, sampling)
+    if (
+        more.get("echoes")
+        and sampling.logprobs is not None
+        and any(_is_placed(edit) for own in edits.values() for edit in own)
+    ):
+        raise InvalidRequest.at("echo", "edits of some queries or keys, or with a value, go without echo and logprobs")
     if wanted.keep and (len(rows) > 1 or sampling.choices > 1):
         raise InvalidRequest.at("attention.keep", "a recording is of one choice of one prompt")
     look = wanted if wanted.statistics != [] or wanted.top_k or wanted.weights else None
@@ -270,20 +313,49 @@ def _prompts(loaded: LoadedModel, request: TextRequest) -> list[list[int]]:
     if reader.tokenizer is None:
         raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
     if isinstance(request, ChatCompletionRequest):
-        ids = reader.tokens(reader.conversation(_messages(request)), "messages", special=False).ids
+        ids = reader.tokens(
+            reader.conversation(_messages(request), ChatForm.of(request)).text, "messages", special=False
+        ).ids
         reader.check(ids, "messages")
         return [ids]
     return _prompt_tokens(loaded, request.prompt, "prompt")
 
 
+def _forced(loaded: LoadedModel, request: TextRequest) -> int | None:
+    """The token that the decoder of an encoder-decoder is to begin with. Raises InvalidRequest."""
+    if request.forced_bos_token_id is None:
+        return None
+    if not loaded.reader.pairs:
+        raise InvalidRequest.at(
+            "forced_bos_token_id",
+            "it is the first token of an encoder-decoder's answer; this model continues its prompt",
+        )
+    return loaded.reader.token_id(request.forced_bos_token_id, "forced_bos_token_id")
+
+
+def _echo(loaded: LoadedModel, request: TextRequest) -> bool:
+    """True if each choice begins with its prompt. Raises InvalidRequest."""
+    echoes = isinstance(request, CompletionRequest) and bool(request.echo)
+    if echoes and loaded.reader.pairs:
+        raise InvalidRequest.at(
+            "echo", "the prompt of an encoder-decoder is no beginning of its answer; leave echo out"
+        )
+    return echoes
+
+
 def _messages(request: ChatCompletionRequest) -> list[Message]:
-    return [Message.model_validate({"role": each.role, "content": each.content}) for each in request.messages]
+    known = set(Message.model_fields)
+    return [Message.model_validate(each.model_dump(include=known)) for each in request.messages]
 
 
 def _read_with_images(loaded: LoadedModel, request: ChatCompletionRequest) -> Inputs:
     """Read a conversation with images. Raises InvalidRequest."""
     try:
-        return loaded.reader.read(ModelForwardRequest(messages=_messages(request)))
+        form = ChatForm.of(request)
+        return loaded.reader.read(ModelForwardRequest(
+            messages=_messages(request), chat_template_kwargs=request.chat_template_kwargs,
+            add_generation_prompt=form.prompt, continue_final_message=form.continues,
+        ))  # fmt: skip
     except InvalidRequest as fault:
         raise InvalidRequest(fault.detail, param="messages") from None
 
@@ -317,6 +389,11 @@ def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPla
     return [able[name] for name in names]
 
 
+def _is_placed(edit: Edit) -> bool:
+    """True for an edit of some positions."""
+    return bool(edit.queries or edit.keys) or edit.value is not None
+
+
 def _edits(
     loaded: LoadedModel, wanted: AttentionOfTokens, rows: Sequence[Sequence[int]], sampling: "Sampling"
 ) -> dict[LayerKey, Sequence[Edit]]:
@@ -334,7 +411,7 @@ def _edits(
                 f"layer {name} has the keys of {place.keys_of}, which are not counted as tokens are; leave keys and "
                 "value out",
             )
-        placed = any(edit.queries or edit.keys or edit.value is not None for edit in edits)
+        placed = any(map(_is_placed, edits))
         placed = placed or place.keys == BOTH
         if placed and len({len(row) for row in rows}) > 1:
             raise InvalidRequest.at(

@@ -70,7 +70,7 @@ class EncoderInputs(InputReader):
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the images of a request. Raises InvalidRequest that names the field at fault."""
-        for field in ("text", "tokens", "messages", "target", "text_pair", "audio"):
+        for field in ("text", "tokens", "messages", "target", "text_pair", "answer", "audio"):
             if getattr(request, field):
                 raise InvalidRequest.at(field, "this model reads only images")
         images = decoded(request.images)

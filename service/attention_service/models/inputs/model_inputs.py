@@ -18,6 +18,15 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import Message, ModelInput, TextPart, TokenLabelsReply
 from attention_service.models.head_kinds import head_kind
+from attention_service.models.inputs.conversations import (
+    ANSWER,
+    ChatForm,
+    Conversation,
+    TemplateMessage,
+    as_template_reads,
+    token_parts,
+    write_conversation,
+)
 from attention_service.models.inputs.patch_grids import Patch, patch_labels
 from attention_service.models.passes.attention_places import TARGET, TEXT
 
@@ -136,6 +145,19 @@ class Inputs:
     def predicted(self) -> Stack:
         """The tokens whose predictions the model makes."""
         return self.target or self.text
+
+    @cached_property
+    def answers(self) -> list[list[int]]:
+        """The indices of the tokens of each text's given answer, or target, but for a first token of all."""
+        stack = self.predicted
+        if self.target is not None:
+            return [[*range(1, stack.length)]] * len(stack.ids)
+        parts = stack.parts or [[]] * len(stack.ids)
+        starts = stack.starts if stack.starts is not None else [0] * len(stack.ids)
+        return [
+            [at for at, part in enumerate(row) if part == ANSWER and at > start]
+            for row, start in zip(parts, starts, strict=True)
+        ]
 
 
 class SizedImage(NamedTuple):
@@ -314,30 +336,28 @@ class InputReader:
         self._check_known(ids, param, self.predictable)
         return int(ids[0])
 
-    def conversation(self, messages: Sequence[Message], *, answered: bool = True) -> str:
-        """A conversation as the checkpoint's chat template writes it; ``answered``: up to where an answer begins.
+    def conversation(
+        self, messages: Sequence[Message], form: ChatForm | None = None, *, parted: bool = False
+    ) -> Conversation:
+        """A conversation as the checkpoint's chat template writes it. ``parted``: find the messages in it.
 
         Raises InvalidRequest.
         """
+        told = [as_template_reads(each, self.content(each)) for each in messages]
+        return self._written(told, form or ChatForm(), parted=parted)
+
+    def _written(self, messages: Sequence[TemplateMessage], form: ChatForm, *, parted: bool) -> Conversation:
         if self.tokenizer is None:
             raise InvalidRequest.at("messages", f"{self.no_tokenizer}; send tokens")
         if not self.template:
             raise InvalidRequest.at(
                 "messages", "the checkpoint has no default chat template; send the conversation as text"
             )
-        try:
-            written = self.tokenizer.apply_chat_template(
-                [{"role": message.role, "content": self.content(message)} for message in messages],
-                add_generation_prompt=answered, tokenize=False, chat_template=self.template,
-            )  # fmt: skip
-        except Exception as fault:  # a template computes: it may recurse, or fill the memory
-            told = str(fault)[:400] or type(fault).__name__
-            raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {told}") from None
-        return str(written)
+        return write_conversation(self.tokenizer, self.template, messages, form, parted=parted)
 
     def content(self, message: Message) -> Any:
         """The content of a message for the chat template: one text. Raises InvalidRequest for an image."""
-        if isinstance(message.content, str):
+        if message.content is None or isinstance(message.content, str):
             return message.content
         if not all(isinstance(part, TextPart) for part in message.content):
             raise InvalidRequest.at("messages", f"images: {self.takes_no_images}")
@@ -354,18 +374,36 @@ class InputReader:
             told = zip(lists, types, strict=True)
             return [Tokens(ids, [None] * len(ids), segments=kinds) for ids, kinds in told], "tokens", several
         if request.messages is not None:
-            return [self.tokens(self.conversation(request.messages), "messages", special=False)], "messages", False
+            form = ChatForm.of(request)
+            written = self.conversation(request.messages, form, parted=True)
+            read = self.tokens(written.text, "messages", special=False)
+            return [read._replace(parts=token_parts(read.spans, written.parts))], "messages", False
         if request.text is None:
             raise InvalidRequest.at("text", "expected text, tokens or messages")
-        texts, pairs = as_list(request.text), as_list(request.text_pair)
-        count = max(len(texts), len(pairs))
-        several = not isinstance(request.text, str) or isinstance(request.text_pair, list)
+        beside = request.text_pair if request.answer is None else request.answer
+        several = isinstance(request.text, list) or isinstance(beside, list)
         found = []
-        for index in range(count):
-            text, pair = texts[index % len(texts)], pairs[index % len(pairs)] if pairs else None
-            place = f"text.{index}" if len(texts) > 1 or isinstance(request.text, list) else "text"
-            found.append(self.tokens(text, place, pair=pair))
+        for index in range(request.inputs):
+            place = f"text.{index}" if isinstance(request.text, list) else "text"
+            text, second = nth(request.text, index) or "", nth(beside, index)
+            if request.answer is None:
+                found.append(self.tokens(text, place, pair=second))
+            else:
+                found.append(self.answered(text, second or "", place))
         return found, "text", several
+
+    def answered(self, text: str, answer: str, param: str) -> Tokens:
+        """The tokens of a text and a given answer behind it, read as one text. Raises InvalidRequest.
+
+        A token of the last characters of the text and the first of the answer is the answer's.
+        """
+        if self.pairs:
+            raise InvalidRequest.at("answer", "the model has a decoder of its own; send the answer as target")
+        if self.tokenizer is not None and not self.tokenizer.is_fast:  # which tells no characters
+            first, second = self.tokens(text, param), self.tokens(answer, "answer", special=False)
+            parts = ["text"] * len(first.ids) + [ANSWER] * len(second.ids)
+            return Tokens(first.ids + second.ids, first.spans + second.spans, [*parts])
+        return parted_answer(self.tokens(text + answer, param), len(text))
 
     def _check_types(self, types: Sequence[Sequence[int] | None], param: str = "token_type_ids") -> None:
         """Raise InvalidRequest for types of tokens that the model does not have."""
@@ -465,9 +503,20 @@ def span_middle(tokens: range) -> float:
     return (tokens.start + tokens.stop - 1) / 2
 
 
-def as_list(texts: str | list[str] | None) -> list[str]:
-    """Texts as a list: one, several, or none."""
-    return [texts] if isinstance(texts, str) else texts or []
+def nth(texts: str | list[str] | None, index: int) -> str | None:
+    """One of several texts; the same each time if there is one alone."""
+    return texts[index % len(texts)] if isinstance(texts, list) else texts
+
+
+def parted_answer(read: Tokens, begin: int) -> Tokens:
+    """The tokens of a text and of an answer that begins at this character, with their characters in either."""
+    parts: list[str | None] = []
+    spans: list[Span] = []
+    for span in read.spans:
+        in_answer = span is not None and span[1] > begin
+        parts.append(None if span is None else ANSWER if in_answer else "text")
+        spans.append((max(span[0] - begin, 0), span[1] - begin) if span is not None and in_answer else span)
+    return read._replace(spans=spans, parts=parts)
 
 
 def is_classifier(model: PreTrainedModel) -> bool:

@@ -28,6 +28,10 @@ class Rows(NamedTuple):
     partition: Tensor | None = None
     """``[B, 1, V]``: ln Σ exp(logit) over the tokens of a text, if that is what a probability is a share of."""
 
+    def without_last(self, count: int) -> "Rows":
+        """The rows of all positions but the last ones."""
+        return self._replace(logits=self.logits[:, :-count], places=[row[:-count] for row in self.places])
+
 
 @dataclass(frozen=True)
 class PredictionHead:

@@ -13,6 +13,7 @@ from transformers.vision_utils import get_vision_window_index
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, ModelInput, TextPart
+from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
 from attention_service.models.inputs.encoder_inputs import (
     SHORT,
     gray,
@@ -31,6 +32,7 @@ from attention_service.models.inputs.model_inputs import (
     Stack,
     Tokens,
     default_template,
+    parted_answer,
 )
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of
 from attention_service.models.passes.attention_places import AttentionPlace
@@ -99,8 +101,8 @@ class PromptInputs(InputReader):
         if request.audio:
             raise InvalidRequest.at("audio", "this model hears none; send text or images")
         images = decoded(sent)
-        if request.text_pair is not None:
-            raise InvalidRequest.at("text_pair", "images go with one text")
+        if request.text_pair is not None or isinstance(request.answer, list):
+            raise InvalidRequest.at("answer" if request.text_pair is None else "text_pair", "images go with one text")
         if request.target is not None or isinstance(request.text or (request.tokens or [0])[0], list):
             raise InvalidRequest.at("images", "they go with one text, without a target")
         if request.tokens is not None:
@@ -113,13 +115,17 @@ class PromptInputs(InputReader):
             made = made | self._of_tokens(made, tokens.ids)
             field = "tokens"
         elif request.messages is not None:
-            made = self._processed(self._with_images(request.messages, len(images)), images, add_special_tokens=False)
+            form = ChatForm.of(request)
+            written = self._with_images(request.messages, len(images), form)
+            made = self._processed(written.text, images, add_special_tokens=False)
             tokens, field = _tokens(made), "messages"
+            tokens = tokens._replace(parts=token_parts(tokens.spans, written.parts))
         else:
             text = request.text if isinstance(request.text, str) else ""
             before = "" if self._mark in text else self._before * len(images)
-            made = self._processed(before + text, images)
+            made = self._processed(before + text + (str(request.answer or "")), images)
             tokens, field = _tokens(made, len(before)), "text" if request.text else "images"
+            tokens = tokens if request.answer is None else parted_answer(tokens, len(text))
         self.check(tokens.ids, field, images=True)
         self._check_apart(tokens.ids, made, field)
         crops = [self.crops(*image.size) for image in images]
@@ -131,7 +137,9 @@ class PromptInputs(InputReader):
             for name, part in zip(self.readable(tokens.ids), parts, strict=True)
         ]
         patches = [part if isinstance(part, Patch) else None for part in parts]
-        stack = Stack(ids, None, [tokens.spans], [names], [patches])
+        stack = Stack(
+            ids, None, [tokens.spans], [names], [patches], parts=None if tokens.parts is None else [tokens.parts]
+        )
         return Inputs(False, stack, None, self._arguments(made), self._vision_stack(made, crops))
 
     def sized(self, width: int, height: int) -> SizedImage:
@@ -167,16 +175,17 @@ class PromptInputs(InputReader):
 
     def content(self, message: Message) -> Any:
         """The content of a message for the chat template: a list of parts."""
+        if message.content is None:
+            return None
         parts = [TextPart(type="text", text=message.content)] if isinstance(message.content, str) else message.content
         return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
 
-    def _with_images(self, messages: Sequence[Message], images: int) -> str:
+    def _with_images(self, messages: Sequence[Message], images: int, form: ChatForm) -> Conversation:
         """A conversation with places for images: before the text of the first message, if it has none."""
-        told = [{"role": message.role, "content": self.content(message)} for message in messages]
-        places = [part for message in told for part in message["content"] if part["type"] == "image"]
-        if not places:
-            told[0]["content"] = [{"type": "image"}] * images + told[0]["content"]
-        return self.conversation([Message.model_validate(message) for message in told])
+        told = [as_template_reads(message, self.content(message)) for message in messages]
+        if not any(part["type"] == "image" for message in told for part in message["content"] or ()):
+            told[0]["content"] = [{"type": "image"}] * images + (told[0]["content"] or [])
+        return self._written(told, form, parted=True)
 
     def _processed(self, text: str, images: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
         try:

@@ -1,0 +1,69 @@
+"""The log-probabilities of the tokens of given answers, each by the prediction at the token before it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.model_requests import AnswerToken
+from attention_service.models.inputs.model_inputs import Inputs
+from attention_service.models.inputs.prediction_head import Places
+from attention_service.models.loaded.loaded_model import LoadedModel
+
+
+def check_answers(loaded: LoadedModel, inputs: Inputs, param: str) -> None:
+    """Raise InvalidRequest unless each text has an answer that the model predicts."""
+    if loaded.head.predicts != "next":
+        raise InvalidRequest.at(param, f"{type(loaded.model).__name__} does not predict the tokens of an answer")
+    if not all(inputs.answers):
+        raise InvalidRequest.at(
+            param,
+            "expected an answer behind each text: send answer, messages whose last is the assistant's, or a target",
+        )
+
+
+def answer_places(inputs: Inputs) -> Places:
+    """The positions that predict the tokens of each answer; those of a shorter one are filled up with its last."""
+    most = max(map(len, inputs.answers))
+    return [[at - 1 for at in (*row, *[row[-1]] * (most - len(row)))] for row in inputs.answers]
+
+
+def answer_ids(inputs: Inputs) -> list[list[int]]:
+    """The tokens of each answer."""
+    ids = inputs.predicted.host_ids.tolist()
+    return [[ids[text][at] for at in row] for text, row in enumerate(inputs.answers)]
+
+
+def answer_logs(logits: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Ln p ``[A]`` of the tokens of each answer, by the logits ``[B, A, V]`` that predict them."""
+    found = []
+    for row, own in zip(logits, ids, strict=True):
+        wide = row[: len(own)].to(torch.promote_types(row.dtype, torch.float32))
+        chosen = torch.tensor(own, device=row.device)[:, None]
+        found.append((wide.gather(-1, chosen) - wide.logsumexp(-1, keepdim=True))[:, 0])
+    return found
+
+
+@torch.no_grad()
+def told_answers(loaded: LoadedModel, inputs: Inputs, logits: Tensor, unedited: Tensor | None = None) -> Any:
+    """The tokens of the answers as a reply has them; ``logits [B, A, V]``: those that predict them."""
+    ids = answer_ids(inputs)
+    logs, before = answer_logs(logits, ids), None if unedited is None else answer_logs(unedited, ids)
+    found = []
+    for text, own in enumerate(ids):
+        chosen = logits[text, range(len(own)), own]
+        ranks = (logits[text, : len(own)] > chosen[:, None]).sum(-1).tolist()
+        rows = []
+        for at, (token, name) in enumerate(zip(own, loaded.reader.readable(own), strict=True)):
+            fields: dict[str, Any] = {
+                "position": inputs.answers[text][at], "token": name, "id": token, "rank": ranks[at],
+                "logprob": float(logs[text][at]),
+            }  # fmt: skip
+            if before is not None:
+                fields["unedited_logprob"] = float(before[text][at])
+            rows.append(valid(AnswerToken, fields))
+        found.append(rows)
+    return found if inputs.several else found[0]

@@ -288,7 +288,8 @@ class TokenLabelsReply(WireModel):
     tokens: list[str]
     """The tokens in readable form: without the tokenizer's own marks, and with bytes as text; bytes that are only a
     part of a character are written as ``\\xe2``. Patches of an image are ``[row,column]``; other tokens of an image
-    encoder are ``CLS`` and ``register 0``. Frames of a sound are the second at which they begin, as in ``1.24 s``."""
+    encoder are ``CLS`` and ``register 0``. Frames of a sound are the second at which they begin, as in ``1.24 s``,
+    and patches of a spectrogram have their row behind it, as in ``1.24 s/3``."""
     ids: list[int]
     """The token ids; for an encoder of images or sound, the positions of the tokens; −1 for a key that stands for
     several tokens, whose label is their first and last position, as in ``[4…7]``."""

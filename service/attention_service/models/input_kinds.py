@@ -31,5 +31,8 @@ READS: Final = {
     "perceiver": "inputs of several kinds",
 }
 """The input of each of these types."""
-HEARD: Final = frozenset({"whisper"})
+HEARD: Final = frozenset({
+    "audio-spectrogram-transformer", "data2vec-audio", "hubert", "moonshine", "unispeech", "unispeech-sat",
+    "wav2vec2", "wav2vec2-conformer", "whisper",
+})  # fmt: skip
 """Types whose sounds are read here, of those that read audio."""

@@ -85,6 +85,20 @@ def test_tokens_and_their_times_are_those_of_transformers(fields, options, first
         assert found.language == ("german" if GERMAN in first else "english")
 
 
+def test_a_model_without_prompts_has_the_tokens_of_transformers():
+    model = loaded("moonshine")
+    request = validate(TranscriptionRequest, {"model": "moonshine", "file": sent(speech(1.5)), "attention": LOOK})
+    (whole,) = generate(model, request, plan_transcription(model, request), lambda _: None).last
+    ids = [token["id"] for token in whole["attention"]]
+    made_of = extractor("moonshine")([speech(1.5)], sampling_rate=RATE, return_tensors="pt", padding=True)
+    expected = made("moonshine")[0].generate(**made_of, max_new_tokens=len(ids), do_sample=False)
+    assert expected[0].tolist() == [1, *ids]
+    assert whole["attention"][0]["seconds"] is not None
+    prompted = validate(TranscriptionRequest, {"model": "moonshine", "file": sent(speech(1.5)), "prompt": "the"})
+    with pytest.raises(InvalidRequest, match="prompt"):
+        plan_transcription(model, prompted)
+
+
 def test_drawn_tokens_have_the_temperature():
     cold, warm, other = (answered(temperature=each).text for each in (None, 1.5, 1.5))
     assert len({cold, warm, other}) == 3

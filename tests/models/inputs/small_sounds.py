@@ -10,8 +10,15 @@ import numpy as np
 import soundfile
 import torch
 import transformers
+from tests.client.tiny_models import tokenizer as words
 from tests.models.inputs.small_encoders import sharp
-from transformers import CONFIG_MAPPING, GenerationConfig, WhisperFeatureExtractor
+from transformers import (
+    CONFIG_MAPPING,
+    ASTFeatureExtractor,
+    GenerationConfig,
+    Wav2Vec2FeatureExtractor,
+    WhisperFeatureExtractor,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import WhisperTokenizer
 
@@ -61,19 +68,78 @@ def whisper(folder, **generation):
     return model
 
 
+_WAVES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "conv_dim": [16, 16, 16], "conv_kernel": [10, 8, 4], "conv_stride": [5, 8, 8], "vocab_size": 32,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 3,
+}  # fmt: skip
+_PLAIN = {"sampling_rate": RATE, "padding_value": 0.0}
+_MASKED = _PLAIN | {"return_attention_mask": True, "do_normalize": True}
+_UNMASKED = _PLAIN | {"return_attention_mask": False, "do_normalize": True}
+_DEEP = _WAVES | {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+_SPECTROGRAM = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "patch_size": 8,
+    "frequency_stride": 5, "time_stride": 6, "num_mel_bins": 24, "max_length": 200, "num_labels": 3,
+}  # fmt: skip
+_MOONSHINE = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4,
+    "max_position_embeddings": 64, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+}  # fmt: skip
+HEARS = {
+    "wav2vec2": ("Wav2Vec2ForCTC", "wav2vec2", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
+    "wav2vec2-base": ("Wav2Vec2Model", "wav2vec2", _WAVES, Wav2Vec2FeatureExtractor, _UNMASKED),
+    "wav2vec2-classes": (
+        "Wav2Vec2ForSequenceClassification", "wav2vec2", _DEEP | {"num_labels": 3}, Wav2Vec2FeatureExtractor, _MASKED,
+    ),
+    "hubert": ("HubertForCTC", "hubert", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
+    "hubert-classes": (
+        "HubertForSequenceClassification", "hubert", _WAVES | {"num_labels": 3}, Wav2Vec2FeatureExtractor, _UNMASKED,
+    ),
+    "data2vec-audio": ("Data2VecAudioForCTC", "data2vec-audio", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
+    "unispeech": ("UniSpeechForCTC", "unispeech", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
+    "unispeech-sat": ("UniSpeechSatForCTC", "unispeech-sat", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
+    "wav2vec2-conformer": (
+        "Wav2Vec2ConformerForCTC", "wav2vec2-conformer", _DEEP | {"position_embeddings_type": "rotary"},
+        Wav2Vec2FeatureExtractor, _MASKED,
+    ),
+    "audio-spectrogram-transformer": (
+        "ASTForAudioClassification", "audio-spectrogram-transformer", _SPECTROGRAM, ASTFeatureExtractor,
+        {"num_mel_bins": 24, "max_length": 200},
+    ),
+    "moonshine": (
+        "MoonshineForConditionalGeneration", "moonshine", _MOONSHINE, Wav2Vec2FeatureExtractor,
+        _PLAIN | {"return_attention_mask": True, "do_normalize": False},
+    ),
+}  # fmt: skip
+"""Class, model type, config, feature extractor and its settings of checkpoints besides Whisper's."""
+
+
 def extractor(kind):
-    return WhisperFeatureExtractor(feature_size=8, chunk_length=SECONDS)
+    if kind == "whisper":
+        return WhisperFeatureExtractor(feature_size=8, chunk_length=SECONDS)
+    _, _, _, make, settings = HEARS[kind]
+    return make(**settings)
 
 
-WRITTEN = {"whisper": whisper}
-"""Writes a checkpoint of each model type."""
+def written(kind, folder):
+    """Write a checkpoint, and return its eager self."""
+    if kind == "whisper":
+        return whisper(folder)
+    name, family, options, _, _ = HEARS[kind]
+    model = sharp(getattr(transformers, name), CONFIG_MAPPING[family](**options))
+    model.save_pretrained(folder)
+    extractor(kind).save_pretrained(folder)
+    if kind == "moonshine":
+        words().save_pretrained(folder)
+    return model
 
 
 @cache
 def made(kind):
     """Return the eager self of a checkpoint, and its folder."""
     folder = Path(mkdtemp(prefix=f"{kind}-"))
-    return WRITTEN[kind](folder), folder
+    return written(kind, folder), folder
 
 
 @cache

@@ -6,6 +6,7 @@ import torch
 from tests.models.inputs.small_sounds import (
     END,
     ENGLISH,
+    HEARS,
     NO_TIMES,
     RATE,
     SECONDS,
@@ -32,7 +33,8 @@ def reference(kind, sound, **arguments):
 
 
 def features(kind, sound):
-    return extractor(kind)(sound, sampling_rate=RATE, return_tensors="pt")
+    padding = {"padding": True} if kind in MASKED else {}
+    return extractor(kind)(sound, **padding, sampling_rate=RATE, return_tensors="pt")
 
 
 def test_weights_of_encoder_decoder_and_cross_layers_are_those_of_the_eager_model():
@@ -55,6 +57,88 @@ def test_weights_of_encoder_decoder_and_cross_layers_are_those_of_the_eager_mode
     assert frames.seconds[:2] == [(0.0, 0.02), (0.02, 0.04)]
     assert frames.seconds[249:251] == [(4.98, 5.0), None]  # the rest of what it hears is silence
     assert frames.tokens[249:251] == ["4.98 s", "5.00 s"]
+
+
+MASKED = [kind for kind, (*_, settings) in HEARS.items() if settings.get("return_attention_mask")]
+STEREO = np.stack([speech(1.5), speech(1.5)], 1)
+
+
+@pytest.mark.parametrize("kind", HEARS)
+def test_encoders_and_their_heads_give_the_numbers_of_the_eager_model(kind):
+    model, decoded = loaded(kind), {}
+    if kind == "moonshine":
+        decoded = {"decoder_input_ids": torch.tensor([[1]])}
+    returns = ["weights", *(["logits"] if model.head.predicts else [])]
+    reply = forward_reply(model, ModelForwardRequest(audio=[sent(STEREO)], return_=returns))
+    expected = reference(kind, [speech(1.5)], **decoded)
+    eager = {
+        "": expected.get("attentions"), "encoder": expected.get("encoder_attentions"),
+        "decoder": expected.get("decoder_attentions"), "cross": expected.get("cross_attentions"),
+    }  # fmt: skip
+    for layer in reply.layers:
+        stack, _, number = str(layer.layer).rpartition(".")
+        near(layer.weights, eager[stack][int(number)][0])
+    frames = reply.tokens_of(reply.layers[0].layer)[1]
+    assert len(frames.tokens) == len(frames.seconds) == reply.layers[0].weights.shape[-1]
+    if model.head.predicts:
+        logits = expected.logits[0]
+        near(reply.logits[-1], logits if model.head.predicts == "class" else logits[-1])
+    of = {} if model.head.predicts else {"upstream": np.ones((len(frames.tokens), 32), np.float32)}
+    gradients = ModelGradients(model, ModelGradientsRequest(audio=[sent(STEREO)], of=of, check=True)).reply()
+    assert gradients.tokens.shape == (len(frames.tokens),)
+    assert all(each.passed for each in gradients.check.values())
+
+
+@pytest.mark.parametrize("kind", HEARS)
+def test_a_changed_part_of_a_sound_changes_a_token_most_whose_seconds_it_is(kind):
+    sound = speech(1.5)
+
+    def embeddings(samples):
+        reply = forward_reply(loaded(kind), ModelForwardRequest(audio=[sent(samples)], return_=["hidden"]))
+        return reply.embeddings, reply.tokens_of(reply.layers[0].layer)[1]
+
+    plain, labels = embeddings(sound)
+    changed = sound.copy()
+    changed[14_000:14_200] *= -1
+    change = abs(embeddings(changed)[0] - plain).max(-1)
+    change[[at for at, each in enumerate(labels.seconds) if each is None]] = 0
+    begin, end = labels.seconds[int(change.argmax())]
+    reach = 0.05 if kind != "audio-spectrogram-transformer" else 0.0  # what a convolution of positions spreads
+    assert begin - reach < 14_000 / RATE < end + reach
+
+
+@pytest.mark.parametrize("kind", sorted({*MASKED} - {"data2vec-audio", "moonshine"}))
+def test_sounds_of_different_lengths_are_one_batch_with_a_mask(kind):
+    given = [sent(speech(1.5)), sent(speech(0.7, seed=1))]
+    batch = weights_reply(loaded(kind), ModelWeightsRequest(audio=given))
+    for number, one in enumerate(given):
+        single = weights_reply(loaded(kind), ModelWeightsRequest(audio=[one]))
+        ours, theirs = batch.layers[0], single.layers[0]
+        count = theirs.weights.shape[-1]
+        near(ours.weights[number][:, :count, :count], theirs.weights, 1e-4)
+        near(ours.statistics.entropy[number], theirs.statistics.entropy, 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["wav2vec2-base", "data2vec-audio", "moonshine"])
+def test_a_model_whose_numbers_would_change_takes_sounds_of_one_length(kind):
+    model, pair = loaded(kind), [sent(speech(1.0)), sent(speech(1.0, seed=1))]
+    assert weights_reply(model, ModelWeightsRequest(audio=pair)).layers[0].weights.shape[0] == 2
+    with pytest.raises(InvalidRequest, match="different lengths") as fault:
+        weights_reply(model, ModelWeightsRequest(audio=[*pair, sent(speech(0.5))]))
+    assert fault.value.param == "audio"
+    with pytest.raises(InvalidRequest, match="too short") as fault:
+        weights_reply(model, ModelWeightsRequest(audio=[sent(speech(0.01))]))
+    assert fault.value.param == "audio.0"
+
+
+def test_patches_of_a_spectrogram_have_rows_of_frequencies():
+    labels = weights_reply(
+        loaded("audio-spectrogram-transformer"), ModelWeightsRequest(audio=[sent(speech(1.0))])
+    ).labels
+    assert labels.tokens[:3] == ["CLS", "distillation", "0.00 s/0"]
+    assert labels.tokens[2 + 33] == "0.00 s/1"  # 33 patches of 8 frames in 200, each 6 behind the last
+    assert labels.seconds[:4] == [None, None, (0.0, 0.08), (0.06, 0.14)]
+    assert labels.seconds[2 + 17] is None  # from 1.02 s on
 
 
 def test_the_last_frame_ends_with_the_sound():

@@ -214,8 +214,8 @@ class Generation:
             "logits_processor": LogitsProcessorList(plan.sampling.processors()),
         }  # fmt: skip
         if plan.heard is not None:
-            del settings["max_new_tokens"]  # counted below, as the first tokens of the decoder are not known here
-            settings |= plan.heard.settings
+            # Its tokens are counted below: the first tokens of the decoder are not known here.
+            settings |= {"max_new_tokens": 1, **plan.heard.settings}
         arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in plan.arguments.items()}
         try:
             adapted = self._loaded.adapters.using(self._adapter)

@@ -532,7 +532,9 @@ def takes_last_token(model: PreTrainedModel) -> bool:
     """
     config = model.config.get_text_config()
     kind = head_kind(type(model).__name__)
-    if kind is None or kind.predicts != "class" or kind.unit != "input" or config.pad_token_id is not None:
+    if kind is None or kind.predicts != "class" or kind.unit != "input" or model.main_input_name in SOUND:
+        return False
+    if getattr(config, "pad_token_id", None) is not None:
         return False
     try:
         with torch.no_grad():

@@ -54,7 +54,8 @@ class PredictionHead:
             classes = class_names(kind, model.config.id2label)
             return cls("class", kind.unit, classes, several=several and kind.unit == "input")
         head: Any = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
-        if model.main_input_name == "pixel_values" or head is None:
+        labels_frames = type(model).__name__.endswith("ForCTC")  # by a head that is no output embedding
+        if model.main_input_name == "pixel_values" or (head is None and not labels_frames):
             return cls(None)
         return cls("own" if kind is not None and kind.predicts == "own" else "next")
 

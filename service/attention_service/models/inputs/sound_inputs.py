@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -11,16 +10,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.models.inputs.model_inputs import InputReader, Inputs, Seconds, Stack, Tokens
+from attention_service.models.inputs.model_inputs import InputReader, Inputs, Stack, Tokens
 from attention_service.models.inputs.sound_decoding import Sound, decoded
+from attention_service.models.inputs.sound_frames import frames_of
 from attention_service.models.passes.attention_places import TARGET
 
 _SHORT: Final = 16_000
 """Samples of the silent sound of short runs."""
+_UNMASKED: Final = frozenset({"data2vec-audio"})
+"""Types whose convolutions of positions, one behind the other, reach into what fills up a batch."""
 _COPIES: Final = 4
 """Tensors as wide as the widest convolution that are in memory at once."""
-_MANY: Final = 2**24
-"""Features by whose frames the stride of a model is found."""
 
 
 class SoundInputs(InputReader):
@@ -28,27 +28,26 @@ class SoundInputs(InputReader):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, extractor: Any) -> None:
         """``extractor``: the checkpoint's feature extractor. Raises InvalidCheckpoint without one."""
-        lengths = getattr(model, "_get_feat_extract_output_lengths", None)
-        if extractor is None or lengths is None:
+        frames = None if extractor is None else frames_of(model, extractor)
+        if frames is None:
             lacks = "no feature extractor (preprocessor_config.json)" if extractor is None else "no rule for its frames"
             raise InvalidCheckpoint.at("checkpoint", f"it has {lacks}, by which sounds are read")
         super().__init__(model, tokenizer)
         self.pairs, self.shifts = "decoder_input_ids" in self.names, False
         if isinstance(most := getattr(model.config, "max_target_positions", None), int):
             self.max_length = most  # of the decoder
-        self._extractor, self._lengths, self._main = extractor, lengths, model.main_input_name
+        self._extractor, self._made, self._main = extractor, frames, model.main_input_name
         self.rate = int(extractor.sampling_rate)
         """Samples a second."""
         padding = inspect.signature(extractor.__call__).parameters.get("padding")
         self._padding: dict[str, Any] = {} if padding is None or padding.default else {"padding": True}
-        own = getattr(extractor, "n_samples", None)
-        self.most_samples = own if isinstance(own, int) and not self._padding else None
-        """The samples to which each sound is filled up; None if a sound may have any length."""
         self._hop = 1 if self._main == "input_values" else int(extractor.hop_length)
         """Samples of a feature."""
-        self._stride = self._hop * round(_MANY / (self._frames(2 * _MANY) - self._frames(_MANY)))
-        """Samples of a frame."""
-        self.short_text = self._frames(self._features(self.short_runs()[0]))
+        self.short_text = self._made.count(self._features(self.short_runs()[0]))
+        self._masks = model.config.model_type not in _UNMASKED and not any(
+            isinstance(each, nn.GroupNorm) for each in model.modules()
+        )
+        """True if its numbers are the same whatever fills up a batch: no norm is over time, and no padding leaks."""
         self._widest = _widest(model) * model.dtype.itemsize
 
     @property
@@ -58,7 +57,7 @@ class SoundInputs(InputReader):
 
     def short_runs(self) -> list[dict[str, Tensor]]:
         """The arguments of a run over a silent sound."""
-        silence = torch.zeros(min(_SHORT, self.most_samples or _SHORT)).numpy()
+        silence = torch.zeros(min(_SHORT, self._made.most_samples or _SHORT)).numpy()
         arguments = self._processed([Sound(silence, len(silence) / self.rate)])
         if self.pairs:
             arguments["decoder_input_ids"] = torch.arange(1, TARGET + 1, device=self._device)[None]
@@ -84,34 +83,36 @@ class SoundInputs(InputReader):
 
     def heard(self, sounds: Sequence[Sound]) -> dict[str, Tensor]:
         """The model's arguments for these sounds. Raises InvalidRequest for one that is too short or too long."""
+        most = self._made.most_samples
         for index, sound in enumerate(sounds):
-            if self.most_samples is not None and len(sound.samples) > self.most_samples:
+            if most is not None and len(sound.samples) > most:
                 raise InvalidRequest.at(
                     f"audio.{index}",
-                    f"{sound.seconds:.2f} s; the model hears {self.most_samples / self.rate:g} s at a time. Send parts",
-                    limit=self.most_samples,
+                    f"{sound.seconds:.2f} s; the model hears {most / self.rate:g} s at a time. Send parts",
+                    limit=most,
                 )
-            if self._frames(len(sound.samples) // self._hop) < 1:
+            if self._made.count(len(sound.samples) // self._hop) < 1:
                 raise InvalidRequest.at(f"audio.{index}", f"{sound.seconds:.4f} s is too short for one frame")
         arguments = self._processed(sounds)
         unlike = len({len(sound.samples) for sound in sounds}) > 1
-        if unlike and self.most_samples is None and "attention_mask" not in arguments:
+        if unlike and most is None and not (self._masks and "attention_mask" in arguments):
             raise InvalidRequest.at(
-                "audio", "sounds of different lengths: this model has no mask for what fills up a batch. Send one"
+                "audio",
+                "sounds of different lengths: what fills up a batch would change this model's numbers. Send one",
             )
         return arguments
 
     def frames(self, sounds: Sequence[Sound], arguments: dict[str, Tensor]) -> Stack:
         """The frames of these sounds as tokens."""
-        length = self._frames(self._features(arguments))
+        length = self._made.count(self._features(arguments))
         ids = torch.arange(length, device=self._device).expand(len(sounds), -1)
         mask = None
-        if self.most_samples is None and (real := arguments.get("attention_mask")) is not None:
-            own = torch.tensor([self._frames(int(each)) for each in real.sum(1)], device=self._device)
+        if self._made.most_samples is None and (real := arguments.get("attention_mask")) is not None:
+            own = torch.tensor([self._made.count(int(each)) for each in real.sum(1)], device=self._device)
             mask = torch.arange(length, device=self._device) < own[:, None]
             mask = None if bool(mask.all()) else mask
-        seconds = [self._seconds(length, sound.seconds) for sound in sounds]
-        names = [[f"{number * self._stride / self.rate:.2f} s" for number in range(length)] for _ in sounds]
+        seconds = [self._made.seconds(length, sound.seconds) for sound in sounds]
+        names = [self._made.names(length)] * len(sounds)
         return Stack(ids, mask, [[None] * length] * len(sounds), names, seconds=seconds)
 
     def front_bytes(self, arguments: Mapping[str, Tensor]) -> int:
@@ -121,14 +122,6 @@ class SoundInputs(InputReader):
     def check(self, ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequest: tokens are no input here."""
         raise InvalidRequest.at(param, "this model reads only sound (audio)")
-
-    def _seconds(self, length: int, end: float) -> list[Seconds]:
-        """The seconds of each frame; None behind the end of the sound."""
-        edges = [round(number * self._stride / self.rate, 6) for number in range(length + 1)]
-        return [(first, min(last, round(end, 6))) if first < end else None for first, last in pairwise(edges)]
-
-    def _frames(self, features: int) -> int:
-        return int(self._lengths(torch.tensor(features)))
 
     def _features(self, arguments: Mapping[str, Tensor]) -> int:
         """The features of each sound; of a spectrogram, those along time."""

@@ -155,6 +155,11 @@ class LoadedModel:
             self.seen_in_parts = not known
             if not known:
                 self.places = {key: place for key, place in self.places.items() if place not in of_images}
+        first = next(iter(self.places.values()), None)
+        if isinstance(self.reader, SoundInputs) and first is not None and first.queries != "text":
+            raise InvalidCheckpoint.at(
+                "checkpoint", "its layers attend over other tokens than the frames that it makes of a sound"
+            )
         self.embeds_time_first = any(place.time_first for place in self.places.values()) and self._embeds_time_first()
 
     @property

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -16,7 +17,7 @@ import numpy as np
 import orjson
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedModel, ViTImageProcessorPil
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel, ViTImageProcessorPil
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -35,7 +36,9 @@ from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.prompt_inputs import image_tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.model_loading import VISION_HALVES as _VISION
 from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_attention import AttentionPass, LayerQuestion
 from attention_service.models.passes.layer_states import LayerStates
@@ -53,6 +56,8 @@ NEW: Final = 6
 SAMPLED: Final = {"temperature": 0.7, "top_p": 0.9, "seed": 5}
 CLOSE: Final = 1e-4
 """The largest difference that counts as equal, as a share of the largest number that is compared."""
+MOST: Final = 100_000_000
+"""The most parameters of a model that is built."""
 SECONDS: Final = 120
 """Seconds for one type."""
 _HEADS: Final = (
@@ -120,11 +125,19 @@ def forms_of(kind: str) -> list[str]:
     return [form for form, names in classes.items() if any(head_kind(name) is not None for name in names)]
 
 
+@cache
 def class_of(kind: str) -> Any:
-    """Return the class of a model type that is compared, if it has one."""
+    """Return the class of a model type that is compared, if it has one: of a pair of encoders the one of images."""
     mapping = next(mapping for mapping in _HEADS if kind in getattr(modeling_auto, mapping))
     names = getattr(modeling_auto, mapping)[kind]
-    return getattr(transformers, names if isinstance(names, str) else names[0], None)
+    name = names if isinstance(names, str) else names[0]
+    try:
+        config = CONFIG_MAPPING[kind]()
+    except Exception:  # one that needs entries
+        config = None
+    pair = config is not None and {"vision_config", "text_config"} <= vars(config).keys() and not image_tokens(config)
+    halves = [name.removesuffix("Model") + end for end in _VISION] if pair else []
+    return next((found for each in (*halves, name) if (found := getattr(transformers, each, None)) is not None), None)
 
 
 def reads(kind: str) -> str:
@@ -143,12 +156,15 @@ def built(kind: str, **entries: Any) -> PreTrainedModel:
     config, auto = small_config(kind), class_of(kind)
     for name, value in entries.items():
         setattr(config, name, value)
+    if auto.__name__.endswith(_VISION) and not isinstance(config, auto.config_class):
+        config.vision_config.projection_dim = getattr(config, "projection_dim", None)
+        config = config.vision_config
     if not isinstance(config, auto.config_class):
         config = config.get_text_config(decoder=True)
     torch.manual_seed(7)
     with torch.device("meta"):
         count = sum(each.numel() for each in auto._from_config(copy.deepcopy(config)).parameters())
-    if count > 10_000_000:
+    if count > MOST:
         raise ValueError(f"its smallest config has {count} parameters")
     torch.manual_seed(7)
     model: PreTrainedModel = auto._from_config(config, attn_implementation="eager").eval()
@@ -259,7 +275,7 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     with torch.no_grad():
         expected = model(**arguments_of(loaded))
         output = loaded.run(loaded.asked(ModelForwardRequest(**input_of(loaded))).inputs.arguments, AttentionPass({}))
-    name = "logits" if getattr(expected, "logits", None) is not None else "last_hidden_state"
+    name = _result_of(expected)
     found.whole = error(output[name], expected[name])
     if not found.equal:
         model.set_attn_implementation("sdpa")
@@ -270,6 +286,12 @@ def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
             found.reasons["whole"] = (
                 f"it differs by {found.whole:.0e} from eager attention, as its own sdpa does in transformers"
             )
+
+
+def _result_of(output: Any) -> str:
+    """The name of what a model computes of a whole text or image."""
+    named = ("logits", "last_hidden_state", "pooler_output", "image_embeds")
+    return next(name for name in named if isinstance(getattr(output, name, None), torch.Tensor))
 
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
@@ -419,8 +441,8 @@ def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTr
             asking = AttentionPass(questions)
             with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
                 output = loaded.run(asked.inputs.arguments, asking)
-    rows = output["logits" if getattr(output, "logits", None) is not None else "last_hidden_state"]
-    mask = asked.inputs.predicted.mask
+    rows = output[_result_of(output)]
+    mask = None if rows.ndim < 3 else asked.inputs.predicted.mask  # one vector of a text has no padding
     found = [row if mask is None else row[mask[number].to(row.device)] for number, row in enumerate(rows)]
     return found if isinstance(tokens[0], list) else found[0]
 

@@ -27,7 +27,7 @@ _MOST: Final[dict[int, str]] = {
     32: """hidden_size d_model n_embd dim embed_dim emb_dim word_embed_proj_dim encoder_hidden_dim embedding_dim
         projection_dim output_dim out_hidden_size mm_hidden_size vision_dim text_dim decoder_hidden_size lru_width
         text_embed_dim encoder_hidden_size vision_output_dim projector_dim projection_hidden_size model_dim embed_size
-        mamba_d_ssm mamba_d_inner attention_hidden_size""",
+        mamba_d_ssm mamba_d_inner attention_hidden_size text_hidden_size audio_hidden_size condition_dim""",
     48: """intermediate_size ffn_dim d_ff ffn_hidden_size encoder_ffn_dim decoder_ffn_dim moe_intermediate_size
         shared_expert_intermediate_size hidden_dim intermediate_size_mlp expert_ffn_hidden_size
         moe_shared_expert_intermediate_size shared_intermediate_size d_inner mlp_hidden_size expert_ffn_size
@@ -44,8 +44,8 @@ _LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _KINDS: Final = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
 """Lists that say what each layer is: a layer of each kind stays."""
 _SECTIONED: Final = frozenset([
-    "glm46v_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "paddleocr_vl_text",
-    "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text",
+    "cosmos3_edge_text", "glm46v_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text",
+    "paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text",
 ])  # fmt: skip
 """Types whose rotation has sections for time, rows and columns, of sizes that no entry says."""
 _SPECIAL: Final = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -92,6 +92,23 @@ OWN: Final[dict[str, dict[str, Any]]] = {
                                  "kv_lora_rank": 16, "head_dim": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
                                  "v_head_dim": 8}},
     },
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}},
+    "neomme_text": {"head_dim": 16},
+    "neomme": {"head_dim": 16},
+    "glm5_next_text": {"index_kpool": 2},
+    "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "led": {"attention_window": [4, 4]},
+    "lilt": {"hidden_size": 48},
+    "longformer": {"attention_window": [4, 4]},
+    "ministral": {"head_dim": 8},
+    "nemotron_h": {"n_groups": 2},
+    "yolos": {"image_size": [8, 8], "num_detection_tokens": 2},
     "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32},
     "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32},
 }  # fmt: skip

@@ -35,7 +35,7 @@ from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.model_inputs import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
 
-_VISION: Final = ("VisionModelWithProjection", "VisionModel")
+VISION_HALVES: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
 _OWN_PILLOW: Final = {"DINOv3ViTImageProcessor": ViTImageProcessorPil}
 """Image processors that transformers has for torchvision alone, and others that take the same steps with Pillow."""
@@ -88,7 +88,7 @@ def load_checkpoint(
         try:
             config = AutoConfig.from_pretrained(folder, **_SAFE)
             kind = _class_of(config)
-            if kind.__name__.endswith(_VISION) and not isinstance(config, kind.config_class):
+            if kind.__name__.endswith(VISION_HALVES) and not isinstance(config, kind.config_class):
                 whole, config = config, kind.config_class.from_pretrained(folder, **_SAFE)
                 config.projection_dim = getattr(whole, "projection_dim", None)
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
@@ -159,7 +159,7 @@ def _class_of(config: Any) -> Any:
     names = [] if head_kind(name) is None else [name]
     pair = hasattr(config, "vision_config") and hasattr(config, "text_config") and not image_tokens(config)
     if pair and not name.endswith("ForImageClassification"):
-        names = [name.removesuffix("Model") + end for end in _VISION]
+        names = [name.removesuffix("Model") + end for end in VISION_HALVES]
     named = next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel
 

@@ -26,7 +26,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # Bytecode is written even where the environment forbids it: a hundred processes would compile the same files again.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help serve web test test-all test-web check demo site docs bench gpu-hour bench-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
+.PHONY: help serve web test test-all test-web check demo site docs bench gpu-hour bench-peers bench-model-peers check-clients release test-interop schemathesis fuzz soak chaos findings constraints clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | awk '{printf "make %-12s", $$1; $$1 = ""; print}'
@@ -81,6 +81,9 @@ gpu-hour: $(VENV)/.dev ## Test and measure a GPU: tests, claims, benchmarks, ven
 
 bench-peers: $(VENV)/.dev ## Install other servers, each apart, and measure them beside this one, into benchmarks/results
 	$(BIN)/python -m benchmarks.serving --peers --output benchmarks/results/peers.md $(ARGS)
+
+bench-model-peers: $(VENV)/.dev ## Install other servers of whole models, each apart, and measure them beside this one (ten minutes)
+	$(BIN)/python -m benchmarks.model_peers --output benchmarks/results/model_peers.md $(ARGS)
 
 check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Python, TypeScript and Go, and ask a server by each
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients

@@ -1,0 +1,1 @@
+"""Other servers of whole models."""

@@ -37,15 +37,15 @@ def sample(text, name, **labels):
 
 def test_every_question_says_what_was_predicted_and_the_report_adds_it_up(fresh):
     post(fresh, "/v1/modules", name="m", config={"d_model": 8, "num_heads": 2})
-    asked = []
+    seen = []
     for purpose, path in PATHS.items():
         for kernel in (None, "materialized"):
             body = {"query": QUERY} | ({"kernel": kernel} if kernel else {})
-            asked += [(purpose, post(fresh, path, **body)["ran"]) for _ in range(3)]
-        asked.append((purpose, post(fresh, f"/v1/modules/m/{purpose}", query=[[0.5] * 8] * 3)["ran"]))
+            seen += [(purpose, post(fresh, path, **body)["ran"]) for _ in range(3)]
+        seen.append((purpose, post(fresh, f"/v1/modules/m/{purpose}", query=[[0.5] * 8] * 3)["ran"]))
     retrieved = post(fresh, "/v1/hopfield/retrieve", stored=[[1, -1], [1, 1]], states=[[0.5, 0.2]])
-    asked.append(("hopfield", retrieved["ran"]))
-    for _, ran in asked:
+    seen.append(("hopfield", retrieved["ran"]))
+    for _, ran in seen:
         assert 0 < ran["predicted_low_ms"] <= ran["predicted_ms"] <= ran["predicted_high_ms"]
         assert ran["compute_ms"] > 0
 
@@ -53,7 +53,7 @@ def test_every_question_says_what_was_predicted_and_the_report_adds_it_up(fresh)
     assert report["basis"] in {"calibrated", "rates"}
     rows = {(row["kernel"], row["purpose"]): row for row in report["predictions"]}
     expected = {}
-    for purpose, ran in asked:
+    for purpose, ran in seen:
         expected.setdefault((ran["kernel"], purpose), []).append(ran)
     assert rows.keys() == expected.keys()
     metrics = fresh.get("/metrics").text

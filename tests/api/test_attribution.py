@@ -111,11 +111,11 @@ def test_every_method_agrees_with_autograd_in_float64(client, module, rng, edite
         chosen = found.gather(-1, torch.tensor(targets).clamp(min=0)[..., None])[..., 0]
         return (chosen * torch.tensor(targets >= 0)).sum(1)
 
-    asked = {"readout": {"weight": weight, "bias": bias, "targets": targets}} if read_out else {"upstream": upstream}
+    body = {"readout": {"weight": weight, "bias": bias, "targets": targets}} if read_out else {"upstream": upstream}
     reference = Reference(parameters, edited)
     expected, change = reference.attributions(torch.tensor(x), real, loss, steps)
     reply = client.attribution(
-        name, x, key_lengths=np.array(REAL), methods=METHODS, steps=steps, edits=EDITS if edited else (), **asked
+        name, x, key_lengths=np.array(REAL), methods=METHODS, steps=steps, edits=EDITS if edited else (), **body
     )
     for method, values in expected.items():
         np.testing.assert_allclose(getattr(reply, method), values, atol=1e-12, err_msg=method)
@@ -128,11 +128,11 @@ def test_every_method_agrees_with_autograd_in_float64(client, module, rng, edite
 
 def test_the_gap_of_the_path_shrinks_with_its_steps(http, module, rng):
     name, _ = module
-    asked = {"query": rng.normal(size=(1, 6, D)).tolist(), "methods": ["integrated"]}
-    asked["readout"] = {"weight": rng.normal(size=(3, D)).tolist(), "targets": [[0, 1, 2, 0, 1, 2]]}
+    body = {"query": rng.normal(size=(1, 6, D)).tolist(), "methods": ["integrated"]}
+    body["readout"] = {"weight": rng.normal(size=(3, D)).tolist(), "targets": [[0, 1, 2, 0, 1, 2]]}
     gaps = []
     for steps in (8, 64):
-        found = post(http, f"/v1/modules/{name}/attribution", **asked, steps=steps)
+        found = post(http, f"/v1/modules/{name}/attribution", **body, steps=steps)
         assert np.sum(found["integrated"]) == pytest.approx(found["completeness"]["attributed"][0], abs=1e-9)
         gaps.append(abs(found["completeness"]["gap"][0]))
     assert 4 < gaps[0] / gaps[1] < 16  # a sum at the right ends of the steps has an error of first order
@@ -140,14 +140,14 @@ def test_the_gap_of_the_path_shrinks_with_its_steps(http, module, rng):
 
 def test_a_selection_and_a_comparison_are_parts_of_the_whole(http, rng):
     q, k, v = rng.normal(size=(3, 2, 3, 5, 4))
-    asked = {"query": q.tolist(), "key": k.tolist(), "value": v.tolist(), "methods": METHODS}
+    body = {"query": q.tolist(), "key": k.tolist(), "value": v.tolist(), "methods": METHODS}
     edits = [{"tap": "weights", "heads": [1], "set": 0.25}, {"tap": "v", "heads": [2], "scale": 2.0}]
     path = "/v1/attention/attribution"
-    plain = post(http, path, **asked)
-    edited = post(http, path, **asked, edits=edits, compare="unedited")
+    plain = post(http, path, **body)
+    edited = post(http, path, **body, edits=edits, compare="unedited")
     some = {"heads": [2, 0], "queries": [4]}
-    few = post(http, path, **asked, select=some)
-    few_edited = post(http, path, **asked, select=some, edits=edits)
+    few = post(http, path, **body, select=some)
+    few_edited = post(http, path, **body, select=some, edits=edits)
     for (part, whole), name in product(
         [(few, plain), (few_edited, edited)], ["gradient_attention", "integrated", "norm"]
     ):

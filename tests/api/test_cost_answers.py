@@ -176,9 +176,9 @@ def test_orders_explain_their_letters(http):
 def test_what_is_null_is_left_out_and_read_as_null(http):
     answer = http.post(PATH, json={"shape": {"queries": 8}, "spec": {"method": {"name": "nystrom"}}} | RAW)
     assert "null" not in answer.text
-    told = json.loads(answer.text)
-    assert "projections_crossover" not in told
-    read = ComplexityReply.model_validate(told)
+    reply = json.loads(answer.text)
+    assert "projections_crossover" not in reply
+    read = ComplexityReply.model_validate(reply)
     assert read.projections_crossover is None
     assert read.costs[0].predicted.decode is None
 

@@ -50,8 +50,8 @@ def test_each_effect_is_that_of_a_forward_pass_with_the_edit(http, module, rng, 
     inputs = {"query": rng.normal(size=(2, 5, 12)).tolist(), "key_lengths": [5, 4]}
     before = [{"tap": "weights", "heads": [0], "keys": [0], "set": 0.25}]
     direction = rng.normal(size=(5, 12))
-    asked = inputs | {"sweep": sweep, "edits": before, "direction": direction.tolist(), "return_differences": True}
-    reply = post(http, f"{module}/effects", **asked)
+    body = inputs | {"sweep": sweep, "edits": before, "direction": direction.tolist(), "return_differences": True}
+    reply = post(http, f"{module}/effects", **body)
     plain = np.array(post(http, f"{module}/forward", **inputs, edits=before)["output"])
     edits = list(edits_of(sweep, sizes_of(sweep["tap"], 4, 2, 5)))
     swept = [len(indices) for indices in reply["swept"].values()]

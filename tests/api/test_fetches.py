@@ -210,9 +210,9 @@ def test_an_interrupt_of_the_command_cancels_the_fetch(net, monkeypatch):
 def test_what_is_too_large_is_refused_before_a_byte_of_it_comes(net, monkeypatch):
     served, store, client = net
     served.claimed = 101 * MEGABYTE
-    with pytest.raises(StoreFull, match="hub_limit allows 104857600 bytes") as told:
+    with pytest.raises(StoreFull, match="hub_limit allows 104857600 bytes") as error:
         client.checkpoints.fetch("org/net")
-    assert told.value.facts["actual"] > 101 * MEGABYTE
+    assert error.value.facts["actual"] > 101 * MEGABYTE
     served.claimed = 0
     usage = shutil.disk_usage(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=MEGABYTE))
@@ -230,12 +230,12 @@ def test_fetches_fit_onto_the_disk_together(net, monkeypatch):
     with ThreadPoolExecutor(1) as beside:
         fetched = beside.submit(client.checkpoints.fetch, "org/net")
         progress = half(client).fetch
-        with pytest.raises(StoreFull, match=r"beside the \d+ that other fetches will take") as told:
+        with pytest.raises(StoreFull, match=r"beside the \d+ that other fetches will take") as error:
             client.checkpoints.fetch("org/a")
         served.go_on.set()
         assert fetched.result(20).layers == 1
     left = progress.total_bytes - progress.bytes
-    assert told.value.facts["limit"] == pytest.approx(5 * MEGABYTE - left, abs=MEGABYTE)
+    assert error.value.facts["limit"] == pytest.approx(5 * MEGABYTE - left, abs=MEGABYTE)
     assert client.checkpoints.fetch("org/a").layers == 1
 
 
@@ -251,18 +251,18 @@ def test_a_download_that_breaks_goes_on_where_it_was(net):
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "told"),
+    ("fault", "error", "detail"),
     [
         ({"broken": True}, Unavailable, "cannot be reached for 'org/net'"),
         ({"damaged": True}, InvalidCheckpoint, "model.safetensors of org/net came damaged"),
     ],
     ids=["broken", "damaged"],
 )
-def test_a_fetch_that_fails_leaves_nothing(net, fault, error, told):
+def test_a_fetch_that_fails_leaves_nothing(net, fault, error, detail):
     served, store, client = net
     for name, value in fault.items():
         setattr(served, name, value)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=detail):
         client.checkpoints.fetch("org/net")
     assert [each.path for each in client.checkpoints.list().checkpoints] == ["tiny"]  # it ships
     assert leftovers(store) == []
@@ -270,28 +270,28 @@ def test_a_fetch_that_fails_leaves_nothing(net, fault, error, told):
 
 
 @pytest.mark.parametrize(
-    ("repository", "revision", "error", "told"),
+    ("repository", "revision", "error", "detail"),
     [
         ("org/none", None, CheckpointNotFound, "no repository 'org/none'"),
         ("org/net", "other", CheckpointNotFound, "at revision 'other'"),
         ("org/pickled", None, InvalidCheckpoint, "has no safetensors file"),
     ],
 )
-def test_what_the_hub_does_not_have_is_told(net, repository, revision, error, told):
+def test_what_the_hub_does_not_have_is_told(net, repository, revision, error, detail):
     served, store, client = net
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=detail):
         client.checkpoints.fetch(repository, revision=revision)
     assert served.taken == []
     assert leftovers(store) == []
 
 
 @pytest.mark.parametrize(
-    ("repository", "told"),
+    ("repository", "detail"),
     [("indexed", "names 'notes.txt' as a file"), ("unlike", "part.safetensors is not a readable")],
 )
-def test_an_index_that_names_no_file_of_tensors_is_not_fetched(net, repository, told):
+def test_an_index_that_names_no_file_of_tensors_is_not_fetched(net, repository, detail):
     _, store, client = net
-    with pytest.raises(InvalidCheckpoint, match=told):
+    with pytest.raises(InvalidCheckpoint, match=detail):
         client.checkpoints.fetch(f"org/{repository}")
     assert leftovers(store) == []
     assert not (store / "org").exists()

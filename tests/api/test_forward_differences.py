@@ -29,9 +29,9 @@ def assert_differences(edited, plain, taps=TAPS):
 @pytest.mark.parametrize("edits", EDITS)
 def test_every_tap_of_raw_attention_differs_by_what_two_requests_give(client, rng, edits):
     q, k = rng.normal(size=(2, 2, 4, 5, 8)).astype(np.float32)
-    asked = {"spec": CAUSAL, "return_": TAPS, "kernel": "materialized"}
-    edited = client.attention.forward(q, k[:, :2], **asked, edits=EDITS[edits], compare="unedited")
-    assert_differences(edited, client.attention.forward(q, k[:, :2], **asked))
+    body = {"spec": CAUSAL, "return_": TAPS, "kernel": "materialized"}
+    edited = client.attention.forward(q, k[:, :2], **body, edits=EDITS[edits], compare="unedited")
+    assert_differences(edited, client.attention.forward(q, k[:, :2], **body))
     changed = np.abs(edited.differences.output).max() > 1e-3
     assert changed == bool(EDITS[edits])
     assert "differences" not in client.attention.forward(q, edits=EDITS[edits]).model_dump(exclude_unset=True)
@@ -49,11 +49,11 @@ def test_a_module_and_a_selection(client, rng):
     client.modules.create("compared", {"d_model": 24, "num_heads": 4, "num_kv_heads": 2, "spec": CAUSAL}, seed=3)
     x = rng.normal(size=(2, 6, 24)).astype(np.float32)
     taps = ["output", "weights", "context", "k"]
-    asked = {"return_": taps, "select": {"heads": [3, 1], "queries": [5, 2]}, "average_heads": True}
+    body = {"return_": taps, "select": {"heads": [3, 1], "queries": [5, 2]}, "average_heads": True}
     edits = [{"tap": "v", "heads": [1], "set": 0}, {"tap": "scores", "keys": [0], "set": 2.0}]
-    edited = client.forward("compared", x, **asked, edits=edits, compare="unedited")
-    assert_differences(edited, client.forward("compared", x, **asked), taps)
-    plain = client.forward("compared", x, **asked, edits=edits)
+    edited = client.forward("compared", x, **body, edits=edits, compare="unedited")
+    assert_differences(edited, client.forward("compared", x, **body), taps)
+    plain = client.forward("compared", x, **body, edits=edits)
     np.testing.assert_array_equal(edited.output, plain.output)
     projections = 2 * 2 * 6 * 24 * (24 + 12 + 12)
     assert edited.ran.flops == 2 * plain.ran.flops - projections
@@ -78,9 +78,9 @@ def test_a_step_of_a_session_caches_what_the_edits_made(client, rng):
 
 def test_an_approximation_is_compared_by_its_own_method(client, rng):
     q = rng.normal(size=(1, 2, 7, 8)).astype(np.float32)
-    asked = {"spec": {"method": {"name": "linear"}}}
-    edited = client.attention.forward(q, **asked, edits=[{"tap": "v", "heads": [1], "scale": 3}], compare="unedited")
-    assert_differences(edited, client.attention.forward(q, **asked), ["output"])
+    body = {"spec": {"method": {"name": "linear"}}}
+    edited = client.attention.forward(q, **body, edits=[{"tap": "v", "heads": [1], "scale": 3}], compare="unedited")
+    assert_differences(edited, client.attention.forward(q, **body), ["output"])
     assert not edited.differences.output[0, 0].any()
 
 

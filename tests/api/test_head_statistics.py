@@ -107,9 +107,9 @@ def test_missing_or_misshapen_inputs_of_statistics_are_refused(http, asked, para
 def test_a_comparison_is_the_edited_minus_the_unedited(http, rng):
     x = rng.normal(size=(2, 6, 4)).tolist()
     edits = [{"tap": "scores", "heads": [1], "keys": [3], "set": 3.0}]
-    asked = {"query": x, "statistics": ["entropy", "locality"], "statistic_options": {"window": 1}}
-    without = post(http, "/v1/attention/weights", **asked)
-    reply = post(http, "/v1/attention/weights", **asked, edits=edits, compare="unedited")
+    body = {"query": x, "statistics": ["entropy", "locality"], "statistic_options": {"window": 1}}
+    without = post(http, "/v1/attention/weights", **body)
+    reply = post(http, "/v1/attention/weights", **body, edits=edits, compare="unedited")
     for name in ("entropy", "locality"):
         change = np.subtract(reply["statistics"][name], without["statistics"][name])
         np.testing.assert_allclose(reply["differences"]["statistics"][name], change, atol=1e-6)
@@ -117,7 +117,7 @@ def test_a_comparison_is_the_edited_minus_the_unedited(http, rng):
         assert abs(change[1]) > 1e-4
     change = np.subtract(reply["weights"], without["weights"])
     np.testing.assert_allclose(reply["differences"]["weights"], change, atol=1e-7)
-    averaged = post(http, "/v1/attention/weights", **asked, edits=edits, compare="unedited", average_heads=True)
+    averaged = post(http, "/v1/attention/weights", **body, edits=edits, compare="unedited", average_heads=True)
     np.testing.assert_allclose(averaged["differences"]["weights"], change.mean(0), atol=1e-7)
 
 

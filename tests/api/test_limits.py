@@ -163,8 +163,8 @@ def test_the_table_of_hardware_can_be_asked_for_by_its_names(http):
     table = http.get("/v1/complexity/hardware").json()
     assert table["efficiency"]["best"]["flops"] == 1
     for one in table["hardware"][::5]:
-        asked = {"hardware": one["name"], "dtype": next(iter(one["tflops"])), "kernel": "materialized"}
-        assert post(http, "/v1/attention/complexity", **RAW, **LITTLE, **asked)["device_name"] == one["name"]
-    limits = post(http, "/v1/attention/complexity", **RAW, **asked)["limits"]
+        body = {"hardware": one["name"], "dtype": next(iter(one["tflops"])), "kernel": "materialized"}
+        assert post(http, "/v1/attention/complexity", **RAW, **LITTLE, **body)["device_name"] == one["name"]
+    limits = post(http, "/v1/attention/complexity", **RAW, **body)["limits"]
     assert limits["free_bytes"] == one["memory_bytes"] >= limits["forward"]["longest"]["peak_bytes"]
     assert "H100 SXM" in refuse(http, "/v1/attention/complexity", **RAW, hardware="Abacus")["detail"]

@@ -95,10 +95,10 @@ def test_every_kernel_gives_the_numbers_of_transformers(client, theirs, kernel, 
     upstream[~torch.tensor(real)] = 0  # the outputs at padding do not matter
     gradients = torch.autograd.grad(expected, [x, *theirs.parameters()], upstream)
     name = "longformer.own" if own else "longformer"
-    asked = {"key_mask": real, "kernel": kernel} | ({"global_mask": marked(own)} if own else {})
-    reply = client.forward(name, x, **asked)
+    body = {"key_mask": real, "kernel": kernel} | ({"global_mask": marked(own)} if own else {})
+    reply = client.forward(name, x, **body)
     np.testing.assert_allclose(reply.output[real], expected.detach()[real], rtol=0, atol=1e-10)
-    found = client.gradients(name, x, upstream=upstream, wrt=["query", "parameters"], **asked)
+    found = client.gradients(name, x, upstream=upstream, wrt=["query", "parameters"], **body)
     np.testing.assert_allclose(found.gradients["query"][real], gradients[0][real], rtol=0, atol=1e-10)
     for (theirs_name, _), gradient in zip(theirs.named_parameters(), gradients[1:], strict=True):
         role, _, kind = theirs_name.partition(".")
@@ -108,11 +108,11 @@ def test_every_kernel_gives_the_numbers_of_transformers(client, theirs, kernel, 
 
 def test_weights_and_gradients_of_taps_follow_the_global_tokens_of_a_request(client):
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    asked = {"global_mask": marked(([0, 5, 6], [3]))}
-    taps = client.forward("longformer.own", x, **asked, return_=["weights"])
-    looked = client.weights("longformer.own", x, **asked)
+    body = {"global_mask": marked(([0, 5, 6], [3]))}
+    taps = client.forward("longformer.own", x, **body, return_=["weights"])
+    looked = client.weights("longformer.own", x, **body)
     np.testing.assert_allclose(looked.weights, taps.weights, rtol=0, atol=1e-12)
-    checked = client.gradients("longformer.own", x, **asked, wrt=["scores", "q_global.weight"], check=True)
+    checked = client.gradients("longformer.own", x, **body, wrt=["scores", "q_global.weight"], check=True)
     assert all(check.passed for check in checked.check.values()), checked.check
 
 
@@ -137,22 +137,22 @@ def test_global_tokens_of_a_request_are_a_mask(client, globals_of, spec, kernel)
     dense = allowed | (marks | always)[:, :, None] | (marks | always)[:, None, :]
     wrt = ["query", "key", "value"]
     expected = client.attention.gradients(q, k, v, mask=dense[:, None], upstream=upstream, wrt=wrt, return_=["output"])
-    asked = {"spec": spec, "global_mask": marks, "kernel": kernel}
-    found = client.attention.gradients(q, k, v, upstream=upstream, wrt=wrt, return_=["output"], **asked)
+    body = {"spec": spec, "global_mask": marks, "kernel": kernel}
+    found = client.attention.gradients(q, k, v, upstream=upstream, wrt=wrt, return_=["output"], **body)
     np.testing.assert_allclose(found.output, expected.output, rtol=0, atol=1e-12)
     for name in wrt:
         np.testing.assert_allclose(found.gradients[name], expected.gradients[name], rtol=0, atol=1e-12)
-    output = client.attention.forward(q, k, v, **asked).output
+    output = client.attention.forward(q, k, v, **body).output
     np.testing.assert_allclose(output, expected.output, rtol=0, atol=1e-12)
 
 
 def test_global_tokens_are_counted_as_offsets_say(client):
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((BATCH, 2, LENGTH, 4)) for _ in range(3))
-    asked = {"spec": spec_of([], "shared"), "global_mask": marked([[1, 9], [4]])}
-    whole = client.attention.forward(q, k, v, **asked).output
+    body = {"spec": spec_of([], "shared"), "global_mask": marked([[1, 9], [4]])}
+    whole = client.attention.forward(q, k, v, **body).output
     rest = client.attention.forward(
-        q[:, :, 3:], k[:, :, 3:], v[:, :, 3:], past_key=k[:, :, :3], past_value=v[:, :, :3], **asked
+        q[:, :, 3:], k[:, :, 3:], v[:, :, 3:], past_key=k[:, :, :3], past_value=v[:, :, :3], **body
     )
     np.testing.assert_allclose(rest.output, whole[:, :, 3:], rtol=0, atol=1e-12)
 

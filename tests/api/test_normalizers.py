@@ -16,8 +16,8 @@ def normalizer(request):
 
 @pytest.mark.parametrize("question", ["forward", "gradients"])
 def test_the_log_sum_exp_is_refused(http, normalizer, question):
-    asked = {"return": ["output", "lse"]}
-    document = refuse(http, f"/v1/attention/{question}", query=X, spec={"normalizer": normalizer}, **asked)
+    body = {"return": ["output", "lse"]}
+    document = refuse(http, f"/v1/attention/{question}", query=X, spec={"normalizer": normalizer}, **body)
     assert (document["status"], document["param"]) == (422, "return.1")
     assert normalizer["name"] in document["detail"]
     assert "lse" in document["detail"]

@@ -73,8 +73,8 @@ VALUES = [64, 1024, 16384]
 @pytest.fixture
 def drawn_of(http):
     """A picture of so many things compared, under names, that cross one another at these lengths."""
-    told = http.post("/v1/attention/complexity", json=RAW | {"sweep": {"values": VALUES}}).json()
-    reply = ComplexityReply.model_validate(told)
+    answer = http.post("/v1/attention/complexity", json=RAW | {"sweep": {"values": VALUES}}).json()
+    reply = ComplexityReply.model_validate(answer)
 
     def draw(labels, lengths=()):
         compared = [reply.series[0].model_copy(update={"label": label}) for label in labels]
@@ -122,8 +122,8 @@ def test_legends_stay_within_the_picture_and_lines_can_be_told_apart(drawn_of):
 
 @pytest.mark.parametrize("width", [750, *(pytest.param(each, marks=pytest.mark.slow) for each in (1004, 2008))])
 def test_costs_fit_the_columns_of_a_paper(http, width):
-    told = http.post("/v1/attention/complexity", json=RAW | {"sweep": {"values": VALUES}, "compare": [WINDOW]}).json()
-    reply, names = ComplexityReply.model_validate(told), Names(sweep=Sweep(values=VALUES))
+    answer = http.post("/v1/attention/complexity", json=RAW | {"sweep": {"values": VALUES}, "compare": [WINDOW]}).json()
+    reply, names = ComplexityReply.model_validate(answer), Names(sweep=Sweep(values=VALUES))
     options = PictureOptions(width=width, dpi=300, title="The time and the memory of one head beside a window's")
     assert faults(drawing.make_figure(reply, options, names)) == []
 

@@ -7,10 +7,10 @@ from tests.api.talk import post, refuse
 
 
 def test_a_biased_position_is_not_for_the_fused_kernel(http):
-    asked = {"query": np.eye(4).tolist(), "kernel": "fused"}
-    rotated = post(http, "/v1/attention/forward", **asked, spec={"position": {"name": "rope"}})
+    body = {"query": np.eye(4).tolist(), "kernel": "fused"}
+    rotated = post(http, "/v1/attention/forward", **body, spec={"position": {"name": "rope"}})
     assert rotated["ran"]["kernel"] == "fused"
-    document = refuse(http, "/v1/attention/forward", **asked, spec={"position": {"name": "alibi"}})
+    document = refuse(http, "/v1/attention/forward", **body, spec={"position": {"name": "alibi"}})
     assert document["param"] == "kernel"
     assert "alibi" in document["detail"]
 
@@ -25,7 +25,7 @@ LONG = {
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "told"),
+    ("body", "param", "detail"),
     [
         ({"positions": [0, 1, 2]}, "positions", "'none'"),
         ({"spec": {"position": ROPE}, "positions": [[0, 1, 2]] * 2}, "positions", "[3]"),
@@ -48,24 +48,24 @@ LONG = {
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(http, body, param, told):
+def test_what_cannot_be_is_refused_by_name(http, body, param, detail):
     document = refuse(http, "/v1/attention/forward", **{"query": X, **body})
     assert (document["status"], document["param"]) == (422, param), document
-    assert told in document["detail"]
+    assert detail in document["detail"]
 
 
 @pytest.mark.parametrize(
-    ("config", "param", "told"),
+    ("config", "param", "detail"),
     [
         ({"head_dim": 3, "spec": {"position": ROPE}}, "config.spec.position.dim", "3 wide"),
         ({"spec": {"position": {"name": "rope", "dim": 8}}}, "config.spec.position.dim", "4"),
         ({"key_width": 6, "spec": {"position": LEARNED}}, "config.spec.position", "6"),
     ],
 )
-def test_a_module_that_cannot_be_is_not_made(http, config, param, told):
+def test_a_module_that_cannot_be_is_not_made(http, config, param, detail):
     document = refuse(http, "/v1/modules", name="impossible", config={"d_model": 8, "num_heads": 2, **config})
     assert (document["status"], document["param"]) == (422, param), document
-    assert told in document["detail"]
+    assert detail in document["detail"]
     assert http.get("/v1/modules/impossible").status_code == 404
 
 

@@ -236,8 +236,8 @@ def cut(path: Path):
 def test_statistics_of_every_layer_and_head_come_from_the_recorded_weights(http):
     arrays, content = file_of("a b a b", seed=21)
     made = stored(http, content)
-    asked = {"statistics": ["entropy", "previous_token", "induction", "classes"], "classes": {"bees": ["b"]}}
-    reply = http.post(f"/v1/recordings/{made['id']}/statistics", json=asked)
+    body = {"statistics": ["entropy", "previous_token", "induction", "classes"], "classes": {"bees": ["b"]}}
+    reply = http.post(f"/v1/recordings/{made['id']}/statistics", json=body)
     assert reply.status_code == 200, reply.text
     (found,) = reply.json()["attentions"]
     w = arrays["layers.0.weights"].astype(np.float64)

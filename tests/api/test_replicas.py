@@ -79,8 +79,8 @@ def test_a_sibling_knows_at_once_what_was_answered(siblings):
     made = first.post("/v1/modules", json={"name": "new", "config": CONFIG, "seed": 1}).json()
     assert second.post("/v1/modules/new/sessions", json={}).status_code == 201
     changed = second.put("/v1/modules/new/parameters", json={"parameters": _zeros(second, "new")}).json()
-    asked = {"query": TOKEN, "version": changed["version"]}
-    assert first.post("/v1/modules/new/forward", json=asked).json()["ran"]["version"] == changed["version"]
+    body = {"query": TOKEN, "version": changed["version"]}
+    assert first.post("/v1/modules/new/forward", json=body).json()["ran"]["version"] == changed["version"]
     old = first.post("/v1/modules/new/forward", json={"query": TOKEN, "version": made["version"]})
     assert (old.status_code, old.json()["code"]) == (409, "version_mismatch")
     assert second.get("/v1/modules/other").status_code == 404

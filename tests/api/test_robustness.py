@@ -127,14 +127,14 @@ def test_the_most_masks_there_may_be_are_counted_in_time(http):
     assert time.process_time() - started < 5 * SECONDS
 
 
-@pytest.mark.parametrize(("count", "told"), [(10_000, b"the query has"), (3000, b"too many to name")])
-def test_many_names_in_a_query_are_refused_in_time(server, count, told):
+@pytest.mark.parametrize(("count", "detail"), [(10_000, b"the query has"), (3000, b"too many to name")])
+def test_many_names_in_a_query_are_refused_in_time(server, count, detail):
     names = "&".join(f"{index:x}=" for index in range(count))
     started = time.process_time()
     answer = exchange(server, head("GET", f"/v1/modules/m/parameters/p?{names}", connection="close"))
     assert time.process_time() - started < SECONDS
     assert answer.startswith(b"HTTP/1.1 422")
-    assert told in answer
+    assert detail in answer
 
 
 def test_many_tensors_of_nothing_are_refused_in_time(http):

@@ -114,7 +114,7 @@ def test_idle_connections_are_closed_by_those_who_call(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flag", "value", "detail"),
     [
         ("--port", "99999", "ATTENTION_PORT"),
         ("--device", "tpu", "--device"),
@@ -124,13 +124,13 @@ def test_idle_connections_are_closed_by_those_who_call(tmp_path):
         ("--preload", "tinny", "did you mean tiny?"),
     ],
 )
-def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, flag, value, said):
+def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, flag, value, detail):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").write_text("")
     assert command.serve([flag, value]) == 2
-    told = capsys.readouterr().err
-    assert flag in told
-    assert said in told
+    text = capsys.readouterr().err
+    assert flag in text
+    assert detail in text
 
 
 def test_every_setting_is_a_flag_with_a_word_of_help(monkeypatch, capsys):
@@ -147,8 +147,8 @@ def test_a_taken_port_is_one_line(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert command.serve(["--port", port, "--models-dir", str(tmp_path)]) == 1
-    said = f"--port (ATTENTION_PORT): cannot listen on 127.0.0.1:{port}: address already in use\n"
-    assert capsys.readouterr().err == said
+    text = f"--port (ATTENTION_PORT): cannot listen on 127.0.0.1:{port}: address already in use\n"
+    assert capsys.readouterr().err == text
 
 
 def test_the_command_serves_on_uvloop_and_other_threads_do_not_keep_it_waiting_for_long(tmp_path, monkeypatch):

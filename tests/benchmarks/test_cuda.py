@@ -11,12 +11,12 @@ from benchmarks import cuda
 
 @pytest.mark.slow
 def test_every_table_is_made():
-    told = "\n".join(cuda.tables(Device.open("cpu"), [8, 64], 1000, 3))
-    assert told.count("## ") == 4
-    assert "| 64 |" in told
-    assert "1000 tokens in one request" in told
-    assert "graphs on" in told
-    assert "copies" in told
+    text = "\n".join(cuda.tables(Device.open("cpu"), [8, 64], 1000, 3))
+    assert text.count("## ") == 4
+    assert "| 64 |" in text
+    assert "1000 tokens in one request" in text
+    assert "graphs on" in text
+    assert "copies" in text
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 def test_the_steps_are_printed_in_order(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu-hour", "--print"])
     assert gpu_hour.main() == 0
-    told = capsys.readouterr().out
-    places = [told.index(f"{number}. {step.name}: ") for number, step in enumerate(gpu_hour.STEPS, 1)]
+    text = capsys.readouterr().out
+    places = [text.index(f"{number}. {step.name}: ") for number, step in enumerate(gpu_hour.STEPS, 1)]
     assert places == sorted(places)
     assert [step.name for step in gpu_hour.STEPS] == [
         "machine", "tests", "claims", "models", "walk", "kernels", "memcheck", "ncu",
     ]  # fmt: skip
-    assert all(step.command in told for step in gpu_hour.STEPS)
+    assert all(step.command in text for step in gpu_hour.STEPS)
 
 
 def test_make_runs_it():
@@ -67,14 +67,14 @@ def test_a_step_that_fails_or_lacks_its_tool_costs_the_others_nothing(monkeypatc
     )
     monkeypatch.setattr(gpu_hour, "STEPS", steps)
     assert gpu_hour.main() == 1
-    told = capsys.readouterr().out
+    text = capsys.readouterr().out
     for words in (
         "fails      failed (3)",
         "absent     left out: no no-such-program",
         "sleeps     too long",
         "works      done",
     ):
-        assert words in told
+        assert words in text
     assert (tmp_path / "works.txt").read_text() == "42\n"
 
 

@@ -73,12 +73,12 @@ def good_answer():
 
 
 def test_only_what_is_safe_is_asked_again_where_a_kept_connection_breaks(kind):
-    asked = []
+    seen = []
 
     def once_each(connection, over):
-        asked.append(read_request(connection))
+        seen.append(read_request(connection))
         connection.sendall(good_answer())
-        asked.append(read_request(connection))  # and hangs up
+        seen.append(read_request(connection))  # and hangs up
 
     async def ask(client):
         for _ in range(3):
@@ -88,7 +88,7 @@ def test_only_what_is_safe_is_asked_again_where_a_kept_connection_breaks(kind):
     with stubborn(once_each) as url, pytest.raises(ConnectionFailed, match="broke") as caught:
         both(kind, url, ask)
     assert caught.value.facts["sent"] is True
-    assert [line.split()[0] for line in asked] == [b"POST"] * 5 + [b"DELETE"]
+    assert [line.split()[0] for line in seen] == [b"POST"] * 5 + [b"DELETE"]
 
 
 def test_a_client_serves_one_event_loop_after_another():

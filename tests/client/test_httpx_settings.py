@@ -202,17 +202,17 @@ def test_a_closed_client_sends_nothing(kind):
 
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
 def test_the_environment_names_a_proxy_and_hosts_that_are_exempt(kind, variable, monkeypatch):
-    asked = []
+    seen = []
 
     def proxy(connection, over):
-        asked.append(read_request(connection).partition(b"\r\n")[0])
+        seen.append(read_request(connection).partition(b"\r\n")[0])
         connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
 
     with stubborn(proxy) as url, listening() as service:
         monkeypatch.setenv(variable, url)
         with pytest.raises(Exception, match="404"):
             own(kind, URL, "server_info")
-        assert asked == [f"GET {URL}/v1 HTTP/1.1".encode()]
+        assert seen == [f"GET {URL}/v1 HTTP/1.1".encode()]
         monkeypatch.setenv("no_proxy", "localhost")
         own(kind, service.url, "server_info")
-        assert len(service.requests) == len(asked) == 1
+        assert len(service.requests) == len(seen) == 1

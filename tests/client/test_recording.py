@@ -223,11 +223,11 @@ def test_entropy_leaves_out_queries_that_attend_to_nothing():
 
 
 @pytest.mark.parametrize(
-    ("taps", "said"),
+    ("taps", "detail"),
     [(("scores",), "give a client"), (("wieghts",), "did you mean 'weights'"), (("output",), "client")],
 )
-def test_taps_that_cannot_be_recorded_are_refused(taps, said, tokenizer):
-    with pytest.raises(InvalidRequest, match=said) as caught:
+def test_taps_that_cannot_be_recorded_are_refused(taps, detail, tokenizer):
+    with pytest.raises(InvalidRequest, match=detail) as caught:
         record(tiny_models.model("bert"), tokenizer, TEXT, taps=taps)
     assert caught.value.param == "taps"
 

@@ -96,17 +96,17 @@ def test_resident_modules_of_the_same_content_are_used_and_stay(tokenizer, clien
     model.save_pretrained(root / "kept")
     kept = client.modules.import_("kept", layer=0)
     other = client.modules.create("kept.1", {"d_model": 8, "num_heads": 2})
-    asked = []
+    seen = []
     forward, client.forward = (
         client.forward,
-        lambda name, *args, **more: asked.append(name) or forward(name, *args, **more),
+        lambda name, *args, **more: seen.append(name) or forward(name, *args, **more),
     )
     try:
         remote = record(model, tokenizer, TEXT, client=client, checkpoint="kept")
     finally:
         del client.forward
-    assert asked[0] == "kept.0"
-    assert asked[1].startswith("recording-")
+    assert seen[0] == "kept.0"
+    assert seen[1].startswith("recording-")
     assert {module.name: module.version for module in client.modules.list().modules} == {
         "kept.0": kept.version,
         "kept.1": other.version,

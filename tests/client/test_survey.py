@@ -334,17 +334,17 @@ def test_the_command_takes_the_texts_that_ship_without_a_file(url, models):
 def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("one, two. one, two.\n\nthe cat\n")
-    told = json.loads(run(url, "exact", str(file), "--json"))
-    assert told["texts"] == ["one, two. one, two.", "the cat"]
-    assert [(each["layer"], each["head"]) for each in told["heads"]] == HEADS
-    assert told["heads"][4]["statistics"]["induction"]["strongest"] == [0, 1]
+    reply = json.loads(run(url, "exact", str(file), "--json"))
+    assert reply["texts"] == ["one, two. one, two.", "the cat"]
+    assert [(each["layer"], each["head"]) for each in reply["heads"]] == HEADS
+    assert reply["heads"][4]["statistics"]["induction"]["strongest"] == [0, 1]
     piped = run(url, "exact", "-", "--by", "entropy", "--show", "L0H1", "--layer", "0", stdin="the cat\nthe dog\n")
     assert "L0H1, entropy" in piped
     assert "exact over 2 texts" in piped
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "told"),
+    ("arguments", "stdin", "detail"),
     [
         (["nowhere.txt"], None, "there is no file"),
         (["-"], "\n \n", "has no text"),
@@ -352,7 +352,7 @@ def test_the_command_reads_a_file_and_tells_a_program_everything(url, models, tm
         (["--show", "three"], None, "expected the name of a head, as L1H3"),
     ],
 )
-def test_the_command_names_what_is_wrong(url, arguments, stdin, told):
+def test_the_command_names_what_is_wrong(url, arguments, stdin, detail):
     result = invoke(["--url", url, "heads", "exact", *arguments], input=stdin)
     assert result.exit_code == 2
-    assert told in " ".join(result.output.replace("│", " ").split())
+    assert detail in " ".join(result.output.replace("│", " ").split())

@@ -331,7 +331,7 @@ def test_faults_too_many_to_name_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("data", "param", "said"),
+    ("data", "param", "message"),
     [
         ({"qeury": [[1.0]]}, "query", "there is no field 'qeury', did you mean 'query'?"),
         ({"query": [[1.0]], "retrun": ["output"]}, "retrun", "did you mean 'return'?"),
@@ -343,8 +343,8 @@ def test_faults_too_many_to_name_are_counted():
         ({}, "query", "this field is required"),
     ],
 )
-def test_a_misspelt_name_is_told_with_the_right_one(data, param, said):
+def test_a_misspelt_name_is_told_with_the_right_one(data, param, message):
     with pytest.raises(InvalidRequest) as refusal:
         validate(ForwardRequest, data, by_name="return_" in data)
     assert refusal.value.param == param
-    assert said in refusal.value.detail
+    assert message in refusal.value.detail

@@ -288,7 +288,7 @@ def test_calls_of_a_session_reach_its_pod_behind_a_gateway():
 
 @rendered
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "detail"),
     [
         ({"replicas": 2}, "store.accessMode"),
         ({"replicas": 2, "store": {"ephemeral": True}}, "store.ephemeral"),
@@ -302,6 +302,6 @@ def test_calls_of_a_session_reach_its_pod_behind_a_gateway():
     ],
     ids=str,
 )
-def test_values_that_do_not_go_together_are_refused_by_name(values, told):
-    with pytest.raises(AssertionError, match=re.escape(told)):
+def test_values_that_do_not_go_together_are_refused_by_name(values, detail):
+    with pytest.raises(AssertionError, match=re.escape(detail)):
         render(**values)

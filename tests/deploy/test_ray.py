@@ -81,7 +81,7 @@ def test_a_replica_has_its_share_its_device_and_callers_with_keys(ray_serve, mon
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "detail"),
     [
         ({"replicas": 3, "max_replicas": 2}, "max_replicas is 2, less than"),
         ({"replica": 2}, "replica\n"),
@@ -90,8 +90,8 @@ def test_a_replica_has_its_share_its_device_and_callers_with_keys(ray_serve, mon
         ({"settings": {"port": "x"}}, "port\n"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(ray_serve, options, told):
-    with pytest.raises(ValueError, match=told):
+def test_options_that_make_no_sense_are_refused(ray_serve, options, detail):
+    with pytest.raises(ValueError, match=detail):
         ray_serve.build(ray_serve.Options(**options))
 
 
@@ -216,9 +216,9 @@ def test_a_reply_of_64_mib_is_the_same(client):
 
 @slow
 def test_tokens_of_a_model_arrive_as_events(client):
-    asked = {"max_tokens": 6, "temperature": 0}
-    whole = client.models.generate("tiny", "the cat sat", **asked).choices[0].text
-    pieces = [piece.choices[0].text for piece in client.models.stream("tiny", "the cat sat", **asked)]
+    body = {"max_tokens": 6, "temperature": 0}
+    whole = client.models.generate("tiny", "the cat sat", **body).choices[0].text
+    pieces = [piece.choices[0].text for piece in client.models.stream("tiny", "the cat sat", **body)]
     assert len(pieces) > 3
     assert "".join(pieces) == whole
 

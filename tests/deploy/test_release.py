@@ -41,9 +41,9 @@ def test_a_new_version_takes_what_was_unreleased(project):
     assert (project / "CITATION.cff").read_text().count("date-released") == 1
 
 
-@pytest.mark.parametrize(("version", "told"), [("1.2", "such as 0.2.0"), ("0.1.0", "0.1.0 already")])
-def test_a_version_that_is_none_or_was_published_is_refused(project, version, told):
-    with pytest.raises(SystemExit, match=told):
+@pytest.mark.parametrize(("version", "detail"), [("1.2", "such as 0.2.0"), ("0.1.0", "0.1.0 already")])
+def test_a_version_that_is_none_or_was_published_is_refused(project, version, detail):
+    with pytest.raises(SystemExit, match=detail):
         name_version(project, version, "2030-01-02")
 
 

@@ -73,19 +73,19 @@ def answer(url: str, request: RawRequest) -> tuple[Any, ...]:
     came = httpx.request(request.method, url + request.path, content=request.body, headers=request.headers, timeout=30)
     length = int(came.headers.get("inference-header-content-length", len(came.content)))
     try:
-        told = json.loads(came.content[:length])
+        reply = json.loads(came.content[:length])
     except ValueError:
-        told = None
+        reply = None
     if came.status_code != 200:
-        return came.status_code, "error" if isinstance(told, dict) and isinstance(
-            told.get("error"), str
+        return came.status_code, "error" if isinstance(reply, dict) and isinstance(
+            reply.get("error"), str
         ) else "no error"
-    if isinstance(told, dict) and "outputs" in told and "model_name" in told:
+    if isinstance(reply, dict) and "outputs" in reply and "model_name" in reply:
         forms = [
             (each["name"], each["datatype"], each["shape"], sorted({"data", "parameters"} & each.keys()))
-            for each in told["outputs"]
+            for each in reply["outputs"]
         ]
-        return 200, told["model_name"], told["model_version"], told.get("id"), str(forms)
+        return 200, reply["model_name"], reply["model_version"], reply.get("id"), str(forms)
     return (200,)
 
 

@@ -44,10 +44,10 @@ def test_a_new_process_finds_every_module_unchanged(library, request_for, reopen
     library.create(request_for("a", seed=1, dtype="bfloat16", spec={"masks": [{"name": "causal"}], "softcap": 30}))
     library.create(request_for("b", bias={"v_proj": True}, num_kv_heads=1, value_dim=3))
     library.replace("b", plus(library.get("b"), 1))
-    told = []
+    seen = []
     again = Library(library.root, torch.device("cpu"))
-    assert again.load(lambda module: told.append(module.name)) == []
-    assert told == ["a", "b"]
+    assert again.load(lambda module: seen.append(module.name)) == []
+    assert seen == ["a", "b"]
     for old, new in zip(library.list(), again.list(), strict=True):
         assert new.info() == old.info()
         assert list(new.parameters) == list(old.parameters)

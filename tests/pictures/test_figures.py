@@ -181,9 +181,9 @@ def test_lines_go_from_each_query_to_the_keys_it_looks_at(rng):
     ends = [(round(path.vertices[0][1]), round(path.vertices[-1][1])) for path in lines.get_paths()]
     least = weights.mean()
     assert set(ends) == set(zip(*np.nonzero(weights >= least), strict=True))
-    told = " ".join(text.get_text() for text in made.texts)
+    message = " ".join(text.get_text() for text in made.texts)
     shown = weights[weights >= least]
-    assert f"{len(shown)} of 21 lines are drawn: those of at least {shown.min():.2g} in weight" in told
+    assert f"{len(shown)} of 21 lines are drawn: those of at least {shown.min():.2g} in weight" in message
     opacity = lines.get_edgecolors()[:, 3]
     assert np.all(np.diff(opacity) >= 0)
     assert ends[-1] == np.unravel_index(weights.argmax(), weights.shape)

@@ -122,8 +122,8 @@ def test_attributions_show_pairs_of_tokens_with_their_labels(rng):
     by_head, merged = rng.normal(size=(2, 3, 3)).astype(np.float32), rng.random((3, 3)).astype(np.float32)
     found = {"gradient_attention": by_head, "relevance": merged, "head_importance": np.ones(2)}
     made = AttributionReply(**found, differences=Attributions(relevance=-merged), ran=RAN)
-    asked = AttributionRequest(query=np.ones((3, 8)), labels=["a", "b", "c"])
-    object.__setattr__(made, "_names", names_of(asked))
+    request = AttributionRequest(query=np.ones((3, 8)), labels=["a", "b", "c"])
+    object.__setattr__(made, "_names", names_of(request))
     shown = [data_of(each) for each in elements(made._repr_html_())]
     assert [(data["title"], data["signed"], data["names"]) for data, _ in shown] == [
         ("Gradient attention", True, ["H0", "H1"]),
@@ -138,8 +138,8 @@ def test_attributions_show_pairs_of_tokens_with_their_labels(rng):
 
 def test_a_forward_reply_of_the_client_names_what_was_selected(rng):
     made = ForwardReply(weights=rng.random((2, 1, 3)), output=np.zeros((4, 8)), ran=RAN)
-    asked = ForwardRequest(query=np.ones((4, 8)), select={"heads": [5, 3], "queries": [2]})
-    object.__setattr__(made, "_names", names_of(asked))
+    request = ForwardRequest(query=np.ones((4, 8)), select={"heads": [5, 3], "queries": [2]})
+    object.__setattr__(made, "_names", names_of(request))
     data, _ = data_of(made._repr_html_())
     assert (data["names"], data["rows"]) == (["H5", "H3"], ["2"])
 

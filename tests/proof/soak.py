@@ -49,9 +49,9 @@ class Held:
     async def of(cls, server: Running, http: httpx.AsyncClient) -> "Held":
         """Measure a server."""
         process = psutil.Process(server.process.pid)
-        told = (await http.get("/v1")).json()
+        reply = (await http.get("/v1")).json()
         sessions = (await http.get("/v1/sessions")).json()["sessions"]
-        memory = told["memory"]
+        memory = reply["memory"]
         return cls(
             own_memory(process.pid), process.num_fds(), process.num_threads(), memory["in_flight_bytes"],
             memory["resident_bytes"], len(sessions),
@@ -145,8 +145,8 @@ class Soak:
         rows = []
         for kind in kinds:
             by_status = sorted((status, count) for (each, status), count in self.counts.items() if each == kind)
-            told = ", ".join(f"{status or 'left'}: {count:,}" for status, count in by_status)
-            rows.append([kind, told, f"{sum(count for _, count in by_status):,}"])
+            text = ", ".join(f"{status or 'left'}: {count:,}" for status, count in by_status)
+            rows.append([kind, text, f"{sum(count for _, count in by_status):,}"])
         return table(["operation", "answers by status", "all"], [*rows, ["all", "", f"{self.counts.total():,}"]], 2)
 
 

@@ -114,8 +114,8 @@ def test_the_numbers_are_those_of_the_equations(name, run, engine, told):
     "name", [name if name == "both" else pytest.param(name, marks=pytest.mark.slow) for name in LATENTS]
 )
 def test_gradients_of_every_parameter_are_those_of_differences(name, run, engine, told):
-    asked = GradientsRequest(query=told[0], key=told[1], wrt=["query", "key", "parameters"], check=True)
-    reply = run(engine.ask("gradients", name, asked))
+    request = GradientsRequest(query=told[0], key=told[1], wrt=["query", "key", "parameters"], check=True)
+    reply = run(engine.ask("gradients", name, request))
     assert set(reply.gradients) == {"query", "key", *parameters(engine, name)}
     assert all(np.any(np.asarray(value)) for value in reply.gradients.values())
     assert max(each.max_relative_error for each in reply.check.values()) < 1e-6
@@ -141,12 +141,12 @@ def test_a_module_of_its_config_and_parameters_is_the_same(name, run, engine):
 
 @pytest.mark.parametrize("name", LATENTS)
 def test_its_costs_count_the_latents(name, run, engine):
-    asked = {
+    body = {
         "shape": {"queries": 64},
         "sweep": {"dimension": "head_dim", "values": [HEAD, 2 * HEAD]},
         "memory_bytes": 2**20,
     }
-    reply = run(engine.complexity(name, validate(ComplexityRequest, asked)))
+    reply = run(engine.complexity(name, validate(ComplexityRequest, body)))
     p = parameters(engine, name)
     matrices = sum(value.size for key, value in p.items() if value.ndim == 2)
     assert reply.parameter_count == sum(value.size for value in p.values())
@@ -175,9 +175,9 @@ def test_an_impossible_latent_is_refused_by_its_field(latent, more, field):
 
 
 def test_a_head_that_is_no_wider_than_its_shared_part_is_no_size(run, engine):
-    asked = {"shape": {"queries": 4}, "sweep": {"dimension": "head_dim", "values": [2, 6]}}
+    body = {"shape": {"queries": 4}, "sweep": {"dimension": "head_dim", "values": [2, 6]}}
     with pytest.raises(InvalidRequest, match="shared"):
-        run(engine.complexity("both", validate(ComplexityRequest, asked)))
+        run(engine.complexity("both", validate(ComplexityRequest, body)))
 
 
 @pytest.mark.parametrize(

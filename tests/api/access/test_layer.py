@@ -94,9 +94,9 @@ def test_each_operation_wants_one_of_its_scopes(keyed, operation, web):
         allowed = operation.path in OPEN_PATHS or bool(SCOPES[operation.name] & set(scopes))
         assert (answer.status_code != 403) is allowed
         if not allowed:
-            told = answer.json() if operation.path not in OPENAI_PATHS else answer.json()["error"]
-            assert told["needed_scopes"] == sorted(SCOPES[operation.name])
-            assert operation.name in (told.get("detail") or told["message"])
+            reply = answer.json() if operation.path not in OPENAI_PATHS else answer.json()["error"]
+            assert reply["needed_scopes"] == sorted(SCOPES[operation.name])
+            assert operation.name in (reply.get("detail") or reply["message"])
 
 
 def test_every_operation_has_scopes_and_every_change_is_audited():
@@ -314,9 +314,9 @@ def test_keys_are_needed_where_others_can_ask(tmp_path, settings, needed):
 
 def test_a_server_that_others_reach_does_not_start_without_a_key(tmp_path, capsys):
     assert serve(["--host", "0.0.0.0", "--port", "0", "--models-dir", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert "attention keys create" in told
-    assert "--require-keys false" in told
+    text = capsys.readouterr().err
+    assert "attention keys create" in text
+    assert "--require-keys false" in text
 
 
 def test_the_first_start_makes_a_key_once_and_prints_it(tmp_path, capsys, monkeypatch):

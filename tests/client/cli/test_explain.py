@@ -197,7 +197,7 @@ def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "detail"),
     [
         (("nobody",), "no module is named 'nobody'"),
         (("tiny", "--layer", "9"), "has no attention '9'"),
@@ -206,7 +206,7 @@ def test_a_whole_model_is_explained_by_one_of_its_layers(explained, client):
         (("--text", "x"), "NAME is none"),
     ],
 )
-def test_a_model_or_a_layer_that_is_not_there_is_told(explained, arguments, told):
+def test_a_model_or_a_layer_that_is_not_there_is_told(explained, arguments, detail):
     pytest.importorskip("transformers")
-    code = 2 if "NAME" in told else 1
-    assert told in " ".join(explained(*arguments, code=code).output.split())
+    code = 2 if "NAME" in detail else 1
+    assert detail in " ".join(explained(*arguments, code=code).output.split())

@@ -57,8 +57,8 @@ def test_a_row_for_each_head_has_its_statistics_and_its_largest_weights(capsys):
     assert rows[0][:2] == ["head", "entropy"]
     assert rows[1] == ["L0H0", "0.5", "the", "→", "<s>", "(0.75)", "'\\n'", "→", "the", "(0.60)"]
     assert rows[4][:3] == ["cross.1", "H1", "1.5"]
-    told = " ".join(rows[-1])
-    assert told == "net (Net) on cpu in float32: 1 ms (queued 0), loaded in 1.5 s, fused"
+    text = " ".join(rows[-1])
+    assert text == "net (Net) on cpu in float32: 1 ms (queued 0), loaded in 1.5 s, fused"
     assert rows[6] == ["token", "L0H0", "L0H1", "cross.1", "H0", "cross.1", "H1"], "few heads: a row for each token"
     assert rows[8][:9] == ["the", "<s>", "(0.75)", "the", "(0.25)", "the", "(0.50)", "<s>", "(0.50)"]
 

@@ -303,16 +303,16 @@ def remote_name(remote):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "detail"),
     [
         ({"attn_mask": torch.zeros(L, S, dtype=torch.int64)}, "attn_mask: expected bool"),
         ({"attn_mask": torch.zeros(S, L)}, r"attn_mask: expected shape \[4, 5\] or \[6, 4, 5\], got \[5, 4\]"),
         ({"key_padding_mask": torch.zeros(B, L)}, r"key_padding_mask: expected shape \[3, 5\], got \[3, 4\]"),
     ],
 )
-def test_a_mask_that_does_not_fit_is_refused_without_a_request(client, sent, arguments, told):
+def test_a_mask_that_does_not_fit_is_refused_without_a_request(client, sent, arguments, detail):
     _, remote = pair(client)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=detail):
         remote(*inputs(remote), **arguments)
     assert sent == []
 

@@ -74,8 +74,8 @@ async def create(engine: Engine, name: str, spec: dict[str, Any], **config: Any)
 
 async def uncached(engine: Engine, name: str, tokens: Array, start: int, **fields: Any) -> ForwardReply:
     """The forward pass of the tokens ``[B, L, d]`` from ``start`` on, which see all of them, in float64."""
-    asked = {"query": tokens[:, start:], "key": tokens, "offsets": start} | fields
-    return await engine.forward(name + EXACT, validate(ForwardRequest, asked))
+    body = {"query": tokens[:, start:], "key": tokens, "offsets": start} | fields
+    return await engine.forward(name + EXACT, validate(ForwardRequest, body))
 
 
 def close(found: Any, expected: Any, dtype: str = "float64", largest: float = 1.0) -> None:
@@ -163,11 +163,11 @@ class Tree:
         """Open a session from another, or from an exported past."""
         if self.rng.random() < 0.5:
             length = int(self.rng.integers(0, twin.length + 1))
-            asked = {"from": {"session": twin.id, "length": length}}
+            body = {"from": {"session": twin.id, "length": length}}
         else:
             cache, length = await self.sessions.cache(twin.id), twin.length
-            asked = {"past_key": cache.past_key, "past_value": cache.past_value}
-        info = await self.sessions.open(self.name, validate(OpenSession, asked))
+            body = {"past_key": cache.past_key, "past_value": cache.past_value}
+        info = await self.sessions.open(self.name, validate(OpenSession, body))
         self.twins.append(Twin(info.session, twin.tokens[:, :length]))
 
     async def step(self, twin: Twin) -> None:
@@ -244,9 +244,9 @@ class Tree:
 
     async def cancel(self, twin: Twin) -> None:
         """Leave in the middle of a step."""
-        asked = {"query": self.fresh(len(twin.tokens)), "return": ["output", "weights"][: self.rng.integers(1, 3)]}
-        x = asked["query"]
-        running = asyncio.ensure_future(self.sessions.step(twin.id, validate(StepRequest, asked)))
+        body = {"query": self.fresh(len(twin.tokens)), "return": ["output", "weights"][: self.rng.integers(1, 3)]}
+        x = body["query"]
+        running = asyncio.ensure_future(self.sessions.step(twin.id, validate(StepRequest, body)))
         await asyncio.sleep(self.rng.choice([0, 0, 1e-4, 1e-3]))
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -274,18 +274,18 @@ class Tree:
             "weights", twin.id, validate(SessionWeightsRequest, {"query": x, "at": twin.length})
         )
         whole = np.concatenate([twin.tokens, x], 1)
-        asked = {"query": x, "key": whole, "offsets": twin.length}
-        expected = await self.engine.ask("weights", self.name + EXACT, validate(WeightsRequest, asked))
+        body = {"query": x, "key": whole, "offsets": twin.length}
+        expected = await self.engine.ask("weights", self.name + EXACT, validate(WeightsRequest, body))
         close(found.weights, expected.weights, self.dtype)
 
     async def ask_gradients(self, twin: Twin) -> None:
         """Differentiate with respect to new tokens, and to the cached keys and values."""
         x = self.fresh(len(twin.tokens))
         wrt = ["query", "past_key", "past_value", "parameters"] if twin.length else ["query", "parameters"]
-        asked = {"query": x, "wrt": wrt, "upstream": self.fresh(len(x), x.shape[1])}
-        found = await self.sessions.ask("gradients", twin.id, validate(SessionGradientsRequest, asked))
+        body = {"query": x, "wrt": wrt, "upstream": self.fresh(len(x), x.shape[1])}
+        found = await self.sessions.ask("gradients", twin.id, validate(SessionGradientsRequest, body))
         past = await self.past(twin)
-        expected = await self.engine.ask("gradients", self.name + EXACT, validate(GradientsRequest, asked | past))
+        expected = await self.engine.ask("gradients", self.name + EXACT, validate(GradientsRequest, body | past))
         assert set(found.gradients) == set(expected.gradients)
         # The gradient of a key's bias is zero as a sum over keys, so its error is that of what is summed.
         largest = max(float(to_torch(each).abs().max()) for each in expected.gradients.values())
@@ -297,9 +297,9 @@ class Tree:
         info = await self.sessions.fork(twin.id, ForkSession())
         x = self.fresh(len(twin.tokens))
         edits = [{"tap": "k", "keys": [twin.length], "scale": 2.0}, {"tap": "scores", "heads": [1], "set": 0.5}]
-        asked = {"query": x, "edits": edits, "return": ["output", "k", "v"]}
-        reply = await self.sessions.step(info.session, validate(StepRequest, asked))
-        expected = await self.engine.forward(self.name + EXACT, validate(ForwardRequest, asked | await self.past(twin)))
+        body = {"query": x, "edits": edits, "return": ["output", "k", "v"]}
+        reply = await self.sessions.step(info.session, validate(StepRequest, body))
+        expected = await self.engine.forward(self.name + EXACT, validate(ForwardRequest, body | await self.past(twin)))
         close(reply.output, expected.output, self.dtype)
         cache = await self.sessions.cache(info.session)
         close(cache.past_key, expected.k[:, :, : reply.length], self.dtype)

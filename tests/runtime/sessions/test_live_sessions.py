@@ -362,8 +362,8 @@ async def test_capacity_is_reserved_at_opening_and_after_a_fork(engine):
     with pytest.raises(InvalidRequest, match="capacity 100") as refused:
         await step(engine, sure, tokens(1))
     assert refused.value.param == "query"
-    asked = validate(SessionWeightsRequest, {"query": tokens(1)})
-    assert (await engine.sessions.ask("weights", sure, asked)).weights.shape[-1] == 101  # appends nothing
+    request = validate(SessionWeightsRequest, {"query": tokens(1)})
+    assert (await engine.sessions.ask("weights", sure, request)).weights.shape[-1] == 101  # appends nothing
     close((await step(engine, fork, x[:, 10:11])).output, (await uncached(engine, "m", x[:, :11], 10)).output)
 
 
@@ -530,8 +530,8 @@ async def test_new_weights_share_no_pages_with_old_ones(engine):
     await engine.modules.replace("m", validate(ReplaceParameters, {"parameters": parameters}))
     second = await opened(engine, share=True)
     await step(engine, second, x)
-    asked = validate(ForwardRequest, {"query": np.concatenate([x, x[:, :1]], 1)})
-    expected = (await engine.forward("m", asked)).output[:, PAGE_TOKENS:]
+    request = validate(ForwardRequest, {"query": np.concatenate([x, x[:, :1]], 1)})
+    expected = (await engine.forward("m", request)).output[:, PAGE_TOKENS:]
     close((await step(engine, second, x[:, :1])).output, expected)
 
 
@@ -552,9 +552,9 @@ async def test_heads_attend_to_what_was_kept_for_each(engine, policy):
         kept = getattr(cache, name)
         difference = np.abs(kept[:, :, :, None] - taps[:, :, None, :6]).max(-1).min(-1)
         assert difference.max() < 1e-12
-    asked = {"query": x[:, 6:7], "past_key": cache.past_key, "past_value": cache.past_value}
-    asked |= {"positions": [[6]], "offsets": [held]}
-    want = await engine.forward("m", validate(ForwardRequest, asked))
+    body = {"query": x[:, 6:7], "past_key": cache.past_key, "past_value": cache.past_value}
+    body |= {"positions": [[6]], "offsets": [held]}
+    want = await engine.forward("m", validate(ForwardRequest, body))
     reply = await step(engine, ident, x[:, 6:7])
     np.testing.assert_allclose(reply.output, want.output, atol=1e-12)
     assert reply.error.max > 0

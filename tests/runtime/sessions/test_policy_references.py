@@ -221,8 +221,8 @@ async def uncached_outputs(engine: Engine, x: Array, plan: list[int], policy: di
             for query in range(start, stop):
                 seen = head.tokens + list(range(start, query + 1))
                 mask[0, h * group : (h + 1) * group, query, seen] = True
-        asked = validate(ForwardRequest, {"query": x, "mask": mask, "return": ["output", "weights"]})
-        reply = await engine.forward("m", asked)
+        request = validate(ForwardRequest, {"query": x, "mask": mask, "return": ["output", "weights"]})
+        reply = await engine.forward("m", request)
         output, weights = np.asarray(reply.output), np.asarray(reply.weights)
         for h, head in enumerate(heads):
             keys = head.tokens + list(range(start, stop))

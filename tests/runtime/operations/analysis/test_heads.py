@@ -42,8 +42,8 @@ def test_refused_numbers_name_the_field(recorded, weights):
     with pytest.raises(InvalidTensor, match=r"^a, b: expected") as sent, SentHeads(weights, ("a", "b")).opened(CPU):
         raise UnfitNumbers("expected others")
     assert sent.value.param == "a"
-    said = r"^layers: expected others in the recorded weights$"
-    with pytest.raises(InvalidRequest, match=said) as caught, recorded.opened(CPU):
+    text = r"^layers: expected others in the recorded weights$"
+    with pytest.raises(InvalidRequest, match=text) as caught, recorded.opened(CPU):
         raise UnfitNumbers("expected others")
     assert caught.value.param == "layers"
 

@@ -33,30 +33,31 @@ def with_media(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(given, str | bytes | PathLike):
             raise InvalidRequest.at(field, f"expected a list of {kind}, got one")
         if given is not None:
-            options[field] = [sent(each, f"{field}.{index}") for index, each in enumerate(given)]
+            takes_pillow = field == "images"
+            options[field] = [sent(each, f"{field}.{at}", image=takes_pillow) for at, each in enumerate(given)]
     return {**arguments, "options": options}
 
 
 def data_url(path: str, param: str) -> str:
     """Return the file of an image as an address that holds it. Raises InvalidRequest for one that cannot be read."""
     kind, _ = guess_type(path, strict=False)
-    return f"data:{kind or 'image/png'};base64,{sent(path, param)['base64']}"
+    return f"data:{kind or 'image/png'};base64,{sent(path, param, image=True)['base64']}"
 
 
-def sent(image: Any, param: str) -> Any:
+def sent(given: Any, param: str, *, image: bool) -> Any:
     """Return an image or a sound as a request has it. Raises InvalidRequest for one that cannot be read."""
-    if isinstance(image, ImageBytes | AudioBytes | Mapping):
-        return image
-    if isinstance(image, str | PathLike):
+    if isinstance(given, ImageBytes | AudioBytes | Mapping):
+        return given
+    if isinstance(given, str | PathLike):
         try:
-            image = Path(image).read_bytes()
+            given = Path(given).read_bytes()
         except OSError as fault:
-            raise InvalidRequest.at(param, f"{image} cannot be read: {fault.strerror}") from None
-    if not isinstance(image, bytes):
-        if not hasattr(image, "save") or param.startswith("audio"):
-            more = "" if param.startswith("audio") else " or an image of Pillow"
-            raise InvalidRequest.at(param, f"expected a path, bytes{more}, got {image!r:.80}")
+            raise InvalidRequest.at(param, f"{given} cannot be read: {fault.strerror}") from None
+    if not isinstance(given, bytes):
+        if not image or not hasattr(given, "save"):
+            more = " or an image of Pillow" if image else ""
+            raise InvalidRequest.at(param, f"expected a path, bytes{more}, got {given!r:.80}")
         file = BytesIO()
-        image.save(file, format="PNG")
-        image = file.getvalue()
-    return {"base64": b64encode(image).decode()}
+        given.save(file, format="PNG")
+        given = file.getvalue()
+    return {"base64": b64encode(given).decode()}

@@ -348,7 +348,7 @@ create_embedding = Operation(
 create_transcription = Operation(
     "create_transcription", "POST", "/v1/audio/transcriptions", x.TranscriptionRequest, x.Transcription,
     "The text of a sound by a whole model, in OpenAI's format, with the times of words and of each token",
-    (*READS_BODY, *OF_MODEL), form=True, scopes=INFER,
+    (*READS_BODY, *OF_MODEL), form=True, example=x.EXAMPLE_SOUND, scopes=INFER,
 )  # fmt: skip
 list_recordings = Operation(
     "list_recordings", "GET", "/v1/recordings", None, r.RecordingList, "Every stored recording", scopes=SEE,

@@ -73,6 +73,7 @@ class TranscriptionFields(CallOptions, total=False):
     timestamp_granularities: Sequence[Literal["word"]] | None
     include: Sequence[Literal["logprobs"]] | None
     attention: AttentionOfTokens | Mapping[str, Any] | None
+    adapter: str | None
     alignment_heads: Sequence[tuple[int, int]] | None
 
 
@@ -124,7 +125,7 @@ class Generation(Group[WayT]):
         ``alignment_heads`` are those that times are taken from: layers and heads of cross-attentions, as in
         ``[(1, 0), (1, 3)]``. Raises ModelNotFound and InvalidRequest.
         """
-        return call(operations.create_transcription, {**locals(), "file": sent(file, "audio")})
+        return call(operations.create_transcription, {**locals(), "file": sent(file, "file", image=False)})
 
     @method
     def embed(

@@ -40,6 +40,10 @@ PANELS: Final = {
             "commands.generation_commands:chat",
             "Chat with a model, and show what the heads looked at for each token. One line is one message.",
         ),
+        "transcribe": Entry(
+            "commands.transcription_commands:transcribe",
+            "Write down what is said in a sound, with the seconds at which each word begins and ends.",
+        ),
         "record": Entry(
             "commands.recording_commands:record",
             "Record what a model computes for a text. Its attention runs on the server.",

@@ -3,7 +3,9 @@
 Fields more than there: ``attention`` and ``alignment_heads``. Source: the types of ``openai`` 3.57.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+import struct
+from base64 import b64encode
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -93,3 +95,10 @@ class TranscriptionEvent(WireModel):
     text: IfRequested[str] = ABSENT
     logprobs: IfRequested[list[TokenLogprob]] = ABSENT
     attention: IfRequested[list[GeneratedToken]] = ABSENT
+
+
+_SILENCE: Final = struct.pack(
+    "<4sI4s4sIHHIIHH4sI80s", b"RIFF", 116, b"WAVE", b"fmt ", 16, 1, 1, 8000, 8000, 1, 8, b"data", 80, b"\x80" * 80
+)
+"""A WAV file of 10 milliseconds."""
+EXAMPLE_SOUND: Final[dict[str, Any]] = {"model": "tiny", "file": {"base64": b64encode(_SILENCE).decode()}}

@@ -1,0 +1,89 @@
+"""Models that hear, over real HTTP: what the list says, each operation, costs, and what is refused by name."""
+
+import httpx
+import pytest
+from tests.api.talk import post
+from tests.conftest import live_server
+from tests.models.inputs.small_sounds import file_of, sent, speech, written
+
+from attention_client import Client, InvalidRequest
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("whisper", "hubert", "audio-spectrogram-transformer"):
+        written(kind, root / kind)
+    with live_server(root) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(server) as made:
+        yield made
+
+
+def test_the_list_says_what_they_take_before_they_are_loaded(client):
+    rows = {each.id: each for each in client.models.list().data}
+    assert rows["whisper"].takes == ["audio", "target"]
+    assert rows["hubert"].takes == rows["audio-spectrogram-transformer"].takes == ["audio"]
+    assert not any(row.refused for row in rows.values())
+
+
+def test_costs_are_told_by_frames(client):
+    for name, length in (("whisper", 8), ("hubert", 100), ("audio-spectrogram-transformer", 134)):
+        cost = client.models.complexity(name, length)
+        assert cost.prefill.flops > 0
+        assert cost.prefill.peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "the"}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the"}]}, "messages"),
+        ("/v1/embeddings", {"input": "the"}, "input"),
+        ("/v1/audio/transcriptions", {"file": {"base64": "UklGRg=="}}, "file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["whisper", "hubert"])
+def test_what_reads_no_sound_is_refused(server, name, path, body, param):
+    with httpx.Client(base_url=server, timeout=60) as http:
+        told = http.post(path, json={"model": name, **body})
+    assert told.status_code == 400, told.text
+    assert told.json()["error"]["param"] in {param, "model"}
+
+
+def test_a_sound_is_refused_by_a_model_of_texts(client):
+    with pytest.raises(InvalidRequest, match="audio"):
+        client.models.forward("tiny", audio=[file_of(speech(0.1))])
+    with pytest.raises(InvalidRequest, match="audio"):
+        client.models.forward("tiny", "the cat", audio=[file_of(speech(0.1))])
+
+
+def test_classes_and_frames_are_told_by_the_client(client, tmp_path):
+    path = tmp_path / "sound.flac"
+    path.write_bytes(file_of(speech(1.0, 44_100), 44_100, "FLAC", "PCM_16"))
+    classes = client.models.forward("audio-spectrogram-transformer", audio=[path], top_k=3)
+    assert [each.token for each in classes.predictions[0].top if each.token.startswith("LABEL_")]
+    frames = client.models.forward("hubert", audio=[path], top_k=1, positions=[0, 5])
+    assert (frames.predicts, [each.position for each in frames.predictions]) == ("own", [0, 5])
+    kept = client.models.weights("whisper", audio=[path], layers=["encoder.1"], keep=True, top_k=1).recording
+    assert client.recordings.get(kept).id == kept
+
+
+def test_a_picture_of_weights_is_drawn(server):
+    with httpx.Client(base_url=server, timeout=60) as http:
+        told = http.post(
+            "/v1/models/hubert/weights", json={"audio": [sent(speech(0.3))], "layers": [1]},
+            headers={"accept": "image/svg+xml"},
+        )  # fmt: skip
+    assert told.status_code == 200, told.text
+    assert "0.02 s" in told.text or told.text.startswith("<?xml")
+
+
+def test_requests_are_read_with_lists_of_numbers(server):
+    with httpx.Client(base_url=server, timeout=60) as http:
+        found = post(http, "/v1/models/hubert/gradients", audio=[sent(speech(0.3))], wrt=["tokens"])
+    assert len(found["tokens"]) == len(found["labels"]["seconds"])

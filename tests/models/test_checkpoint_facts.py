@@ -49,10 +49,11 @@ REFUSED = {
     "no-type": ({"config": {"model_type": None}}, "has no model_type"),
     "own-code": ({"config": {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}}, "no code of a check"),
     "newer": ({"config": {"model_type": "of-next-year"}}, "does not know model_type 'of-next-year'"),
-    "4-bit": ({"config": quantized(load_in_4bit=True)}, "quantized (bitsandbytes), and transformers needs"),
-    "gptq": ({"config": quantized(quant_method="gptq", bits=4)}, "quantized (gptq), and transformers needs optimum"),
-    "in-text": ({"config": {"text_config": quantized(quant_method="awq")}}, "quantized (awq)"),
-    "unheard": ({"config": quantized(quant_method="of-mine")}, "quantized (of-mine) in a way"),
+    "4-bit": ({"config": quantized(load_in_4bit=True)}, "FP4; this server reads NF4"),
+    "gptq": ({"config": quantized(quant_method="gptq", bits=3)}, "GPTQ of 3 bits is not read"),
+    "in-text": ({"config": {"text_config": quantized(quant_method="awq")}}, "AWQ of None bits"),
+    "of-package": ({"config": quantized(quant_method="quark")}, "transformers needs quark for it"),
+    "unheard": ({"config": quantized(quant_method="of-mine")}, "of-mine is none of compressed-tensors"),
     "scales": (
         {"tensors": ["layers.0.q_proj.weight", "layers.0.q_proj.weight_scale"]},
         "weight_scale belongs to quant",
@@ -100,7 +101,6 @@ def test_what_a_process_can_read_is_not_refused(tmp_path, config):
     assert find_folder(tmp_path, "net").refused is None
 
 
-@needs_accelerate
 def test_scales_are_taken_where_the_config_says_how(tmp_path):
     checkpoint(tmp_path / "net", quantized(quant_method="fp8"), tensors=["q.weight", "q.weight_scale_inv"])
     assert find_folder(tmp_path, "net").refused is None

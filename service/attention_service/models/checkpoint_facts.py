@@ -23,6 +23,7 @@ from attention_service.modules.checkpoints.adapter_files import (
 from attention_service.modules.checkpoints.attention_blocks import blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.import_plan import missing_fields
+from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
 from attention_service.modules.store_files import read_regular
 
 Input = Literal["text", "text_pair", "messages", "images", "audio", "target"]
@@ -47,13 +48,15 @@ _PAIR: Final = frozenset({"text_config", "vision_config"})
 _IMAGE_TOKENS: Final = frozenset({"image_token_id", "image_token_index"})
 """Names of the token that stands for an image in a text, in configs of models that read both."""
 _QUANTIZERS: Final = {
-    "aqlm": "aqlm", "auto-round": "auto_round", "awq": "gptqmodel", "bitnet": "accelerate",
-    "bitsandbytes": "bitsandbytes", "compressed-tensors": "compressed_tensors", "fbgemm_fp8": "fbgemm_gpu",
-    "fp8": "accelerate", "fp_quant": "fp_quant", "gptq": "optimum", "higgs": "flute", "hqq": "hqq",
-    "mxfp4": "accelerate", "mxfp8": "accelerate", "quanto": "optimum", "quark": "quark", "spqr": "spqr_quant",
-    "torchao": "torchao", "vptq": "vptq",
+    "aqlm": "aqlm", "auto-round": "auto_round", "bitnet": "accelerate", "fbgemm_fp8": "fbgemm_gpu",
+    "fp_quant": "fp_quant", "higgs": "flute", "hqq": "hqq", "mxfp4": "accelerate", "mxfp8": "accelerate",
+    "quanto": "optimum", "quark": "quark", "spqr": "spqr_quant", "torchao": "torchao", "vptq": "vptq",
 }  # fmt: skip
-"""The package without which transformers refuses a ``quant_method``. Source: its ``quantizers``."""
+"""The package without which transformers refuses a ``quant_method`` that is not unpacked here.
+
+Source: its ``quantizers``.
+"""
+_UNQUANTIZED: Final = "take the checkpoint before quantization"
 _SCALES: Final = re.compile(
     r"\.(weight_scale(_inv|_2)?|weight_zero_point|weight_packed|weight_shape|input_scale|activation_scale|qweight"
     r"|qzeros|g_idx|SCB|weight\.(absmax|quant_map|nested_absmax|quant_state\..+))$"
@@ -131,7 +134,7 @@ def refusal_of(root: Path, folder: Path, config: Mapping[str, Any], tensors: Ite
         _unknown_type(kind, config)
         or _unread(kind)
         or _quantized(config)
-        or beyond_the_model(tensors, quantized=_quantization(config) is not None)
+        or beyond_the_model(tensors, quantized=quantization_of(config) is not None)
         or _unnamed(folder, config)
         or _beside(folder)
         or link_out(root, folder)
@@ -190,25 +193,19 @@ def _unread(kind: str) -> str | None:
     return None
 
 
-def _quantization(config: Mapping[str, Any]) -> Any:
-    text = config.get("text_config")
-    parts = [config, text] if isinstance(text, Mapping) else [config]
-    return next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
-
-
 def _quantized(config: Mapping[str, Any]) -> str | None:
-    stated = _quantization(config)
+    stated = quantization_of(config)
     if stated is None:
         return None
-    entries = stated if isinstance(stated, Mapping) else {}
-    bits = any(entries.get(name) for name in ("load_in_4bit", "load_in_8bit"))
-    method = str(entries.get("quant_method") or ("bitsandbytes" if bits else None))[:80]
-    advice = "take the checkpoint before quantization"
-    if method not in _QUANTIZERS:
-        return f"it is quantized ({method}) in a way that this server does not read; {advice}"
-    if find_spec(package := _QUANTIZERS[method]) is None:
-        return f"it is quantized ({method}), and transformers needs {package} for that; install it, or {advice}"
-    return None
+    form = form_of(stated) if isinstance(stated, Mapping) else "quantization_config is no object"
+    if not isinstance(form, str):
+        return None
+    method = str(stated.get("quant_method") if isinstance(stated, Mapping) else None)[:80]
+    package = _QUANTIZERS.get(method)
+    if package is not None and find_spec(package) is not None:
+        return None
+    needed = "" if package is None else f"; transformers needs {package} for it, which is not installed"
+    return f"it is quantized in a way that this server does not read: {form}{needed}; {_UNQUANTIZED}"
 
 
 def _unnamed(folder: Path, config: Mapping[str, Any]) -> str | None:

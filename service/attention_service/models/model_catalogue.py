@@ -48,9 +48,13 @@ class ModelFolder:
     created: int
     """Seconds since 1970 at which its newest file was written."""
     file_bytes: int
-    """Bytes of its tensors."""
+    """Bytes of its files with tensors."""
+    tensor_bytes: int
+    """Bytes of its tensors, unpacked where they are quantized."""
     stored: str
     """The dtype of its tensors."""
+    form: str | None
+    """The form in which its weights are quantized, and from which they are unpacked; None if they are not."""
     fault: str | None
     """The reason for which its files are refused."""
 
@@ -71,7 +75,7 @@ class ModelFolder:
 
     def resident_bytes(self, dtype: str | None) -> int:
         """Estimate the memory of the process once the model is loaded."""
-        return PROCESS_BYTES + self.file_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.stored]
+        return PROCESS_BYTES + self.tensor_bytes * _WIDTHS[dtype or "float32"] // _WIDTHS[self.stored]
 
     def loading_bytes(self, dtype: str | None) -> int:
         """Estimate the memory of the process while it loads: what is read of the file, beside what was made of it."""
@@ -91,7 +95,7 @@ class ModelFolder:
             generates=self.generates,
             predicts=None if self._head is None else self._head.predicts,
             classes=[*class_names(self._head, self.config.get("id2label"))][:LISTED_CLASSES],
-            stored=self.stored,
+            stored=self.form or self.stored,
             bytes=self.resident_bytes(dtype),
             refused=self.refused,
             adapter=self.name if is_adapter(self.folder) else None,
@@ -134,13 +138,16 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     except OSError as fault:
         raise InvalidCheckpoint.at("checkpoint", f"{opened.path} cannot be read: {reason(fault)}") from fault
     dtype = str(opened.config.get("dtype") or opened.config.get("torch_dtype"))
+    size = sum(file.st_size for file in files)
     return ModelFolder(
         checkpoint=opened.path,
         folder=folder,
         config=dict(opened.config),
         created=int(max(file.st_mtime for file in files)),
-        file_bytes=sum(file.st_size for file in files),
-        stored=dtype if dtype in _WIDTHS else "float32",
+        file_bytes=size,
+        tensor_bytes=size if opened.form is None else opened.unpacked_bytes(opened.form),
+        stored=dtype if dtype in _WIDTHS and opened.form is None else "float32",
+        form=None if opened.form is None else opened.form.label,
         fault=refusal_of(root, folder, opened.config, opened.names),
     )
 

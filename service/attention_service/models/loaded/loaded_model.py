@@ -121,6 +121,8 @@ class LoadedModel:
         self.device = device
         self.left_out = list(left_out)
         self.adapters = Adapters(model, self._two_rows)
+        self.weights = torch_dtype_name(model.dtype)
+        """The numbers that it computes with, as ``ran`` names them."""
         self._read_again: tuple[Path, dict[str, tuple[int, int]]] | None = None
         """The folder whose files are read for each pass, with times and sizes as they were; None: all is in memory."""
         self.head = PredictionHead.of(model)
@@ -197,8 +199,9 @@ class LoadedModel:
         """
         stamps = _stamps(folder)
         parts = load_checkpoint(folder, dtype, device, progress, room)
-        model, tokenizer, processor, unread, left_out = parts
+        model, tokenizer, processor, unread, left_out, weights = parts
         loaded = cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread, left_out)
+        loaded.weights = weights
         if "disk" in places_of_parts(model):
             loaded._read_again = folder, stamps
         return loaded
@@ -211,11 +214,6 @@ class LoadedModel:
                 f"{self.name} reads layers from its checkpoint for each pass, and its files have changed since it was "
                 "loaded; unload it, and ask again",
             )
-
-    @property
-    def weights(self) -> str:
-        """The numbers that it computes with, as ``ran`` names them."""
-        return torch_dtype_name(self.model.dtype)
 
     @property
     def without_head(self) -> str:

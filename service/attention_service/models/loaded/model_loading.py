@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,11 +29,14 @@ from transformers.utils import logging
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.core.tensors import TORCH_DTYPES, torch_dtype_name
 from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.model_inputs import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
+from attention_service.models.loaded.unpacked_file import UnpackedFile
+from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of
 
 VISION_HALVES: Final = ("VisionModelWithProjection", "VisionModel")
 """Ends of the class names of the half of a CLIP, or of another pair of encoders, that reads images."""
@@ -72,6 +75,8 @@ class CheckpointParts(NamedTuple):
     """The reason for which the tokenizer cannot be read, if the checkpoint has one."""
     left_out: list[str]
     """The tensors of the checkpoint that the model does not take, sorted."""
+    weights: str
+    """The numbers of the model, such as ``float32``, or ``dequantized from GPTQ int4``."""
 
 
 def load_checkpoint(
@@ -84,9 +89,11 @@ def load_checkpoint(
     host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
     """
     divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
-    with _quietly(progress), _read_into_memory(), _left_empty(), _without_adapters():
+    with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
             config = AutoConfig.from_pretrained(folder, **_SAFE)
+            stored = take_quantization(config)
+            reading.enter_context(_read_into_memory(folder, stored))
             kind = _class_of(config)
             if kind.__name__.endswith(VISION_HALVES) and not isinstance(config, kind.config_class):
                 whole, config = config, kind.config_class.from_pretrained(folder, **_SAFE)
@@ -123,7 +130,20 @@ def load_checkpoint(
     if model.dtype == torch.float64:  # which PyTorch's grouped products of experts do not have
         model.set_experts_implementation("eager")
     placed = model if places_of_parts(model) else model.to(device)
-    return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out)
+    weights = torch_dtype_name(model.dtype) if stored is None else f"dequantized from {stored.label}"
+    return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out, weights)
+
+
+def take_quantization(config: Any) -> QuantizedForm | None:
+    """Take the quantization out of a config, if its weights are unpacked here; the model is then as any other."""
+    parts: list[Any] = [config, getattr(config, "text_config", None)]
+    for part in parts:
+        stated: Any = getattr(part, "quantization_config", None)
+        entries = stated.to_dict() if hasattr(stated, "to_dict") else stated
+        if isinstance(entries, Mapping) and not isinstance(form := form_of(entries), str):
+            del part.quantization_config
+            return form
+    return None
 
 
 def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:
@@ -215,12 +235,17 @@ def image_only(whole: Any) -> Any:
 
 
 @contextmanager
-def _read_into_memory() -> Iterator[None]:
-    """Have transformers read the tensors of a file, and not map it: what the file holds later is then no matter."""
+def _read_into_memory(folder: Path, stored: QuantizedForm | None) -> Iterator[None]:
+    """Have transformers read the tensors of a file, and not map it: what the file holds later is then no matter.
+
+    ``stored``: the form of weights that it gets unpacked.
+    """
     own = _MODELING.safe_open
+    names = {} if stored is None else open_checkpoint(folder.parent, folder.name).names
 
     def reading(file: str, **options: Any) -> Any:
-        return own(file, **options | {"backend": "pread"})
+        opened = own(file, **options | {"backend": "pread"})
+        return opened if stored is None else UnpackedFile(opened, stored, names)
 
     _MODELING.safe_open = reading
     try:

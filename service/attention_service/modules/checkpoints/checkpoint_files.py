@@ -7,8 +7,10 @@ server keeps modules and recordings. Beside them there is the checkpoint that sh
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 import attention_service
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of, quantization_of
 from attention_service.modules.store_files import read_regular, reason
 
 _DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
@@ -59,6 +62,32 @@ class Checkpoint:
     """config.json; empty where there is none."""
     names: Mapping[str, Path]
     """The file of every tensor."""
+
+    @cached_property
+    def form(self) -> QuantizedForm | None:
+        """The form in which weights are quantized; None if they are not, or in one that is not read."""
+        stated = quantization_of(self.config)
+        found = form_of(stated) if isinstance(stated, Mapping) else ""
+        return None if isinstance(found, str) else found
+
+    def unpacked_bytes(self, form: QuantizedForm) -> int:
+        """Bytes of all tensors as float32. Raises InvalidCheckpoint."""
+        weights = form.weights(self.names)
+        plain = set(self.names) - form.hidden(weights)
+        count = 0
+        for place in {*self.names.values()}:
+            try:
+                with safe_open(place, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118  # it is no mapping
+                        if name in plain:
+                            count += prod(file.get_slice(name).get_shape())
+            except (SafetensorError, OSError) as fault:
+                raise _unreadable(place, fault) from fault
+        return 4 * (count + sum(form.numbers(prefix, self._shape) for prefix in weights.values()))
+
+    def _shape(self, tensor: str) -> Sequence[int]:
+        with safe_open(self.names[tensor], framework="pt") as file:
+            return list(file.get_slice(tensor).get_shape())
 
     def header(self, tensor: str) -> Header:
         """Dtype and shape of a tensor. Raises InvalidCheckpoint where it is missing or no float."""

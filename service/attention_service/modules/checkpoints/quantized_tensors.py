@@ -1,0 +1,289 @@
+"""Quantized weights of safetensors files as the float matrices that they stand for.
+
+A form says which tensors of a file make one weight, and how. What is computed afterwards is of float numbers, so that
+edits, gradients and shared passes are as of any other model; activations are not rounded, whatever the form says.
+Sources: the formats of compressed-tensors 0.20, bitsandbytes 0.50, GPTQ (its version 1 stores zero points less 1) and
+AWQ (its "gemm" order), and the blocks of FP8 as DeepSeek V3 has them.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidCheckpoint
+
+Read = Callable[[str], Tensor]
+"""Reads a tensor by its name."""
+Shape = Callable[[str], Sequence[int]]
+"""The shape of a tensor by its name."""
+_BITS: Final = {"int4": 4, "int8": 8}
+_AWQ_ORDER: Final = 0, 4, 1, 5, 2, 6, 3, 7
+"""The nibble of a number of four bytes in which each of eight columns lies."""
+_STATE: Final = "weight.quant_state.bitsandbytes__nf4"
+_OF_ACTIVATIONS: Final = frozenset(
+    {"input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale", "weight_format"}
+)
+"""Tensors of a module by which activations are rounded, which happens nowhere here."""
+_PACKED: Final = 32
+
+
+@dataclass(frozen=True)
+class QuantizedForm:
+    """A way of storing weights."""
+
+    label: str
+    """The words of replies, such as ``GPTQ int4``."""
+    main: str
+    """The tensor of a module without which its weight is not stored so, such as ``qweight``."""
+    parts: frozenset[str]
+    """All tensors of a module that its weight is made of."""
+    unpack: Callable[[str, Read], Tensor]
+    """Returns the float32 weight of a module, by its prefix."""
+    numbers: Callable[[str, Shape], int]
+    """Returns the count of the numbers of the same."""
+
+    def weights(self, names: Iterable[str]) -> dict[str, str]:
+        """The weights that are stored so among tensors of these names, and the prefix of the module of each."""
+        known = set(names)
+        found = {}
+        for name in known:
+            prefix = name.removesuffix(self.main)
+            if prefix != name and any(prefix + other in known for other in self.parts - {self.main}):
+                found[f"{prefix}weight"] = prefix
+        return found
+
+    def hidden(self, weights: Mapping[str, str]) -> set[str]:
+        """The tensors that belong to weights that are stored so, by what ``weights`` returns."""
+        return {prefix + part for prefix in weights.values() for part in self.parts | _OF_ACTIVATIONS}
+
+
+def quantization_of(config: Mapping[str, Any]) -> Any:
+    """The entry ``quantization_config`` of a config or of its part for text; None without one."""
+    text = config.get("text_config")
+    parts = [config, text] if isinstance(text, Mapping) else [config]
+    return next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+
+
+def form_of(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    """The form that a ``quantization_config`` states, or the reason for which it is not read."""
+    bits8 = stated.get("load_in_8bit") or stated.get("_load_in_8bit")
+    bits4 = stated.get("load_in_4bit") or stated.get("_load_in_4bit")
+    method = stated.get("quant_method") or ("bitsandbytes" if bits4 or bits8 else None)
+    match method:
+        case "fp8":
+            return _fp8(stated)
+        case "compressed-tensors":
+            return _compressed(stated)
+        case "gptq":
+            return _gptq(stated)
+        case "awq":
+            return _awq(stated)
+        case "bitsandbytes":
+            return (
+                _nf4()
+                if bits4 and stated.get("bnb_4bit_quant_type", "fp4") == "nf4"
+                else (_int8() if bits8 else "its numbers of 4 bits are FP4; this server reads NF4")
+            )
+        case _:
+            return f"{str(method)[:80]} is none of compressed-tensors, fp8, gptq, awq, bitsandbytes"
+
+
+# ── the forms ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fp8(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    """FP8 with a scale for each block of rows and columns, or for the whole."""
+    block = stated.get("weight_block_size")
+    if block is not None and not (
+        isinstance(block, list) and len(block) == 2 and all(_is_size(each) for each in block)
+    ):
+        return f"its weight_block_size is {str(block)[:40]}; expected two sizes"
+
+    def unpack(prefix: str, read: Read) -> Tensor:
+        return _scaled(read(f"{prefix}weight").float(), read(f"{prefix}weight_scale_inv"), prefix, block=block)
+
+    return QuantizedForm("FP8", "weight", frozenset({"weight", "weight_scale_inv"}), unpack, _stored)
+
+
+def _compressed(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    groups = stated.get("config_groups")
+    kinds = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
+    entries = [kind for kind in kinds if isinstance(kind, Mapping)]
+    if not entries or len(entries) != len(kinds):
+        return "its config_groups do not say how weights are stored"
+    numbers = {f"{entry.get('type', 'int')}{entry.get('num_bits', 8)}" for entry in entries}
+    form = str(stated.get("format"))[:40]
+    blocks = [entry.get("block_structure") for entry in entries if entry.get("strategy") == "block"]
+    block = blocks[0] if blocks and isinstance(blocks[0], list) and all(map(_is_size, blocks[0])) else None
+    if form in {"int-quantized", "float-quantized", "naive-quantized"} and numbers <= {"int8", "float8"}:
+        parts = frozenset({"weight", "weight_scale", "weight_zero_point"})
+
+        def plain(prefix: str, read: Read) -> Tensor:
+            zero = _optional(read, f"{prefix}weight_zero_point")
+            return _scaled(read(f"{prefix}weight").float(), read(f"{prefix}weight_scale"), prefix, zero, block)
+
+        label = "FP8" if numbers == {"float8"} else "int8"
+        return QuantizedForm(f"compressed-tensors {label}", "weight", parts, plain, _stored)
+    if form == "pack-quantized" and len(numbers) == 1 and numbers <= _BITS.keys():
+        (name,) = numbers
+        bits = _BITS[name]
+
+        def packed(prefix: str, read: Read) -> Tensor:
+            rows, columns = (int(size) for size in read(f"{prefix}weight_shape").tolist())
+            stored = _unpacked(read(f"{prefix}weight_packed"), bits)[:, :columns]
+            zero = _optional(read, f"{prefix}weight_zero_point")
+            if zero is not None:  # packed along the rows
+                zero = _unpacked(zero.T.contiguous(), bits)[:, :rows].T - 2.0 ** (bits - 1)
+            order = _optional(read, f"{prefix}weight_g_idx")
+            scale = read(f"{prefix}weight_scale")
+            if order is not None and int(order.min()) >= 0:
+                scale, zero = scale[:, order.long()], None if zero is None else zero[:, order.long()]
+            return _scaled(stored - 2.0 ** (bits - 1), scale, prefix, zero)
+
+        def count(prefix: str, shape: Shape) -> int:
+            rows, columns = shape(f"{prefix}weight_packed")
+            return rows * columns * (_PACKED // bits)
+
+        parts = frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"})
+        return QuantizedForm(f"compressed-tensors {name}", "weight_packed", parts, packed, count)
+    return f"compressed-tensors of format {form} with {' and '.join(sorted(numbers))} are not read"
+
+
+def _gptq(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    bits = stated.get("bits")
+    if bits not in {2, 4, 8}:
+        return f"GPTQ of {bits} bits is not read"
+    width, offset = int(bits), 0 if stated.get("checkpoint_format") == "gptq_v2" else 1
+
+    def unpack(prefix: str, read: Read) -> Tensor:
+        stored = _unpacked(read(f"{prefix}qweight").T.contiguous(), width).T
+        scales = read(f"{prefix}scales").float()
+        zeros = _unpacked(read(f"{prefix}qzeros"), width)[:, : scales.shape[1]] + offset
+        order = _optional(read, f"{prefix}g_idx")
+        if order is None:
+            order = torch.arange(len(stored)) // math.ceil(len(stored) / len(scales))
+        if len(stored) != len(order) or int(order.max()) >= len(scales):
+            raise _unlike(prefix, "g_idx", order.shape, stored.shape)
+        order = order.long()
+        return ((stored - zeros[order]) * scales[order]).T.contiguous()
+
+    def count(prefix: str, shape: Shape) -> int:
+        return math.prod(shape(f"{prefix}qweight")) * (_PACKED // width)
+
+    parts = frozenset({"qweight", "qzeros", "scales", "g_idx"})
+    return QuantizedForm(f"GPTQ int{width}", "qweight", parts, unpack, count)
+
+
+def _awq(stated: Mapping[str, Any]) -> QuantizedForm | str:
+    bits, version = stated.get("bits"), str(stated.get("version", "gemm")).lower()
+    if bits != 4 or version != "gemm":
+        return f"AWQ of {bits} bits and version {version[:40]} is not read; 4 bits of version gemm are"
+
+    def columns(x: Tensor) -> Tensor:
+        nibbles = _unpacked(x, 4)
+        return nibbles.view(len(x), -1, 8)[:, :, list(_AWQ_ORDER)].reshape(len(x), -1)
+
+    def unpack(prefix: str, read: Read) -> Tensor:
+        stored, scales = columns(read(f"{prefix}qweight")), read(f"{prefix}scales").float()
+        zeros = columns(read(f"{prefix}qzeros"))
+        if len(stored) % len(scales) or scales.shape != zeros.shape:
+            raise _unlike(prefix, "scales", scales.shape, stored.shape)
+        each = len(stored) // len(scales)
+        return ((stored - zeros.repeat_interleave(each, 0)) * scales.repeat_interleave(each, 0)).T.contiguous()
+
+    def count(prefix: str, shape: Shape) -> int:
+        return math.prod(shape(f"{prefix}qweight")) * 8
+
+    return QuantizedForm("AWQ int4", "qweight", frozenset({"qweight", "qzeros", "scales"}), unpack, count)
+
+
+def _int8() -> QuantizedForm:
+    def unpack(prefix: str, read: Read) -> Tensor:
+        return read(f"{prefix}weight").float() * (read(f"{prefix}SCB").float() / 127)[:, None]
+
+    parts = frozenset({"weight", "SCB"})
+    return QuantizedForm("bitsandbytes int8", "weight", parts, unpack, _stored)
+
+
+def _nf4() -> QuantizedForm:
+    def unpack(prefix: str, read: Read) -> Tensor:
+        state = json.loads(bytes(read(f"{prefix}{_STATE}").tolist()))
+        stored = read(f"{prefix}weight").flatten().to(torch.uint8)
+        levels = torch.stack([stored >> 4, stored & 15], 1).flatten().long()
+        scales = read(f"{prefix}weight.absmax")
+        if (codes := _optional(read, f"{prefix}weight.nested_quant_map")) is not None:
+            whole = read(f"{prefix}weight.nested_absmax").float()
+            each = whole.repeat_interleave(int(state["nested_blocksize"]))[: scales.numel()]
+            scales = codes.float()[scales.long()] * each + float(state["nested_offset"])
+        numbers = read(f"{prefix}weight.quant_map").float()[levels]
+        numbers = numbers * scales.float().repeat_interleave(int(state["blocksize"]))[: numbers.numel()]
+        shape = [int(size) for size in state["shape"]]
+        return numbers[: math.prod(shape)].view(shape)
+
+    def count(prefix: str, shape: Shape) -> int:
+        return 2 * math.prod(shape(f"{prefix}weight"))
+
+    own = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+    parts = frozenset({"weight", _STATE, *(f"weight.{name}" for name in own)})
+    return QuantizedForm("bitsandbytes NF4", "weight", parts, unpack, count)
+
+
+# ── their numbers ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _stored(prefix: str, shape: Shape) -> int:
+    return math.prod(shape(f"{prefix}weight"))
+
+
+def _optional(read: Read, name: str) -> Tensor | None:
+    try:
+        return read(name)
+    except KeyError:
+        return None
+
+
+def _unpacked(x: Tensor, bits: int) -> Tensor:
+    """Unsigned numbers ``[rows, columns · 32 / bits]``, as float, of int32 ``[rows, columns]``, lowest bits first."""
+    shifts = torch.arange(0, _PACKED, bits)
+    found: Tensor = ((x.to(torch.int64)[:, :, None] >> shifts) & (2**bits - 1)).flatten(1).float()
+    return found
+
+
+def _scaled(
+    stored: Tensor, scale: Tensor, prefix: str, zero: Tensor | None = None, block: Sequence[int] | None = None
+) -> Tensor:
+    """Numbers ``[rows, columns]`` less their zero point, times their scale.
+
+    Each of these is for a block of so many rows and columns, by default of equal ones.
+    """
+    if zero is not None:
+        stored = stored - _spread(zero, stored, prefix, block)
+    return stored * _spread(scale, stored, prefix, block)
+
+
+def _spread(x: Tensor, stored: Tensor, prefix: str, block: Sequence[int] | None) -> Tensor:
+    each = x.float().reshape(1, 1) if x.numel() == 1 else x.float()
+    each = each[:, None] if each.ndim == 1 else each
+    sizes = zip(stored.shape, each.shape, block or (0, 0), strict=False)
+    steps = [step if step and count > 1 else size // max(count, 1) for size, count, step in sizes]
+    counts = [math.ceil(size / max(step, 1)) for size, step in zip(stored.shape, steps, strict=True)]
+    if each.ndim != stored.ndim or counts != [*each.shape]:
+        raise _unlike(prefix, "scale", x.shape, stored.shape)
+    for dim, step in enumerate(steps):
+        each = each.repeat_interleave(step, dim).narrow(dim, 0, stored.shape[dim])
+    return each
+
+
+def _unlike(prefix: str, part: str, found: Sequence[int], stored: Sequence[int]) -> InvalidCheckpoint:
+    return InvalidCheckpoint.at(
+        "checkpoint", f"{prefix}{part} of shape {[*found]} does not fit the stored weight of shape {[*stored]}"
+    )

@@ -95,7 +95,7 @@ def convert(source: str, target: str, **options: Any) -> None:
 | pickled files (`pytorch_model.bin`) | `convert(source, target)` |
 | GGUF (the package `gguf`) | `convert(source, target, gguf_file="model.gguf")` |
 | FP8 in blocks (`"quant_method": "fp8"`) | `convert(source, target)` on a machine without a GPU |
-| other quantized forms | [whole models](what-you-can-open.md#quantized-models) need no conversion; else take the model from before |
+| other quantized forms | none for [whole models](what-you-can-open.md#quantized-models) |
 
 transformers 5.23 reads no RoPE scaling from a GGUF file: add it to `rope_parameters` of the new `config.json`. Do not
 remove `quantization_config` from a folder by hand: its tensors would be read without their scales.

@@ -71,7 +71,7 @@ class ModelInfo(WireModel):
     checkpoint: str
     """Its path inside the model repository."""
     base: str | None = None
-    """Of a variant, the name of the model whose process has its adapter too, and answers for it."""
+    """The name of the model whose process has the adapter of a variant too, and answers for it."""
     adapter: str | None = None
     """The adapter of a variant, ``base:adapter``; or of a model in whose own folder one lies, and applies."""
     adapters: list[str] = Field(default_factory=list)

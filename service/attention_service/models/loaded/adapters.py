@@ -95,7 +95,7 @@ class RowMix:
 
     rows: tuple[Adapter | None, ...]
     adapters: tuple[Adapter, ...]
-    """Those whose matrices are joined: all that rows have, and maybe more."""
+    """The adapters whose matrices are joined: all that rows have, and maybe more."""
     joined: dict[nn.Module, _Joined]
     _masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     _shares: dict[nn.Module, Tensor] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class ModelForwardFields(SelectedFields, total=False):
     """The fields of a model's forward request that are None by default."""
 
     positions: Sequence[int] | None
-    compare: Literal["unedited"] | None
+    compare: Literal["unedited", "base"] | None
 
 
 class ModelGradientsFields(SelectedFields, total=False):
@@ -87,7 +87,7 @@ class ModelWeightsFields(SelectedFields, total=False):
     pool: int | None
     statistics: Sequence[StatisticName] | None
     statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
-    compare: Literal["unedited"] | None
+    compare: Literal["unedited", "base"] | None
 
 
 class SurveyFields(CallOptions, total=False):

@@ -70,7 +70,8 @@ class Models(Generation[WayT], Surveys[WayT]):
         answer for, as in ``[0, 3]`` or ``["decoder.0"]``. ``edits`` are by layer:
         ``{"3": [{"tap": "context", "heads": [0], "set": 0}]}``. ``return_`` names taps, ``hidden`` or ``logits``;
         ``select`` the heads and queries. ``positions`` are the tokens whose predictions are told, by default the last.
-        ``compare="unedited"`` tells both runs. ``keep`` stores the run as a recording.
+        ``compare="unedited"`` tells both runs, and ``"base"`` those of an adapter and of its base. ``keep`` stores the
+        run as a recording.
         ``alone`` shares no pass with other requests, for the same bits every time. ``adapter`` names an adapter that
         answers beside the model, as the model ``base:adapter`` does.
         """

@@ -38,9 +38,9 @@ class ModelForwardRequest(ModelInput):
     """The number of most likely tokens to return for each prediction; 0 for none."""
     average_heads: bool = False
     """Return ``weights`` averaged over the (selected) heads, without the head dimension."""
-    compare: Literal["unedited"] | None = None
-    """``unedited``: also run the model without the edits. Predictions show both runs, and ``divergence`` compares
-    them."""
+    compare: Literal["unedited", "base"] | None = None
+    """``unedited``: also run the model without the edits. ``base``, of a model with an adapter: also run its base,
+    with the same edits. Predictions show both runs, and ``divergence`` compares them."""
     keep: bool = False
     """Store the run as a recording: weights, the returned taps and hidden states."""
 
@@ -85,9 +85,10 @@ class ModelWeightsRequest(ModelInput):
     statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
     """Settings of the statistics: an object with ``window`` and ``sinks``, in tokens, and ``token_classes``, lists of
     token ids by name."""
-    compare: Literal["unedited"] | None = None
+    compare: Literal["unedited", "base"] | None = None
     """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
-    the same input of the layer."""
+    the same input of the layer. ``base``, of a model with an adapter: also return ``base``, the results of its base for
+    the same text, and ``differences``: the adapter's minus those."""
     keep: bool = False
     """Store the run as a recording with the weights of the requested layers."""
 
@@ -164,6 +165,9 @@ class LikelyToken(WireModel):
     unedited_logit: IfRequested[AnyNumber] = ABSENT
     unedited_probability: IfRequested[AnyNumber] = ABSENT
     """With ``compare``."""
+    base_logit: IfRequested[AnyNumber] = ABSENT
+    base_probability: IfRequested[AnyNumber] = ABSENT
+    """With ``compare: "base"``, in place of these two."""
 
 
 class Prediction(WireModel):
@@ -176,7 +180,8 @@ class Prediction(WireModel):
     top: list[LikelyToken]
     """The most likely tokens, in descending order; with ``compare``, the most likely tokens of both runs."""
     divergence: IfRequested[AnyNumber] = ABSENT
-    """With ``compare``: Σ p · ln(p / q) of the unedited prediction p and the edited one q, in nats."""
+    """With ``compare``: Σ p · ln(p / q) of the prediction p of the unedited model, or of the base, and the reply's own
+    one q, in nats."""
 
 
 class AnswerToken(WireModel):
@@ -191,6 +196,8 @@ class AnswerToken(WireModel):
     """The number of tokens that were more likely."""
     unedited_logprob: IfRequested[AnyNumber] = ABSENT
     """With ``compare``."""
+    base_logprob: IfRequested[AnyNumber] = ABSENT
+    """With ``compare: "base"``, in its place."""
 
 
 Answers = list[AnswerToken] | list[list[AnswerToken]]
@@ -239,6 +246,8 @@ class LayerWeights(WireModel):
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
     pooled: IfRequested[FloatArray] = ABSENT
     differences: IfRequested[WeightsDifferences] = ABSENT
+    base: IfRequested["LayerWeights"] = ABSENT
+    """The same by the base, with ``compare: "base"``."""
 
 
 class ModelWeightsReply(ModelReply, DrawableReply):

@@ -202,3 +202,32 @@ def test_an_adapter_is_loaded_forgotten_and_its_memory_counted(served, repositor
     size = (root / "sql-lora/adapter_model.safetensors").stat().st_size
     assert with_adapter - served.get("org--base").bytes >= size
     assert served.load("org/base", adapter="chat-dora").id == "org--base:chat-dora"
+
+
+@pytest.mark.parametrize("more", [{}, {"pool": 2}, {"edits": {"0": [{"tap": "context", "heads": [0], "set": 0}]}}])
+def test_an_adapter_is_compared_with_its_base_head_by_head(served, more):
+    """In one pass of two rows, and in two passes if the question shares none."""
+    reply = served.weights("org--base:sql-lora", TEXT, compare="base", top_k=2, **more)
+    base, own = (served.weights(name, TEXT, top_k=2, **more) for name in ("org--base", "org--base:sql-lora"))
+    assert reply.ran.weights == "base + adapter sql-lora"
+    for layer, plain, changed in zip(reply.layers, base.layers, own.layers, strict=True):
+        np.testing.assert_allclose(layer.weights, changed.weights, atol=CLOSE)
+        np.testing.assert_allclose(layer.base.weights, plain.weights, atol=CLOSE)
+        np.testing.assert_allclose(layer.differences.weights, changed.weights - plain.weights, atol=CLOSE)
+        moved = layer.differences.statistics.entropy
+        np.testing.assert_allclose(moved, changed.statistics.entropy - plain.statistics.entropy, atol=CLOSE)
+        np.testing.assert_array_equal(layer.base.top.keys, plain.top.keys)
+    assert max(np.abs(layer.differences.weights).max() for layer in reply.layers) > 0.01
+
+
+def test_predictions_are_compared_with_those_of_the_base(served):
+    (prediction,) = served.forward("org--base:sql-lora", TEXT, compare="base").predictions
+    (plain,) = served.forward("org--base", TEXT).predictions
+    found = {each.id: each for each in prediction.top}
+    for each in plain.top:
+        assert found[each.id].base_logit == pytest.approx(each.logit, abs=CLOSE)
+        assert found[each.id].base_probability == pytest.approx(each.probability, abs=CLOSE)
+    assert prediction.divergence > 0
+    with pytest.raises(InvalidRequest) as caught:
+        served.weights("org--base", TEXT, compare="base")
+    assert caught.value.param == "compare"

@@ -48,10 +48,15 @@ def answer_logs(logits: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def told_answers(loaded: LoadedModel, inputs: Inputs, logits: Tensor, unedited: Tensor | None = None) -> Any:
-    """The tokens of the answers as a reply has them; ``logits [B, A, V]``: those that predict them."""
+def told_answers(
+    loaded: LoadedModel, inputs: Inputs, logits: Tensor, other: Tensor | None = None, run: str = "unedited"
+) -> Any:
+    """The tokens of the answers as a reply has them; ``logits [B, A, V]``: those that predict them.
+
+    ``other``: those of another run, by the name ``run``.
+    """
     ids = answer_ids(inputs)
-    logs, before = answer_logs(logits, ids), None if unedited is None else answer_logs(unedited, ids)
+    logs, before = answer_logs(logits, ids), None if other is None else answer_logs(other, ids)
     found = []
     for text, own in enumerate(ids):
         chosen = logits[text, range(len(own)), own]
@@ -63,7 +68,7 @@ def told_answers(loaded: LoadedModel, inputs: Inputs, logits: Tensor, unedited: 
                 "logprob": float(logs[text][at]),
             }  # fmt: skip
             if before is not None:
-                fields["unedited_logprob"] = float(before[text][at])
+                fields[f"{run}_logprob"] = float(before[text][at])
             rows.append(valid(AnswerToken, fields))
         found.append(rows)
     return found if inputs.several else found[0]

@@ -109,7 +109,8 @@ def forward_reply(
     asking = forward_pass(loaded, request, asked)
     asking.own = own
     compares = request.compare and head.predicts
-    before = _rows(loaded, asked, AttentionPass({}), predicted)[0] if compares else None
+    other_rows = _base_rows if request.compare == "base" else _unedited_rows
+    before = other_rows(loaded, request, asked, predicted) if compares else None
     if "hidden" in wanted:
         for place in asked.places:
             place.check_tap("hidden", f"return.{request.return_.index('hidden')}")
@@ -121,11 +122,17 @@ def forward_reply(
     if rows is not None and answered:
         count = len(answered[0])
         fields["answer"] = told_answers(
-            loaded, asked.inputs, rows.logits[:, -count:], None if before is None else before.logits[:, -count:]
+            loaded,
+            asked.inputs,
+            rows.logits[:, -count:],
+            None if before is None else before.logits[:, -count:],
+            request.compare or "",
         )
         rows, before = rows.without_last(count), None if before is None else before.without_last(count)
     if rows is not None and request.top_k:
-        fields["predictions"] = predictions(head, loaded.reader, rows, asked.inputs.predicted, request.top_k, before)
+        fields["predictions"] = predictions(
+            head, loaded.reader, rows, asked.inputs.predicted, request.top_k, before, request.compare or ""
+        )
     if rows is not None and "logits" in wanted:
         fields["logits"] = to_numpy(rows.logits if several else rows.logits[0])
     if "hidden" in wanted:
@@ -215,6 +222,19 @@ def _rows(loaded: LoadedModel, asked: Asked, asking: AttentionPass, places: Plac
     if loaded.head.predicts is None:
         return None, loaded.run(asked.inputs.arguments, asking)
     return loaded.output_rows(asked.inputs.arguments, asking, places, asked.inputs.predicted)
+
+
+def _unedited_rows(loaded: LoadedModel, _: ModelForwardRequest, asked: Asked, places: Places | None) -> Rows | None:
+    """The logits of the model without the edits."""
+    return _rows(loaded, asked, AttentionPass({}), places)[0]
+
+
+def _base_rows(loaded: LoadedModel, request: ModelForwardRequest, asked: Asked, places: Places | None) -> Rows | None:
+    """The logits of the base, with the edits of the request."""
+    asking = forward_pass(loaded, request.model_copy(update={"return_": [], "keep": False}), asked)
+    states = LayerStates(loaded.places.values(), asking)
+    with loaded.adapters.using(None), states.reading((), output=False, hidden=False):
+        return _rows(loaded, asked, asking, places)[0]
 
 
 def _recorded(

@@ -22,9 +22,10 @@ def pooled(output: Any) -> Tensor:
 
 
 def predictions(
-    head: PredictionHead, reader: InputReader, rows: Rows, stack: Stack, top_k: int, unedited: Rows | None
-) -> list[Prediction]:
-    """The likeliest tokens of rows; with those of the unedited run, of either. None of padding.
+    head: PredictionHead, reader: InputReader, rows: Rows, stack: Stack, top_k: int, other: Rows | None,
+    name: str = "unedited",
+) -> list[Prediction]:  # fmt: skip
+    """The likeliest tokens of rows; with those of another run, of either. None of padding. ``name``: of that run.
 
     ``stack``: the tokens whose predictions they are.
     """
@@ -35,7 +36,7 @@ def predictions(
             if real is not None and not real[text][position]:
                 continue
             now = _row(head, rows, text, index)
-            before = None if unedited is None else _row(head, unedited, text, index)
+            before = None if other is None else _row(head, other, text, index)
             values: dict[str, Any] = {"text": text, "position": position}
             ids = now.logs.topk(min(top_k, len(now.logs))).indices.tolist()
             if before is not None:
@@ -48,8 +49,8 @@ def predictions(
                           "probability": float(now.probabilities[each])}  # fmt: skip
                 if before is not None:
                     fields |= {
-                        "unedited_logit": float(before.logits[each]),
-                        "unedited_probability": float(before.probabilities[each]),
+                        f"{name}_logit": float(before.logits[each]),
+                        f"{name}_probability": float(before.probabilities[each]),
                     }
                 top.append(valid(LikelyToken, fields))
             found.append(valid(Prediction, values | {"top": top}))

@@ -87,6 +87,9 @@ class _Joined:
     """The rank of each adapter, 0 for one that does not change the module."""
     changes: list[AppliedChange | None]
     embeds: bool
+    replaces: bool
+    gains: bool
+    offsets: bool
 
 
 @dataclass
@@ -107,18 +110,19 @@ class RowMix:
             one = self.joined[module] = _join(module, self.adapters)
         if len(x) != len(self.rows) or x.ndim < (2 if isinstance(module, nn.Embedding) else 3):
             raise RuntimeError(_NO_ROWS)
-        for adapter, change in zip(self.adapters, one.changes, strict=True):
+        for adapter, change in zip(self.adapters, one.changes, strict=True) if one.replaces else ():
             if change is not None and change.replaced is not None and adapter in self.rows:
                 own = torch.tensor([at for at, each in enumerate(self.rows) if each is adapter], device=x.device)
                 made = _as_wide(change.replaced, output)(x.index_select(0, own))
                 output = output.index_copy(0, own, made.to(output.dtype))
-        if any(change is not None and change.gain is not None for change in one.changes):
+        if one.gains:
             gain = self._by_row(module, one, output)
             output = output + (gain * _without_bias(module, output)).to(output.dtype)
         if one.down is None or one.up is None:
             return output
         low = _low(x, one.down, embeds=one.embeds)
-        low = low * self._mask(one.ranks, one.up).view(len(x), *[1] * (low.ndim - 2), -1)
+        mask = self._mask(one.ranks, one.up)
+        low = low * (mask if low.ndim == 2 else mask.view(len(x), *[1] * (low.ndim - 2), -1))
         return _added(output, low, one.up, self._offsets(one, output))
 
     def _mask(self, ranks: tuple[int, ...], like: Tensor) -> Tensor:
@@ -148,13 +152,13 @@ class RowMix:
 
     def _offsets(self, one: _Joined, output: Tensor) -> Tensor | None:
         """The biases of B for each row; None if no adapter has any."""
+        if not one.offsets:
+            return None
         offsets = {
             adapter: change.offset
             for adapter, change in zip(self.adapters, one.changes, strict=True)
             if change is not None and change.offset is not None
         }
-        if not offsets:
-            return None
         none = torch.zeros(output.shape[-1], device=output.device)
         found = torch.stack([none if row is None else offsets.get(row, none) for row in self.rows])
         return found.view(len(self.rows), *[1] * (output.ndim - 2), -1)
@@ -366,25 +370,32 @@ def _join(module: nn.Module, adapters: Sequence[Adapter]) -> _Joined:
     able = [each for each in changes if each is not None and each.down is not None and each.up is not None]
     embeds = isinstance(module, nn.Embedding)
     ranks = tuple(0 if each is None or each.up is None else each.up.shape[1] for each in changes)
+    every = [each for each in changes if each is not None]
+    told = [any(getattr(each, name) is not None for each in every) for name in ("replaced", "gain", "offset")]
     if not able:
-        return _Joined(None, None, ranks, changes, embeds)
+        return _Joined(None, None, ranks, changes, embeds, *told)
     downs, ups = [each.down for each in able], [each.up for each in able]
     with torch.inference_mode(mode=False):
         down = downs[0] if len(able) == 1 else torch.cat(downs, 1 if embeds else 0)  # type: ignore[arg-type]
         up = ups[0] if len(able) == 1 else torch.cat(ups, 1)  # type: ignore[arg-type]
-    return _Joined(down, up, ranks, changes, embeds)
+    return _Joined(down, up, ranks, changes, embeds, *told)
 
 
 def _low(x: Tensor, down: Tensor, *, embeds: bool) -> Tensor:
     """A·x ``[…, r]``."""
     if embeds:
         return functional.embedding(x, down)
+    if x.dtype == down.dtype:
+        return functional.linear(x, down)
     wide = torch.promote_types(x.dtype, down.dtype)
     return functional.linear(x.to(wide), down.to(wide))
 
 
 def _added(output: Tensor, low: Tensor, up: Tensor, offset: Tensor | None) -> Tensor:
     """The output with B·A·x, in the output's dtype."""
+    if offset is None and low.dtype == up.dtype == output.dtype:
+        rows = output.reshape(-1, output.shape[-1])
+        return torch.addmm(rows, low.reshape(-1, low.shape[-1]), up.T).view(output.shape)
     change = functional.linear(low, up.to(low.dtype))
     return (output + (change if offset is None else change + offset)).to(output.dtype)
 

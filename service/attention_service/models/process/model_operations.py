@@ -15,6 +15,7 @@ from attention_contract.schemas.openai import ChatCompletionRequest, CompletionR
 from attention_contract.schemas.prompts import ImageBytes, ModelInput, images_in
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import JSON, from_body
+from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
@@ -137,7 +138,8 @@ class ServedModel:
         return self._asking(_read(ModelForwardRequest, body), forward_reply)
 
     def _weights(self, body: memoryview, *_: object) -> Work:
-        return self._asking(_read(ModelWeightsRequest, body), weights_reply)
+        request = _read(ModelWeightsRequest, body)
+        return self._asking(request, compared_weights if request.compare == "base" else weights_reply)
 
     def _gradients(self, body: memoryview, facts: Facts, _: Emit) -> Work:
         request = _read(ModelGradientsRequest, body)
@@ -228,12 +230,16 @@ class ServedModel:
 
         def work() -> Work:
             asked = self.loaded.asked(request)
+            beside = request.compare == "base"
+            if beside and asked.adapter is None:
+                raise InvalidRequest.at("compare", "base goes with an adapter: ask base:adapter, or name its adapter")
 
             def run() -> Answer:
                 return Answer(answer(self.loaded, request, asked), self.loaded.take_recording())
 
             return Work(
-                self.costs.needed_bytes(asked, request), run, self.costs.silent_seconds(asked),
+                (1 + beside) * self.costs.needed_bytes(asked, request), run,
+                self.costs.silent_seconds(asked, 1 + beside),
                 group=group_of(self.loaded, request, asked), length=asked.inputs.text.length,
                 question=(request, asked),
             )  # fmt: skip

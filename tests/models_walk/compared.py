@@ -39,8 +39,8 @@ from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.prompt_inputs import image_tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_loading import VISION_HALVES as _VISION
+from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.layer_attention import AttentionPass, LayerQuestion
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
@@ -433,7 +433,7 @@ def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTr
     """Return the logits of the real tokens, or the last hidden states, of one text or of each."""
     request = ModelForwardRequest(tokens=tokens, edits=edits or {})
     asked = loaded.asked(request)
-    questions = {place.key: LayerQuestion(edits=request.edits.get(key, ())) for key, place in loaded.places.items()}
+    questions = {place.key: LayerTask(edits=request.edits.get(key, ())) for key, place in loaded.places.items()}
     with torch.no_grad():
         if eager is not None:
             output = eager(**arguments_of(loaded, tokens))

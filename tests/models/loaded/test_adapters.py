@@ -11,7 +11,7 @@ pytest.importorskip("peft", reason="peft writes the adapters")
 from tests.models.small_adapters import KINDS, base_of, write_adapter
 
 from attention_service.models.loaded.loaded_model import LoadedModel
-from attention_service.models.passes.layer_attention import AttentionPass
+from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 
 CLOSE = 1e-6

@@ -44,7 +44,7 @@ from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import find_folder
-from attention_service.models.passes import layer_attention
+from attention_service.models.passes import attention_pass
 from attention_service.models.process.model_operations import ServedModel
 from attention_service.models.process.process_pipes import problem_of
 
@@ -124,7 +124,7 @@ def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypa
         return weights_reply(loaded(family), ModelWeightsRequest(tokens=IDS, statistics=["entropy"]))
 
     few = reply()
-    monkeypatch.setattr(layer_attention, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention_pass, "SCORES_AT_ONCE", 1)
     many = reply()
     assert many.ran.kernels == ["materialized"]
     for one, other in zip(few.layers, many.layers, strict=True):
@@ -143,7 +143,7 @@ def test_statistics_alone_compute_each_weight_once(family, monkeypatch):
         return found, sum(count for name, count in flops.items() if "bmm" in str(name) or "scaled_dot" in str(name))
 
     few, _ = reply(return_weights=False)
-    monkeypatch.setattr(layer_attention, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention_pass, "SCORES_AT_ONCE", 1)
     whole, products = reply()
     alone, same = reply(return_weights=False, statistics=[])
     assert alone.ran.kernels == ["materialized"]

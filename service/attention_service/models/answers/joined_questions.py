@@ -30,7 +30,7 @@ from attention_service.models.answers.model_inspection import (
 )
 from attention_service.models.inputs.model_inputs import Inputs, Stack, Tokens
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
-from attention_service.models.passes.layer_attention import AttentionPass, OwnTexts
+from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 
 Question = tuple[Any, Asked]
 """A request, and what was read of it."""

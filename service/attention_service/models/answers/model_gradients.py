@@ -37,9 +37,9 @@ from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_loading import places_of_parts
+from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace, turns_of
 from attention_service.models.passes.float64_runs import in_float64
-from attention_service.models.passes.layer_attention import NOTHING, AttentionPass, LayerQuestion
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.models.passes.module_hooks import State, after, before, on_turn, turned
 from attention_service.runtime.binding.selection import bind_selection
@@ -167,7 +167,7 @@ class ModelGradients:
             if objective.places is None:
                 every = replace(objective, places=[[*range(stack.length)]] * len(stack.ids))
             with torch.no_grad():
-                rows = self._rows(AttentionPass(self._questions(())), every)
+                rows = self._rows(AttentionPass(self._tasks(())), every)
             self._objective = objective.named(rows, stack.mask)
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -182,7 +182,7 @@ class ModelGradients:
         one batch behind the other, and no layer is traced.
         """
         shifts, times = shifts or {}, 1 if scales is None else len(scales)
-        asking = AttentionPass(self._questions(self._traced if graph and scales is None else (), shifts, times))
+        asking = AttentionPass(self._tasks(self._traced if graph and scales is None else (), shifts, times))
         at: dict[Point, Tensor] = {}
         objective = self._objective if times == 1 else self._objective.repeated(times)
         with torch.set_grad_enabled(graph), self._holding(at, shifts, scales):
@@ -202,10 +202,10 @@ class ModelGradients:
             stack = stack if times == 1 else stack.repeated(times)
             return loaded.output_rows(arguments, asking, objective.places, stack)[0]
 
-    def _questions(
+    def _tasks(
         self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None, times: int = 1
-    ) -> dict[LayerKey, LayerQuestion]:
-        found = {place.key: LayerQuestion(traced=traced) for place in self.asked.places}
+    ) -> dict[LayerKey, LayerTask]:
+        found = {place.key: LayerTask(traced=traced) for place in self.asked.places}
         for key, edits in self.asked.edits.items():
             place = self._loaded.places[key]
             real = self.asked.keys(place).mask

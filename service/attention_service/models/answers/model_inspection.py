@@ -36,14 +36,8 @@ from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import VISION, AttentionPlace
-from attention_service.models.passes.layer_attention import (
-    NOTHING,
-    AttentionPass,
-    KeptAttentions,
-    LayerQuestion,
-    OwnTexts,
-)
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
@@ -53,38 +47,38 @@ from attention_transformers.model_layers import (
     LayerKey,
 )
 
-Ask = Callable[[AttentionPlace, BoundRequest], LayerQuestion]
-"""Makes the question to the layers of one kind, of which it gets one."""
+Ask = Callable[[AttentionPlace, BoundRequest], LayerTask]
+"""Makes the task at the layers of one kind, of which it gets one."""
 _AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
 """Returned tensors that are not made by the attention function."""
 
 
 def forward_pass(loaded: LoadedModel, request: ModelForwardRequest, asked: Asked) -> AttentionPass:
-    """Return the questions of a request for predictions and taps to the layers. Raises InvalidRequest."""
+    """Return the pass of a request for predictions and taps. Raises InvalidRequest."""
     taps: Any = _inner_taps(request)
-    return AttentionPass(_questions(loaded, asked, request, lambda place, _: _taps_question(place, request, taps)))
+    return AttentionPass(_tasks(loaded, asked, request, lambda place, _: _taps_task(place, request, taps)))
 
 
 def weights_pass(
     loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked, unedited: Mapping[LayerKey, Problem] | None = None
 ) -> AttentionPass:
-    """Return the questions of a request for weights to the layers; ``unedited``: their attentions without the edits.
+    """Return the pass of a request for weights; ``unedited``: their attentions without the edits.
 
     Raises InvalidRequest.
     """
     inspected = _inspection(request)
     statistics: dict[Hashable, BoundStatistics] = {}
 
-    def question(place: AttentionPlace, bound: BoundRequest) -> LayerQuestion:
+    def task(place: AttentionPlace, bound: BoundRequest) -> LayerTask:
         over = place.queries, place.keys, place.compression
         if over not in statistics:
             statistics[over] = _statistics(request, asked, place, bound)
-        return LayerQuestion(weights=inspected, statistics=statistics[over])
+        return LayerTask(weights=inspected, statistics=statistics[over])
 
-    questions = _questions(loaded, asked, request, question)
+    tasks = _tasks(loaded, asked, request, task)
     before = unedited or {}
     return AttentionPass(
-        questions | {layer: replace(questions[layer], before=before[layer]) for layer in questions.keys() & before}
+        tasks | {layer: replace(tasks[layer], before=before[layer]) for layer in tasks.keys() & before}
     )
 
 
@@ -156,7 +150,7 @@ def forward_reply(
 def every_logit(loaded: LoadedModel, asked: Asked) -> Tensor:
     """Return the logits ``[B, L, V]`` at every token of texts, with the edits of a request."""
     request = ModelForwardRequest(tokens=[0])
-    asking = AttentionPass(_questions(loaded, replace(asked, places=[]), request, lambda place, _: NOTHING))
+    asking = AttentionPass(_tasks(loaded, replace(asked, places=[]), request, lambda place, _: NOTHING))
     stack = asked.inputs.predicted
     with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
         every = [[*range(stack.length)]] * len(stack.ids)
@@ -187,29 +181,29 @@ def weights_reply(
     return valid(ModelWeightsReply, {"layers": layers} | loaded.about(asked, asking))
 
 
-def _questions(
+def _tasks(
     loaded: LoadedModel, asked: Asked, request: ModelForwardRequest | ModelWeightsRequest, ask: Ask
-) -> dict[LayerKey, LayerQuestion]:
-    """The questions to the layers that are asked, and the edits of all. Raises InvalidRequest."""
+) -> dict[LayerKey, LayerTask]:
+    """The tasks at the layers that are asked, and the edits of all. Raises InvalidRequest."""
     if request.keep and (asked.inputs.several or request.select is not None or request.average_heads):
         raise InvalidRequest.at(
             "keep",
             "a recording holds every head and query of one text; leave select and average_heads out, and send one text",
         )
-    of_kind: dict[Hashable, LayerQuestion] = {}
+    of_kind: dict[Hashable, LayerTask] = {}
     for place, _ in asked.kinds:
         if request.keep:
             place.check_tap("hidden", "keep")
         bound = asked.bound(place)
-        question = ask(place, bound)
+        task = ask(place, bound)
         of_kind[place.kind] = replace(
-            question,
-            selection=question.selection if request.select is None else bind_selection(request.select, bound),
+            task,
+            selection=task.selection if request.select is None else bind_selection(request.select, bound),
             whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
             batched=asked.several(place),
             query_mask=asked.stack(place.queries).mask,
         )
-    found: dict[LayerKey, LayerQuestion] = {place.key: of_kind[place.kind] for place in asked.places}
+    found: dict[LayerKey, LayerTask] = {place.key: of_kind[place.kind] for place in asked.places}
     for key, edits in asked.edits.items():
         place = loaded.places[key]
         real = asked.keys(place).mask
@@ -248,10 +242,10 @@ def _inner_taps(request: ModelForwardRequest) -> list[ModelTap]:
     return [tap for tap in dict.fromkeys(request.return_) if tap not in _AROUND]
 
 
-def _taps_question(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerQuestion:
+def _taps_task(place: AttentionPlace, request: ModelForwardRequest, taps: Sequence[Tap]) -> LayerTask:
     for tap in taps:
         place.check_tap(tap, f"return.{request.return_.index(tap)}")
-    return LayerQuestion(taps=taps, average_heads=request.average_heads)
+    return LayerTask(taps=taps, average_heads=request.average_heads)
 
 
 def _inspection(request: ModelWeightsRequest) -> WeightsRequest:

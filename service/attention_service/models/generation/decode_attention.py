@@ -26,8 +26,9 @@ from attention_service.models.generation.heard_frames import HeardFrames
 from attention_service.models.generation.joined_past import JoinedPast, Part
 from attention_service.models.generation.token_attention import PassWeights, TokenAttention, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import problem_of
 from attention_service.models.passes.attention_places import AttentionPlace
-from attention_service.models.passes.layer_attention import LayerAttention, problem_of
+from attention_service.models.passes.layer_attention import LayerAttention
 from attention_service.models.passes.module_hooks import after
 from attention_service.runtime.operations.compute import bind_edits
 from attention_transformers.function_calls import attention_call

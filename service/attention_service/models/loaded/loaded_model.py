@@ -27,13 +27,13 @@ from attention_service.models.loaded.adapters import Adapter, Adapters
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_attentions import find_attentions, not_observed
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
+from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
     BOTH,
     VISION,
     AttentionPlace,
     kinds_of,
 )
-from attention_service.models.passes.layer_attention import AttentionPass
 from attention_service.models.passes.module_hooks import after
 from attention_service.models.passes.module_states import ModuleStates
 from attention_service.runtime.binding.bound_request import BoundRequest

@@ -12,6 +12,7 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.checkpoint_facts import import_instead
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
     BOTH,
     NOT_RUNNING,
@@ -21,7 +22,7 @@ from attention_service.models.passes.attention_places import (
     named_layers,
 )
 from attention_service.models.passes.attention_trial import try_sights
-from attention_service.models.passes.layer_attention import AttentionPass, LayerAttention
+from attention_service.models.passes.layer_attention import LayerAttention
 from attention_service.models.passes.observed_attention import ObservedAttention
 from attention_service.models.passes.own_functions import Sight
 from attention_service.models.passes.ways import Attention

@@ -18,7 +18,7 @@ from attention_contract.schemas.models import KeysOf, ModelLayer
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.models.passes.layer_attention import AttentionPass, widths_of
+from attention_service.models.passes.attention_pass import AttentionPass, widths_of
 from attention_service.models.passes.layer_keys import Compression
 from attention_service.models.passes.module_hooks import State, after, turned
 from attention_service.models.passes.ways import Attention

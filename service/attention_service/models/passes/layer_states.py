@@ -10,8 +10,8 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.tensors import Array
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.tensors import to_numpy
+from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 from attention_service.models.passes.attention_places import AttentionPlace, stack_of, turns_of
-from attention_service.models.passes.layer_attention import AttentionPass, OwnTexts
 from attention_service.models.passes.module_hooks import State, after, before, on_turn
 from attention_service.runtime.operations import compute
 from attention_transformers.model_layers import LayerKey
@@ -37,7 +37,7 @@ class LayerStates:
         changes: dict[tuple[nn.Module, int], list[State]] = {}
         for place in self._places:
             for texts in self._asked.texts:
-                if edits := [edit for edit in texts.asked.question(place.key).edits if edit.tap == "output"]:
+                if edits := [edit for edit in texts.asked.task(place.key).edits if edit.tap == "output"]:
                     changes.setdefault((place.module, place.turn), []).append(place.batch_first(_edited(edits, texts)))
         for place in places:
             if output:

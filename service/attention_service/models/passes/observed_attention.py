@@ -1,6 +1,6 @@
 """The attention of every layer of a model that computes it itself, seen and changed while the model runs.
 
-The second way beside ``layer_attention``, of the same interface: a pass asks its questions in the same words.
+The second way beside ``layer_attention``, of the same interface: a pass states its tasks in the same words.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,7 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.stages import narrow
-from attention_service.models.passes.growing_rotations import GrowingRotations
-from attention_service.models.passes.layer_attention import (
+from attention_service.models.passes.attention_pass import (
     NOTHING,
     AttentionPass,
     Inspected,
@@ -24,6 +23,7 @@ from attention_service.models.passes.layer_attention import (
     bound_to,
     problem_of,
 )
+from attention_service.models.passes.growing_rotations import GrowingRotations
 from attention_service.models.passes.own_functions import Sight, watching
 from attention_service.runtime.operations.forward import tap_results
 from attention_transformers.function_calls import RawAttentionInputs
@@ -69,38 +69,38 @@ class ObservedAttention:
 
 
 class _Layer:
-    """The question of a pass to one attention, in one run of its module."""
+    """The task of a pass at one attention, in one run of its module."""
 
     def __init__(self, layer: LayerKey, sight: Sight, asked: AttentionPass) -> None:
         checkpoint()
         self._layer, self._sight, self._pass = layer, sight, asked
-        self._question = asked.questions.get(layer, NOTHING)
+        self._task = asked.tasks.get(layer, NOTHING)
         self._edits: Sequence[BoundEdit] = ()
         self._raw: RawAttentionInputs | None = None
 
     def weights(self, x: Tensor) -> Tensor:
         """Answer for the weights ``[B, H, Q, K]``. Returns those to go on with."""
-        asked, question, sight = self._pass, self._question, self._sight
+        asked, task, sight = self._pass, self._task, self._sight
         if not sight.is_over_pairs(x) or (sight.square and x.shape[2] != x.shape[3]):
-            if not question.asks:
+            if not task.asks:
                 return x
             raise InvalidRequest.at(
                 "layers",
                 f"layer {self._layer} attends over pieces of a text of this length, so that it has no weights over "
                 "pairs of tokens; send a shorter text, or leave the layer out",
             )
-        keeps = question.asks or type(asked) is not AttentionPass
+        keeps = task.asks or type(asked) is not AttentionPass
         # The model may change its own in place.
         raw = self._raw = blank_inputs(x.detach().clone() if keeps else x, sight)
-        real = question.key_mask
+        real = task.key_mask
         raw.key_mask = real if real is not None and real.shape[1] == x.shape[3] else None
         asked.saw(self._layer, raw, None)
         asked.kernels[KERNEL] = None
-        self._edits = bound_edits(question, x) if question.edits or question.put else ()
-        if question.traced:
+        self._edits = bound_edits(task, x) if task.edits or task.put else ()
+        if task.traced:
             asked.problems[self._layer] = problem_of(raw)
-        if question.weights is not None:
-            asked.inspect(Inspected(self._layer, raw, question))
+        if task.weights is not None:
+            asked.inspect(Inspected(self._layer, raw, task))
         return self._answered("weights", x)
 
     def values(self, x: Tensor) -> Tensor:
@@ -112,24 +112,24 @@ class _Layer:
         return self._answered("context", x)
 
     def _answered(self, tap: str, x: Tensor) -> Tensor:
-        layer, asked, question, raw = self._layer, self._pass, self._question, self._raw
+        layer, asked, task, raw = self._layer, self._pass, self._task, self._raw
         if raw is None:  # the weights are not over pairs
             return x
         if self._edits:
             real = raw.key_mask if tap == "weights" else None
             x = apply(self._edits, tap, x, None if real is None else real[:, None, None])
-        asks = tap in question.whole or tap in question.taps
-        if tap in question.traced:
+        asks = tap in task.whole or tap in task.taps
+        if tap in task.traced:
             kept = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
             asked.traced.setdefault(layer, {})[tap] = kept
             x = kept.clone()
         kept = x.detach().clone() if asks else x
-        if tap in question.whole:
-            asked.add(layer, {"whole": {tap: kept if question.batched else kept[0]}})
-        if tap in question.taps:
-            chosen = {tap: narrow(kept, tap, problem_of(raw), question.selection)}
-            bound = bound_to(raw, batched=question.batched)
-            asked.add(layer, tap_results(bound, chosen, average_heads=question.average_heads))
+        if tap in task.whole:
+            asked.add(layer, {"whole": {tap: kept if task.batched else kept[0]}})
+        if tap in task.taps:
+            chosen = {tap: narrow(kept, tap, problem_of(raw), task.selection)}
+            bound = bound_to(raw, batched=task.batched)
+            asked.add(layer, tap_results(bound, chosen, average_heads=task.average_heads))
         return x
 
 

@@ -5,8 +5,8 @@ from typing import Literal, Protocol
 
 from torch import nn
 
+from attention_service.models.passes.attention_pass import AttentionPass, LayerTurns
 from attention_service.models.passes.growing_rotations import GrowingRotations
-from attention_service.models.passes.layer_attention import AttentionPass, LayerTurns
 
 Way = Literal["computed", "observed"]
 

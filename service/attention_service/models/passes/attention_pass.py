@@ -1,0 +1,330 @@
+"""One run of a model: what it is to find at each attention, and what was found.
+
+Statistics, weights, taps and edits are the operations of modules. The inspections of small attentions that are alike
+are one batch.
+"""
+
+import time
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.weights import WeightsRequest
+from attention_service.core.blocks import SCORES_AT_ONCE, scores_at_once
+from attention_service.core.edits import BoundEdit
+from attention_service.core.kernels import MATERIALIZED
+from attention_service.core.problem import Problem, Selection, Widths
+from attention_service.core.tensors import torch_dtype_name
+from attention_service.runtime.binding.bound_request import BoundRequest
+from attention_service.runtime.binding.bound_statistics import BoundStatistics
+from attention_service.runtime.operations import compute
+from attention_service.runtime.operations.weights import Inspection
+from attention_service.runtime.planning.blank_requests import raw_request
+from attention_service.runtime.planning.request_sizes import RequestSizes
+from attention_service.runtime.scheduling.operation import Fields, Results, Uploaded, on_host
+from attention_transformers.function_calls import RawAttentionInputs
+from attention_transformers.model_layers import AttentionModule, LayerKey
+
+_EVERYTHING: Final = Selection()
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTask:
+    """The work of a pass at one attention: taps, statistics, edits."""
+
+    batched: bool = True
+    """False if its results have no batch dimension."""
+    edits: Sequence[Edit] = ()
+    selection: Selection = _EVERYTHING
+    taps: Sequence[str] = ()
+    """The taps to return, narrowed by the selection."""
+    average_heads: bool = False
+    whole: Sequence[str] = ()
+    """The taps to return, all heads and queries, under ``whole``."""
+    weights: WeightsRequest | None = None
+    """The inspection to make."""
+    before: Problem | None = None
+    """The attention of the run without edits that the inspection compares with, if any layer has edits."""
+    statistics: BoundStatistics = field(default_factory=BoundStatistics)
+    key_mask: Tensor | None = None
+    """Bool ``[B, Lk]``, True for a key that is no padding, which edits do not touch; None if none is."""
+    query_mask: Tensor | None = None
+    """``[B, Lq]``, True for a real query; None if all are."""
+    traced: Sequence[str] = ()
+    """The taps to keep with their gradients' graph."""
+    put: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors to put in the place of whole taps, after the edits."""
+
+    @property
+    def asks(self) -> bool:
+        """True if anything is asked or changed."""
+        return bool(self.edits or self.taps or self.whole or self.weights or self.traced or self.put)
+
+
+NOTHING: Final = LayerTask()
+
+
+class OwnTexts(NamedTuple):
+    """Texts of a pass with tasks of their own: those of one of the requests that share it."""
+
+    rows: slice
+    tokens: slice
+    """Their tokens among those of the longest text."""
+    asked: "AttentionPass"
+    """The tasks at their layers, as if they ran by themselves."""
+
+    @property
+    def are_all(self) -> bool:
+        """True for all texts of a pass, with their padding."""
+        return (self.rows, self.tokens) == (slice(None), slice(None))
+
+    def inside(self, raw: RawAttentionInputs) -> RawAttentionInputs:
+        """The attention of these texts alone."""
+        rows, tokens, mask = self.rows, self.tokens, raw.mask
+        if mask is not None:
+            mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
+            own = [slice(None) if size == 1 else part for size, part in zip(mask.shape, self._parts, strict=True)]
+            mask = mask[tuple(own)]
+        query, key, value = (x[rows, :, tokens] for x in (raw.query, raw.key, raw.value))
+        key_mask = None if raw.key_mask is None else raw.key_mask[rows, tokens]
+        return replace(raw, query=query, key=key, value=value, mask=mask, key_mask=key_mask)
+
+    @property
+    def _parts(self) -> tuple[slice, slice, slice, slice]:
+        return self.rows, slice(None), self.tokens, self.tokens
+
+
+class AttentionPass:
+    """One run of a model, or several: what is asked of its layers, and what was found."""
+
+    def __init__(self, tasks: Mapping[LayerKey, LayerTask], own: Sequence[OwnTexts] = ()) -> None:
+        """``own``: the texts of requests with edits, in a pass that several share."""
+        self.tasks = tasks
+        self.own = own
+        self.started = time.perf_counter()
+        """When the work of its run began."""
+        self.kernels: dict[str, None] = {}
+        """The names of the kernels that computed the outputs, in their order."""
+        self.traced: dict[LayerKey, dict[str, Tensor]] = {}
+        """The taps of ``LayerTask.traced`` by layer, on the device."""
+        self.problems: dict[LayerKey, Problem] = {}
+        """The attentions of those layers."""
+        self._found: dict[LayerKey, Fields] = {}
+        self._waiting: dict[Hashable, list[Inspected]] = {}
+
+    def take(self) -> dict[LayerKey, Fields]:
+        """Return the results of each layer since the last call, on the host."""
+        for alike in self._waiting.values():
+            self._inspect(alike)
+        self._waiting.clear()
+        found, self._found = self._found, {}
+        return found
+
+    @property
+    def texts(self) -> list[OwnTexts]:
+        """All texts, and those of each request with edits."""
+        return [OwnTexts(slice(None), slice(None), self), *self.own]
+
+    def task(self, layer: LayerKey) -> LayerTask:
+        """Return the task at a layer."""
+        return self.tasks.get(layer, NOTHING)
+
+    def edits(self, layer: LayerKey) -> bool:
+        """Return True if edits change the attention of a layer; one of ``output`` comes after it."""
+        task = self.task(layer)
+        return bool(task.put) or any(edit.tap != "output" for edit in task.edits)
+
+    def add(self, layer: LayerKey, results: Results) -> None:
+        """Copy results of a layer to the host."""
+        self._found.setdefault(layer, {}).update(on_host(results))
+
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
+        """Note the inputs of a layer; nothing is noted of a pass that has tasks.
+
+        ``window``: the tokens of the layer's sliding window, in a text of any length.
+        """
+
+    def context(self, inspected: "Inspected") -> Tensor:
+        """Inspect the weights of a layer, and return the context ``[B, H, Lq, Dv]`` that they give."""
+        self.kernels[MATERIALIZED] = None
+        results: Results = self._inspect([inspected], with_context=True)
+        context: Tensor = results["context"]
+        return context
+
+    def inspect(self, waiting: "Inspected") -> None:
+        """Inspect the weights of a layer, together with those of others like it if they are few."""
+        group = waiting.group
+        alike = self._waiting.setdefault(group, [])
+        alike.append(waiting)
+        if group is None or len(alike) * waiting.scores >= scores_at_once(gpu=waiting.raw.query.is_cuda):
+            self._inspect(self._waiting.pop(group))
+
+    def _inspect(self, alike: "Sequence[Inspected]", *, with_context: bool = False) -> Results:
+        """Inspect attentions that are alike, as one batch. Returns the ``context``, if it is wanted."""
+        first = alike[0]
+        raw, task, batch = first.raw, first.task, first.raw.query.shape[0]
+        if task.weights is None:
+            raise TypeError("a layer that is inspected was asked for its weights")
+        many, statistics = len(alike), task.statistics
+        bound = bound_to(raw, batched=True, layers=many)
+        device, dtype = raw.query.device, raw.query.dtype
+        edits = compute.bind_edits(task.edits, device, dtype, real_keys=True) if task.edits else ()
+        operation = Inspection(
+            bound, task.weights, task.selection, statistics.repeated(many), task.before, with_context
+        )
+        tensors = first.tensors(alike)
+        parameters = {} if raw.sinks is None else {"sinks": raw.sinks}
+        results = operation.launch(Uploaded(tensors, parameters, edits))
+        beside = {"context": results.pop("context")} if with_context else {}
+        fields = operation.collect(results)
+        for index, each in enumerate(alike):
+            place = slice(index * batch, (index + 1) * batch) if task.batched else index
+            self._found.setdefault(each.layer, {}).update(_at(fields, place))
+        return beside
+
+
+class KeptAttentions(AttentionPass):
+    """A pass that keeps the attentions of some layers in ``problems``."""
+
+    def __init__(self, layers: Collection[LayerKey]) -> None:
+        super().__init__({})
+        self._layers = layers
+
+    def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
+        """Keep the inputs of a layer."""
+        if layer in self._layers:
+            self.problems[layer] = problem_of(raw)
+
+
+def _at(fields: Fields, place: Any) -> Fields:
+    """Return the part of each array that belongs to one of several stacked layers."""
+    return {
+        name: _at(value, place) if isinstance(value, dict) else np.asarray(value[place])
+        for name, value in fields.items()
+    }
+
+
+@dataclass(eq=False, slots=True)
+class Inspected:
+    """An attention whose weights are to be inspected."""
+
+    layer: LayerKey
+    raw: RawAttentionInputs
+    task: LayerTask
+
+    @property
+    def group(self) -> Hashable:
+        """Equal for attentions that may be inspected as one batch; None for one that is alone."""
+        raw, task = self.raw, self.task
+        if task.edits or task.before is not None or raw.sinks is not None:
+            return None
+        shapes = (raw.query.shape, raw.key.shape, raw.value.shape, None if raw.mask is None else raw.mask.shape)
+        told = (id(raw.spec), id(raw.key_mask), raw.offset, id(task.weights), task.selection)
+        return (*shapes, *told, id(task.statistics), id(task.query_mask))
+
+    @property
+    def gives_context(self) -> bool:
+        """True if the output is best computed from the weights: they are many, and all computed anyway.
+
+        Of half types a fused kernel keeps weights of more digits.
+        """
+        asked = self.task
+        if asked.weights is None or asked.whole or asked.taps or asked.traced:
+            return False
+        return self.raw.query.dtype.itemsize > 2 and self.scores >= SCORES_AT_ONCE
+
+    @property
+    def scores(self) -> int:
+        """Number of its scores."""
+        batch, heads, queries, _ = self.raw.query.shape
+        return batch * heads * queries * self.raw.key.shape[2]
+
+    def tensors(self, alike: "Sequence[Inspected]") -> dict[str, Tensor]:
+        """The tensors of all of them, one behind the other along the batch."""
+        raws, many = [each.raw for each in alike], len(alike)
+        found = {
+            "query": _stacked([raw.query for raw in raws]),
+            "key": _stacked([raw.key for raw in raws]),
+            "value": _stacked([raw.value for raw in raws]),
+        }
+        if self.raw.mask is not None:
+            batch = self.raw.query.shape[0]
+            found["mask"] = _stacked([_of_batch(raw.mask, batch) for raw in raws if raw.mask is not None])
+        for name, shared in (("key_mask", self.raw.key_mask), ("query_mask", self.task.query_mask)):
+            if shared is not None:
+                found[name] = shared.repeat(many, 1)
+        if self.raw.weights is not None:
+            found["weights"] = _stacked([raw.weights for raw in raws if raw.weights is not None])
+        if self.raw.offset:
+            found["offsets"] = torch.tensor(self.raw.offset)
+        return found
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _of_batch(mask: Tensor, batch: int) -> Tensor:
+    """Return a mask of rank 4 for each sequence of the batch."""
+    mask = mask.view((1,) * (4 - mask.ndim) + mask.shape)
+    return mask.expand(batch, *mask.shape[1:])
+
+
+def widths_of(raw: RawAttentionInputs) -> Widths:
+    """Return the heads of an attention, and their widths."""
+    _, heads, _, head_dim = raw.query.shape
+    return Widths(heads, raw.key.shape[1], head_dim, raw.value.shape[3])
+
+
+def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> BoundRequest:
+    """Return the attention as a bound request without numbers; of several layers as one batch."""
+    shape: tuple[int, ...] = ()
+    mask_dtype: type | None = None
+    if raw.mask is not None:
+        shape = (1,) * (4 - raw.mask.ndim) + tuple(raw.mask.shape)
+        mask_dtype = bool if raw.mask.dtype == torch.bool else float
+    sizes = RequestSizes(layers * raw.query.shape[0], raw.query.shape[2], raw.key.shape[2], mask=shape)
+    dtype = torch_dtype_name(raw.query.dtype)
+    return raw_request(raw.spec, widths_of(raw), dtype, sizes, mask_dtype=mask_dtype, batched=batched)
+
+
+def bound_edits(task: LayerTask, like: Tensor) -> Sequence[BoundEdit]:
+    """The edits of a layer on the device. ``output`` is edited behind the attention's projection (``layer_states``)."""
+    inner = [edit for edit in task.edits if edit.tap != "output"]
+    put = [BoundEdit(tap, value=value) for tap, value in task.put.items()]
+    return [*compute.bind_edits(inner, like.device, like.dtype, real_keys=True), *put]
+
+
+def problem_of(raw: RawAttentionInputs) -> Problem:
+    """Return the attention as the problem that the core computes."""
+    return Problem(
+        raw.query, raw.key, raw.value, raw.spec, mask=raw.mask, key_mask=raw.key_mask,
+        offsets=torch.tensor(raw.offset) if raw.offset else None,
+        learned={} if raw.sinks is None else {"sinks": raw.sinks}, given=raw.weights,
+    )  # fmt: skip
+
+
+class LayerTurns:
+    """The layers of the calls of attention modules, in the order of one pass."""
+
+    def __init__(self, modules: Sequence[tuple[AttentionModule, tuple[LayerKey, ...]]]) -> None:
+        """``modules``: each with the keys of its layers, in the order in which they run."""
+        self._keys = {id(one.module): keys for one, keys in modules}
+        self._calls: dict[int, int] = {}
+
+    def restart(self) -> None:
+        """Count anew, for another pass over the model."""
+        self._calls.clear()
+
+    def layer_of(self, module: nn.Module) -> LayerKey:
+        """The layer of a call, which counts as one if several layers share the module."""
+        keys = self._keys[id(module)]
+        if len(keys) == 1:
+            return keys[0]
+        number = self._calls[id(module)] = self._calls.get(id(module), -1) + 1
+        return keys[number % len(keys)]

@@ -17,7 +17,13 @@ import numpy as np
 import orjson
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel, ViTImageProcessorPil
+from transformers import (
+    CONFIG_MAPPING,
+    GenerationConfig,
+    PreTrainedModel,
+    ViTImageProcessorPil,
+    WhisperFeatureExtractor,
+)
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -36,7 +42,9 @@ from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.model_inputs import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
+from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_loading import VISION_HALVES as _VISION
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
@@ -46,6 +54,7 @@ from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import attention_modules
 from tests.client.tiny_models import tokenizer
+from tests.models.inputs import small_sounds as sounds
 from tests.models.inputs.small_encoders import noise, sent
 from tests.models_walk.joined import joined
 from tests.models_walk.small_configs import small_config
@@ -56,6 +65,8 @@ NEW: Final = 6
 SAMPLED: Final = {"temperature": 0.7, "top_p": 0.9, "seed": 5}
 CLOSE: Final = 1e-4
 """The largest difference that counts as equal, as a share of the largest number that is compared."""
+READ: Final = frozenset({"input_ids", "pixel_values", *SOUND})
+"""The inputs of the models that are compared."""
 MOST: Final = 100_000_000
 """The most parameters of a model that is built."""
 SECONDS: Final = 120
@@ -112,10 +123,10 @@ class Found:
 
 
 def kinds() -> list[str]:
-    """Return every model type that predicts tokens, reads tokens or reads pixels; those that predict come first."""
+    """Return every model type that predicts tokens or reads tokens, pixels or sounds; those that predict come first."""
     predict = dict.fromkeys(kind for mapping in _HEADS[:-1] for kind in getattr(modeling_auto, mapping))
     others = [kind for kind in getattr(modeling_auto, _HEADS[-1]) if kind not in predict]
-    return [*predict, *(kind for kind in others if reads(kind) in {"input_ids", "pixel_values"})]
+    return [*predict, *(kind for kind in others if reads(kind) in READ)]
 
 
 def forms_of(kind: str) -> list[str]:
@@ -202,7 +213,7 @@ def compared(kind: str, device: str = "cpu") -> Found:
     found = Found(kind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if (reading := reads(kind)) not in {"input_ids", "pixel_values"}:
+        if (reading := reads(kind)) not in READ:
             found.architecture = class_of(kind).__name__
             found.reasons["whole"] = f"it reads {reading}"
             return found
@@ -249,7 +260,12 @@ def error(found: Any, expected: Any) -> float:
 
 
 def _processor(model: PreTrainedModel) -> Any:
-    """Return an image processor of a model of images: its size, or four patches."""
+    """Return the processor of images, of the model's size or of four patches, or of sounds."""
+    if model.main_input_name == "input_features":
+        return WhisperFeatureExtractor(feature_size=getattr(model.config, "num_mel_bins", 80), chunk_length=6)
+    if model.main_input_name == "input_values":
+        kind = model.config.model_type
+        return sounds.extractor(kind if kind in sounds.HEARS else "wav2vec2")
     if model.main_input_name != "pixel_values":
         return None
     size = getattr(model.config, "image_size", None) or 8
@@ -258,7 +274,9 @@ def _processor(model: PreTrainedModel) -> Any:
 
 
 def input_of(loaded: LoadedModel) -> dict[str, Any]:
-    """Return the text of ``IDS``, or an image for a model that reads images."""
+    """Return the text of ``IDS``, or an image or a sound for a model that reads one."""
+    if isinstance(loaded.reader, SoundInputs):
+        return {"audio": [sounds.sent(sounds.speech(2.0))]}
     if not isinstance(loaded.reader, EncoderInputs):
         return {"tokens": IDS}
     return {"images": [sent(noise(24, 16))]}
@@ -357,7 +375,7 @@ def eager_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[tor
 
 
 def _gradients(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
-    if loaded.head.predicts is None:
+    if loaded.head.predicts is None or isinstance(loaded.reader, SoundInputs):
         return
     reply = ModelGradients(loaded, ModelGradientsRequest(tokens=IDS, of={"token": 7}, wrt=["embeddings"])).reply()
     reads: Any = model.get_encoder() if loaded.reader.pairs else model
@@ -400,7 +418,7 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
         key: [edit for edit in nothing if place.taps is None or edit.tap in place.taps]
         for key, place in loaded.places.items()
     }
-    if isinstance(loaded.reader, EncoderInputs):
+    if isinstance(loaded.reader, EncoderInputs | SoundInputs):
         edited = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), return_=taps, edits=edits))
         pairs = zip(edited.layers, plain.layers, strict=True)
         found.invariants = max(*errors, *(error(layer.weights, own.weights) for layer, own in pairs))
@@ -448,7 +466,7 @@ def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTr
 
 
 def _generated(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
-    if not model.can_generate():
+    if not model.can_generate() or isinstance(loaded.reader, SoundInputs):
         return
     model.generation_config = GenerationConfig(
         **{name: getattr(model.generation_config, name) for name in ("decoder_start_token_id",)},

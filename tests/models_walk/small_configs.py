@@ -5,6 +5,8 @@ from typing import Any, Final
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from tests.models.inputs.small_sounds import HEARS
+
 VOCABULARY: Final = 96
 _MOST: Final[dict[int, str]] = {
     1: "topk_group first_k_dense_replace",
@@ -99,6 +101,18 @@ OWN: Final[dict[str, dict[str, Any]]] = {
         },
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}},
+    "deepseek_ocr2_text": {
+        "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_routed_experts": 4,
+    },
+    "ernie4_5_vl_moe_text": {
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
+    },
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "zamba": {
+        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "attention_hidden_size": 64, "attention_head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
+    },
     "neomme_text": {"head_dim": 16},
     "neomme": {"head_dim": 16},
     "glm5_next_text": {"index_kpool": 2},
@@ -118,6 +132,8 @@ OWN: Final[dict[str, dict[str, Any]]] = {
 def small_config(kind: str) -> PreTrainedConfig:
     """Return the config of a model type, made small. Raises what transformers raises for one that it cannot make."""
     made = CONFIG_MAPPING[kind]
+    if kind in HEARS:
+        return made(**HEARS[kind][2])
     entries = shrunk(made().to_dict())
     entries.pop("model_type", None)
     return made(**entries)

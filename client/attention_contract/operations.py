@@ -41,6 +41,7 @@ from attention_contract.schemas.gradients import (
 )  # fmt: skip
 from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.prompts import EXAMPLE_TEXT
+from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_contract.schemas.weights import RawWeightsRequest, WeightsReply, WeightsRequest
 
 ReplyT = TypeVar("ReplyT", bound=WireModel | None)
@@ -329,6 +330,11 @@ model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", ModelComplexityRequest, ModelComplexityReply,
     "The cost of a text or a generation for a whole model",
     (*READS_BODY, *OF_MODEL), example={"length": 512, "new_tokens": 64}, scopes=ASK,
+)  # fmt: skip
+model_similarity = Operation(
+    "model_similarity", "POST", "/v1/models/{model}/similarity", TextSimilarityRequest, TextSimilarityReply,
+    "The similarity of two texts by the vectors of a whole model, and the words that made it",
+    (*READS_BODY, *OF_MODEL), example={"pairs": [["the cat sat", "a dog sat"]]}, scopes=INFER,
 )  # fmt: skip
 create_chat_completion = Operation(
     "create_chat_completion", "POST", "/v1/chat/completions", i.ChatCompletionRequest, i.ChatCompletion,

@@ -38,6 +38,7 @@ from attention_contract.schemas.costs import hardware as g
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
 from attention_contract.schemas.prompts import ModelRan
+from attention_contract.schemas.text_similarity import TextSimilarityReply
 from attention_contract.schemas.transcriptions import HeardDuration, Transcription
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
@@ -64,6 +65,7 @@ EXAMPLES = {
     "model_forward": (("net", "the cat"), {"return_": ["weights"]}, "/v1/models/net/forward"),
     "model_weights": (("net", ["the", "cat"]), {"top_k": 2}, "/v1/models/net/weights"),
     "model_gradients": (("net", "the cat"), {"wrt": ["tokens"]}, "/v1/models/net/gradients"),
+    "model_similarity": (("net", [["the cat", "a dog"]]), {"pooling": "mean"}, "/v1/models/net/similarity"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
     "create_completion": (("net", "the cat"), {"attention": {"top_k": 2}}, "/v1/completions"),
@@ -244,6 +246,7 @@ def model_reply(kind: Any) -> Any:
         ModelComplexityReply: lambda: ModelComplexityReply(**numbers | {"model": "net"}),
         q.ModelForwardReply: lambda: q.ModelForwardReply(labels=[], ran=ran),
         q.ModelGradientsReply: lambda: q.ModelGradientsReply(labels=[], ran=ran, value=np.ones(())),
+        TextSimilarityReply: lambda: TextSimilarityReply(similarity=[], labels=[], ran=ran),
         q.ModelWeightsReply: lambda: q.ModelWeightsReply(labels=[], ran=ran, layers=[]),
     }
     return made[kind]()

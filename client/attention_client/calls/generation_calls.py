@@ -16,6 +16,7 @@ from attention_contract.schemas.openai import (
     Completion,
     Embeddings,
 )
+from attention_contract.schemas.text_similarity import Pooling
 from attention_contract.schemas.transcriptions import Transcription
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -130,13 +131,13 @@ class Generation(Group[WayT]):
     @method
     def embed(
         self, model: str, input: Prompt, *, dimensions: int | None = None, prompt_name: str | None = None,  # noqa: A002
-        adapter: str | None = None, **options: Unpack[CallOptions],
+        pooling: Pooling | None = None, adapter: str | None = None, **options: Unpack[CallOptions],
     ) -> Call[Embeddings]:  # fmt: skip
         """Return a vector for each text, pooled as the model's checkpoint says.
 
-        ``dimensions`` keeps the first numbers of each. ``prompt_name`` is the prompt of the checkpoint to put before
-        each text, in place of its default one. ``adapter`` names an adapter of the model. Raises ModelNotFound and
-        InvalidRequest.
+        ``dimensions`` keeps the first numbers of each; ``pooling`` takes the place of the checkpoint's.
+        ``prompt_name`` is the prompt of the checkpoint to put before each text, in place of its default one.
+        ``adapter`` names an adapter of the model. Raises ModelNotFound and InvalidRequest.
         """
         return call(operations.create_embedding, locals())
 

@@ -19,6 +19,7 @@ from attention_contract.schemas.model_requests import (
     ModelWeightsReply,
 )
 from attention_contract.schemas.models import ModelInfo, ModelList
+from attention_contract.schemas.text_similarity import Pooling, TextSimilarityReply
 from attention_contract.tensors import FloatName
 
 
@@ -103,6 +104,19 @@ class Models(Generation[WayT], Surveys[WayT]):
         as in ``forward``.
         """
         return call(operations.model_gradients, with_media(locals()))
+
+    @method
+    def similarity(
+        self, model: str, pairs: Sequence[Sequence[str]], *, gradients: bool = True,
+        prompt_names: Sequence[str] | None = None, pooling: Pooling | None = None, **options: Unpack[CallOptions],
+    ) -> Call[TextSimilarityReply]:  # fmt: skip
+        """Return the cosine of the vectors of two texts, for each pair, and the share of every token in it.
+
+        The vectors are those of ``embed``. ``prompt_names`` are the prompts before the first and the second texts, as
+        in ``["query", "document"]``; ``pooling`` takes the place of the checkpoint's. ``gradients=False`` leaves the
+        shares out.
+        """
+        return call(operations.model_similarity, locals())
 
     @method
     def complexity(

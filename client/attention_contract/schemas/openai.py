@@ -28,6 +28,7 @@ from attention_contract.schemas.prompts import (
     kind_of_content,
 )
 from attention_contract.schemas.recordings import RecordingId
+from attention_contract.schemas.text_similarity import Pooling
 from attention_contract.schemas.weights import HeadStatistics, StatisticName, TopKeys
 from attention_contract.tensors import AnyNumber, FloatArray
 
@@ -270,6 +271,8 @@ class EmbeddingRequest(OpenAIRequest):
     """``base64``: little-endian float32."""
     dimensions: int | None = Field(default=None, ge=1, lt=2**31)
     """Keep the first numbers of each vector, scaled to length 1: for models that were trained for it."""
+    pooling: Pooling | None = None
+    """The way from the states of tokens to a vector, in place of the checkpoint's."""
     prompt_name: str | None = Field(default=None, max_length=256)
     """The prompt of a sentence-transformers checkpoint to put before each text; default: the checkpoint's own default
     prompt, if it has one. An empty name stands for no prompt."""

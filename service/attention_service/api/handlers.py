@@ -18,6 +18,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityRep
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
+from attention_contract.schemas.text_similarity import TextSimilarityReply
 from attention_contract.tensor_files import from_pieces
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.api.bodies.negotiation import Reply, accepted, pieces_of, render
@@ -131,6 +132,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "model_forward": _model_handler("forward", ModelForwardReply),
     "model_weights": _model_handler("weights", ModelWeightsReply),
     "model_gradients": _model_handler("gradients", ModelGradientsReply),
+    "model_similarity": _model_handler("similarity", TextSimilarityReply),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},
     "complexity": complexity,

@@ -218,3 +218,51 @@ def test_lm_eval_scores_continuations(url):
     assert [each["text"].startswith(text) for each, text in zip(told, texts["prompt"], strict=True)] == [True, True]
     until = {"model": "talker", "prompt": [[5, 3, 7]], "max_tokens": 4, "temperature": 0, "stop": ["die"], "seed": 1234}
     assert httpx.post(f"{url}/v1/completions", json=until, timeout=60).raise_for_status().json()["choices"]
+
+
+def vector_of(family, ids, weights):
+    """The pooled states of a text, and its embeddings as a leaf of the graph."""
+    model = eager("bert", "ForTokenClassification") if family == "bert" else tiny("llama")
+    embedded = model.get_input_embeddings()(torch.tensor([ids])).detach().requires_grad_()
+    states = model.base_model(inputs_embeds=embedded).last_hidden_state[0]
+    shares = weights(len(ids))
+    return (states * shares[:, None]).sum(0) / shares.sum(), embedded
+
+
+@pytest.mark.parametrize(
+    ("model", "family", "pooling", "weights"),
+    [
+        ("names", "bert", None, torch.ones),
+        ("talker", "llama", None, lambda count: torch.eye(count)[-1]),
+        ("talker", "llama", "mean", torch.ones),
+        ("talker", "llama", "weightedmean", lambda count: torch.arange(1, count + 1).float()),
+    ],
+)
+def test_the_similarity_of_two_texts_and_its_gradient_are_those_of_transformers(
+    models, model, family, pooling, weights
+):
+    pairs = [["the cat sat", "the dog sat on the mat"], ["on the mat", "the cat"]]
+    read = words() if family == "bert" else tokenizer()
+    reply = models.similarity(model, pairs, pooling=pooling)
+    for index, pair in enumerate(pairs):
+        (first, one), (second, other) = (vector_of(family, read(text)["input_ids"], weights) for text in pair)
+        cosine = torch.nn.functional.cosine_similarity(first, second, dim=0)
+        cosine.backward()
+        assert reply.similarity[index] == pytest.approx(float(cosine.detach()), abs=1e-5)
+        for side, embedded in enumerate((one, other)):
+            expected = (embedded.grad * embedded).sum(-1)[0].detach()
+            labels, shares = reply.labels[index][side], reply.tokens[index][side]
+            own = [share for token, share in zip(labels.tokens, shares, strict=True) if token != "[PAD]"]
+            np.testing.assert_allclose(own, expected, atol=1e-4)
+    vectors = [np.array(each.embedding) for each in models.embed(model, pairs[0], pooling=pooling).data]
+    unit = [each / np.linalg.norm(each) for each in vectors]
+    assert float(unit[0] @ unit[1]) == pytest.approx(reply.similarity[0], abs=1e-5)
+    plain = models.similarity(model, pairs, pooling=pooling, gradients=False)
+    assert plain.tokens is None
+    np.testing.assert_allclose(plain.similarity, reply.similarity, atol=1e-6)
+
+
+def test_a_prompt_that_a_model_does_not_have_is_named(models):
+    with pytest.raises(InvalidRequest, match="has no prompt 'nothing'") as caught:
+        models.similarity("names", [["the", "cat"]], prompt_names=["", "nothing"])
+    assert caught.value.param == "prompt_names.1"

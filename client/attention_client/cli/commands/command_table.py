@@ -164,6 +164,10 @@ COMMANDS: Final = {
         help="Show what a prediction depends on: the gradient of its log-probability by tokens, heads and states.\n\n"
         '--of \'{"token": " mat", "against": " bed"}\' names two tokens whose margin is differentiated.',
     ),
+    "models similarity": RequestCommand(
+        "models.similarity", operations.model_similarity, chief="",
+        help='Compare texts by a model\'s vectors: --pairs \'[["the cat sat", "a dog sat"]]\'.',
+    ),
     "models complexity": RequestCommand("models.complexity", operations.model_complexity),
     "modules list": RequestCommand("modules.list", operations.list_modules),
     "modules show": RequestCommand("modules.get", operations.get_module),

@@ -5,6 +5,7 @@ state of its last token, of length 1.
 """
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from attention_service.models.answers.sentence_settings import SentenceSettings,
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.conversations import ChatForm
-from attention_service.models.inputs.model_inputs import Tokens
+from attention_service.models.inputs.model_inputs import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 _UNLIMITED: Final = 2**31
@@ -36,8 +37,8 @@ class EmbeddingPlan:
     settings: SentenceSettings
     rows: list[list[int]]
     """The tokens of each text."""
-    left_out: int = 0
-    """The first tokens of each text, those of a prompt, that are not pooled."""
+    left_out: list[int]
+    """The number of the first tokens of each text, those of a prompt, that are not pooled."""
 
     def needed_bytes(self, loaded: LoadedModel) -> int:
         """Estimate the memory that it takes besides the model."""
@@ -52,7 +53,7 @@ class EmbeddingPlan:
     def pooled(self, states: Tensor, mask: Tensor) -> Tensor:
         """The vectors ``[B, D]`` of states ``[B, L, d_model]``, ``mask [B, L]`` true for real tokens."""
         place = mask.long().cumsum(1)  # from 1, of each real token
-        real = mask & (place > self.left_out)
+        real = mask & (place > torch.tensor(self.left_out, device=place.device)[:, None])
         found = torch.cat([_pool(mode, states.float(), real, place) for mode in self.settings.modes], -1)
         for step in self.settings.steps:
             found = step(found)
@@ -61,7 +62,7 @@ class EmbeddingPlan:
 
 def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingPlan:
     """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
-    settings = _settings(loaded)
+    settings = _settings(loaded, request.pooling)
     size = min(settings.dimensions or _UNLIMITED, _size(loaded, settings))
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidRequest.at("dimensions", f"the vectors have {size}", limit=size)
@@ -73,17 +74,29 @@ def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingP
             raise InvalidRequest.at("prompt_name", "token ids are taken as they are; send texts, or no prompt_name")
         for place, ids in inputs.items():
             loaded.reader.check(ids, place)
-        return EmbeddingPlan(settings, [*inputs.values()])
-    prompt = _prompt(settings, request.prompt_name)
+        return EmbeddingPlan(settings, [*inputs.values()], [0] * len(inputs))
+    return plan_texts(loaded, inputs, request.prompt_name, request.pooling)
+
+
+def plan_texts(
+    loaded: LoadedModel, inputs: Mapping[str, str], prompt_name: str | None, pooling: str | None,
+    param: str = "prompt_name",
+) -> EmbeddingPlan:  # fmt: skip
+    """The plan of texts by the places that they came from. ``param``: that of the prompt's name.
+
+    Raises InvalidRequest and InvalidCheckpoint.
+    """
+    settings = _settings(loaded, pooling)
+    prompt = _prompt(settings, prompt_name, param)
     rows = [_tokens(loaded, settings, prompt, text, place) for place, text in inputs.items()]
     if settings.pools_prompt or settings.chats or not prompt:
-        return EmbeddingPlan(settings, rows)
-    ids = _tokens(loaded, settings, "", prompt, "prompt_name")
+        return EmbeddingPlan(settings, rows, [0] * len(rows))
+    ids = _tokens(loaded, settings, "", prompt, param)
     left_out = len(ids) - (ids[-1] in getattr(loaded.reader.tokenizer, "all_special_ids", ()))
     for place, row in zip(inputs, rows, strict=True):
         if len(row) <= left_out:
             raise InvalidRequest.at(place, "it has no token besides those of the prompt, which the model does not pool")
-    return EmbeddingPlan(settings, rows, left_out)
+    return EmbeddingPlan(settings, rows, [left_out] * len(rows))
 
 
 def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -> Embeddings:
@@ -91,13 +104,9 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
     reader, rows = loaded.reader, plan.rows
     stack = reader.batch([Tokens(ids, [None] * len(ids)) for ids in rows])
     mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
-    base = loaded.model.get_encoder() if reader.pairs else loaded.model.base_model
     checkpoint()
     with torch.inference_mode():
-        arguments = {
-            name: x for name, x in reader.arguments(stack).items() if name != "position_ids" or not reader.pairs
-        }
-        vectors = plan.pooled(base(**arguments).last_hidden_state, mask)
+        vectors = plan.pooled(base_of(loaded)(**base_arguments(loaded, stack)).last_hidden_state, mask)
     if request.dimensions is not None:
         vectors = normalized(vectors[:, : request.dimensions])
     told: list[Any] = vectors.tolist()
@@ -113,8 +122,27 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
     )
 
 
-def _settings(loaded: LoadedModel) -> SentenceSettings:
-    """The settings of a model's checkpoint, or those of one without any. Raises InvalidCheckpoint."""
+def base_of(loaded: LoadedModel) -> Any:
+    """The part of a model that makes the states of a text's tokens."""
+    return loaded.model.get_encoder() if loaded.reader.pairs else loaded.model.base_model
+
+
+def base_arguments(loaded: LoadedModel, stack: Stack) -> dict[str, Tensor]:
+    """Its arguments for one batch."""
+    reader = loaded.reader
+    return {name: x for name, x in reader.arguments(stack).items() if name != "position_ids" or not reader.pairs}
+
+
+def _settings(loaded: LoadedModel, pooling: str | None = None) -> SentenceSettings:
+    """The settings of a model's checkpoint, or those of one without any; ``pooling``: in place of its own.
+
+    Raises InvalidCheckpoint.
+    """
+    found = _settings_of_checkpoint(loaded)
+    return found if pooling is None else replace(found, modes=(pooling,))
+
+
+def _settings_of_checkpoint(loaded: LoadedModel) -> SentenceSettings:
     model, reader = loaded.model, loaded.reader
     found = read_sentence_settings(Path(str(model.name_or_path)))
     if found is None:
@@ -128,14 +156,14 @@ def _settings(loaded: LoadedModel) -> SentenceSettings:
     return replace(found, limit=min(known, default=None))
 
 
-def _prompt(settings: SentenceSettings, asked: str | None) -> str:
+def _prompt(settings: SentenceSettings, asked: str | None, param: str) -> str:
     """The text of a prompt, or of the default one. Raises InvalidRequest."""
     name = settings.default_prompt if asked is None else asked
     if not name:
         return ""
     if name not in settings.prompts:
         told = ", ".join(settings.prompts)[:400]
-        raise InvalidRequest.at("prompt_name", f"the model has no prompt {name[:128]!r}; it has {told}")
+        raise InvalidRequest.at(param, f"the model has no prompt {name[:128]!r}; it has {told}")
     return settings.prompts[name]
 
 

@@ -129,6 +129,10 @@ class ModelCosts:
             need += sum(each.nbytes for each in self._parameters if each.is_meta)  # read from disk, and kept meanwhile
         return need
 
+    def graph_bytes(self, texts: int, length: int) -> int:
+        """Estimate the memory of a differentiated pass over texts of so many tokens, without a head."""
+        return self._pass_bytes(texts, length, length, 0) + self._graph_bytes(texts, length, length)
+
     def silent_seconds(self, asked: Asked, passes: int = 1) -> float:
         """Return a bound of the time of so many passes; 0 if they are short."""
         batch, length = asked.inputs.predicted.ids.shape

@@ -325,7 +325,11 @@ class LoadedModel:
         named = {key: self.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
         if named:
             fields["key_labels"] = {key: told if inputs.several else told[0] for key, told in named.items()}
-        ran = ModelRan(
+        return fields | {"ran": self.ran(asking, asked.adapter, joined)}
+
+    def ran(self, asking: AttentionPass, adapter: Adapter | None, joined: int = 1) -> ModelRan:
+        """The run of a pass, by the model or by one of its adapters."""
+        return ModelRan(
             model=self.name,
             architecture=type(self.model).__name__,
             device=str(self.device.torch),
@@ -335,9 +339,8 @@ class LoadedModel:
             queue_ms=0.0,
             peak_bytes=0,
             joined=joined,
-            weights=self.weights_with(asked.adapter),
+            weights=self.weights_with(adapter),
         )
-        return fields | {"ran": ran}
 
     def _place(self, key: LayerKey, param: str) -> AttentionPlace:
         place = self.places.get(str(key))

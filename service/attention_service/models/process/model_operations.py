@@ -13,6 +13,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, ModelInput, images_in
+from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import JSON, from_body
 from attention_service.models.answers.base_comparison import compared_weights
@@ -20,6 +21,7 @@ from attention_service.models.answers.joined_questions import group_of, joined_r
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
+from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
@@ -182,6 +184,14 @@ class ServedModel:
         except InvalidRequest as fault:
             raise InvalidRequest(fault.detail.replace("audio.0", "file"), param="file", **fault.facts) from None
 
+    def _similarity(self, body: memoryview, *_: object) -> Work:
+        request = _read(TextSimilarityRequest, body)
+        planned = plan_similarity(self.loaded, request)
+        need = planned.plan.needed_bytes(self.loaded)
+        if request.gradients:
+            need += self.costs.graph_bytes(*planned.stack.ids.shape)
+        return Work(need, lambda: Answer(similarity_reply(self.loaded, request, planned)))
+
     def _embed(self, body: memoryview, *_: object) -> Work:
         request = _read(EmbeddingRequest, body)
         plan = plan_embedding(self.loaded, request)
@@ -259,6 +269,7 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Wo
     "chat": ServedModel._chat,
     "complete": ServedModel._complete,
     "embed": ServedModel._embed,
+    "similarity": ServedModel._similarity,
     "transcribe": ServedModel._transcribe,
     "adapt": ServedModel._adapt,
     "forget": ServedModel._forget,

@@ -1,0 +1,83 @@
+"""The cosine of the vectors of two texts, and its gradient by token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
+from attention_service.core.cancellation import checkpoint
+from attention_service.models.answers.text_embeddings import EmbeddingPlan, base_arguments, base_of, plan_texts
+from attention_service.models.inputs.model_inputs import Stack, Tokens
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.layer_attention import AttentionPass
+from attention_service.models.passes.module_hooks import after
+
+
+@dataclass(frozen=True)
+class SimilarityPlan:
+    """A request for similarities, checked."""
+
+    plan: EmbeddingPlan
+    """The first texts of all pairs, then the second ones."""
+    stack: Stack
+
+
+def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> SimilarityPlan:
+    """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
+    if loaded.reader.tokenizer is None:
+        raise InvalidRequest.at("pairs", f"{loaded.reader.no_tokenizer}; take a model that reads texts")
+    names: Sequence[str | None] = request.prompt_names or (None, None)
+    sides = [
+        plan_texts(
+            loaded, {f"pairs.{index}.{side}": pair[side] for index, pair in enumerate(request.pairs)}, names[side],
+            request.pooling, f"prompt_names.{side}",
+        )
+        for side in (0, 1)
+    ]  # fmt: skip
+    plan = EmbeddingPlan(sides[0].settings, [*sides[0].rows, *sides[1].rows], [*sides[0].left_out, *sides[1].left_out])
+    return SimilarityPlan(plan, loaded.reader.batch([Tokens(ids, [None] * len(ids)) for ids in plan.rows]))
+
+
+def similarity_reply(
+    loaded: LoadedModel, request: TextSimilarityRequest, planned: SimilarityPlan
+) -> TextSimilarityReply:
+    """Return the cosine of each pair, and the share of each token in it."""
+    stack, base = planned.stack, base_of(loaded)
+    asking = AttentionPass({})
+    embedded: list[Tensor] = []
+
+    def hold(state: Tensor) -> Tensor | None:
+        if embedded or not request.gradients:
+            return None
+        embedded.append(state.detach().clone().requires_grad_())
+        return embedded[0].clone()
+
+    checkpoint()
+    mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
+    undo = after(base.get_input_embeddings(), hold)
+    try:
+        with torch.set_grad_enabled(request.gradients), loaded.attention.running(asking):
+            states = base(**base_arguments(loaded, stack)).last_hidden_state
+            vectors = planned.plan.pooled(states, mask)
+            first, second = vectors.chunk(2)
+            cosine = torch.nn.functional.cosine_similarity(first, second, dim=-1)
+    finally:
+        undo()
+    labels = loaded.reader.labels(stack)
+    fields: dict[str, Any] = {"similarity": cosine.tolist(), "labels": _by_pair(labels)}
+    if request.gradients:
+        (gradient,) = torch.autograd.grad(cosine.sum(), embedded)
+        shares = (gradient * embedded[0]).sum(-1).detach()
+        fields["tokens"] = _by_pair(shares.tolist())
+    return valid(TextSimilarityReply, fields | {"ran": loaded.ran(asking, loaded.adapters.active)})
+
+
+def _by_pair(of_texts: Sequence[Any]) -> list[list[Any]]:
+    """Facts of the first texts of all pairs and then of the second ones, pair by pair."""
+    half = len(of_texts) // 2
+    return [[*each] for each in zip(of_texts[:half], of_texts[half:], strict=True)]

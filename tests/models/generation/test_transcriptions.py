@@ -212,7 +212,7 @@ def test_the_server_answers_in_every_form(server):
         for wrong, words in (
             ({"data": form}, "Content-Type"),
             ({"data": form | {"temperature": "hot"}, "files": files}, "temperature"),
-            ({"data": form | {"model": "tiny"}, "files": files}, "does not write down sounds"),
+            ({"data": form | {"model": "tiny"}, "files": files}, "writes down no sounds"),
             ({"content": b"--x\r\nbroken", "headers": {"content-type": "multipart/form-data; boundary=x"}}, "form"),
             ({"content": b"", "headers": {"content-type": "multipart/form-data"}}, "boundary"),
         ):

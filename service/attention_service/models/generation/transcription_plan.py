@@ -25,7 +25,7 @@ def plan_transcription(loaded: LoadedModel, request: TranscriptionRequest) -> Ge
     """Check a request. Raises InvalidRequest that names the field at fault."""
     model, reader = loaded.model, loaded.reader
     if not (isinstance(reader, SoundInputs) and reader.pairs and model.can_generate()):
-        raise InvalidRequest.at("model", f"{type(model).__name__} does not write down sounds; take Whisper")
+        raise InvalidRequest.at("model", f"{type(model).__name__} writes down no sounds; take Whisper or Moonshine")
     if reader.tokenizer is None:
         raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
     if request.attention is not None and request.attention.keep:

@@ -16,7 +16,7 @@ from attention_contract.errors import InvalidTensor, Unreadable
 from attention_contract.schemas.model_requests import LayerTaps, ModelForwardReply
 from attention_contract.tensor_files import from_pieces, from_safetensors, to_safetensors
 from attention_service.models.model_catalogue import PROCESS_BYTES
-from attention_service.models.reply_memory import ReplyMemory, ReplyRoom
+from attention_service.models.reply_memory import ReplyMemory, ReplySpace
 from attention_service.models.server import reply_memories
 
 MIB = 2**20
@@ -40,13 +40,13 @@ def pages(memory):
 
 
 def test_pieces_are_left_where_they_are_made_copied_or_sent(memory, freed):
-    room = ReplyRoom(memory.file)
-    room.open(4 * MIB)
-    made = room.empty((2, MIB // 8), torch.float32)
+    space = ReplySpace(memory.file)
+    space.open(4 * MIB)
+    made = space.empty((2, MIB // 8), torch.float32)
     assert made is not None
     made.copy_(torch.arange(MIB // 4).view(2, -1))
     pieces = [b"head", memoryview(made.numpy().reshape(-1).view(np.uint8)), bytes(range(256)) * 1024, b"tail"]
-    places, inline = room.leave(pieces)
+    places, inline = space.leave(pieces)
     assert inline == [b"head", b"tail"]
     assert memory.is_free
     found = memory.pieces(places, memoryview(b"headtail"))
@@ -60,27 +60,27 @@ def test_pieces_are_left_where_they_are_made_copied_or_sent(memory, freed):
 
 
 def test_a_room_that_is_used_up_leaves_the_rest_to_the_pipe(memory):
-    room = ReplyRoom(memory.file)
-    room.open(MIB)
-    assert room.empty((MIB // 4 + 1,), torch.float32) is None
-    assert room.empty((8,), torch.float32) is None  # a small one
-    assert room.empty((MIB // 2,), torch.uint8) is not None
+    space = ReplySpace(memory.file)
+    space.open(MIB)
+    assert space.empty((MIB // 4 + 1,), torch.float32) is None
+    assert space.empty((8,), torch.float32) is None  # a small one
+    assert space.empty((MIB // 2,), torch.uint8) is not None
     piece = bytes(MIB)
-    assert room.leave([piece])[1] == [piece]
+    assert space.leave([piece])[1] == [piece]
 
 
 def test_the_first_reply_of_a_process_may_need_no_memory(memory):
     """A question about costs needs none."""
-    room = ReplyRoom(memory.file)
-    room.open(0)
-    assert room.empty((MIB,), torch.float32) is None
+    space = ReplySpace(memory.file)
+    space.open(0)
+    assert space.empty((MIB,), torch.float32) is None
 
 
 def test_without_a_memory_all_goes_through_the_pipe():
-    room, piece = ReplyRoom(None), bytes(MIB)
-    room.open(MIB)
-    assert room.empty((MIB,), torch.uint8) is None
-    assert room.leave([b"head", piece]) == ([(4, -1), (MIB, -1)], [b"head", piece])
+    space, piece = ReplySpace(None), bytes(MIB)
+    space.open(MIB)
+    assert space.empty((MIB,), torch.uint8) is None
+    assert space.leave([b"head", piece]) == ([(4, -1), (MIB, -1)], [b"head", piece])
 
 
 def test_a_reply_without_large_pieces_leaves_the_memory_free(memory):
@@ -91,14 +91,14 @@ def test_a_reply_without_large_pieces_leaves_the_memory_free(memory):
 
 
 def test_pages_are_freed_and_come_back(memory):
-    room = ReplyRoom(memory.file)
+    space = ReplySpace(memory.file)
     for value in (1, 2):
-        room.open(2 * MIB)
-        made = room.empty((2 * MIB,), torch.uint8)
+        space.open(2 * MIB)
+        made = space.empty((2 * MIB,), torch.uint8)
         made.fill_(value)
         assert pages(memory) == 2 * MIB
         assert memory.bytes == 0
-        memory.pieces(*room.leave([made.numpy().data])[:1], memoryview(b""))
+        memory.pieces(*space.leave([made.numpy().data])[:1], memoryview(b""))
         assert memory.bytes == pages(memory) == 2 * MIB
         memory.cut(MIB)
         assert memory.bytes == pages(memory) == MIB
@@ -108,14 +108,14 @@ def test_pages_are_freed_and_come_back(memory):
 
 
 def test_the_pages_of_a_reply_that_never_came_are_freed(memory):
-    room = ReplyRoom(memory.file)
+    space = ReplySpace(memory.file)
     for kept in (0, MIB):
-        room.open(2 * MIB)
+        space.open(2 * MIB)
         if kept:
-            made = room.empty((kept,), torch.uint8)
-            memory.pieces(*room.leave([made.numpy().data])[:1], memoryview(b""))
-        room.open(2 * MIB)
-        room.empty((2 * MIB,), torch.uint8).fill_(1)
+            made = space.empty((kept,), torch.uint8)
+            memory.pieces(*space.leave([made.numpy().data])[:1], memoryview(b""))
+        space.open(2 * MIB)
+        space.empty((2 * MIB,), torch.uint8).fill_(1)
         memory.forget()
         assert memory.bytes == pages(memory) == kept
 

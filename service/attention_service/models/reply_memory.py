@@ -94,8 +94,8 @@ def _pieces(places: Sequence[Place], body: memoryview, memory: memoryview) -> li
     return found
 
 
-class ReplyRoom:
-    """One memory, as the model's process sees it: the room for one reply at a time."""
+class ReplySpace:
+    """One memory, as the model's process sees it: the space for one reply at a time."""
 
     def __init__(self, file: int | None) -> None:
         """``file``: None for no memory, so that all goes through the pipe."""

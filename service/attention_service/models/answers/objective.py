@@ -43,8 +43,8 @@ class Objective:
         if self.upstream is not None:
             return (logits * self.upstream.to(logits)).sum((1, 2))
         found = logits if self.of_logit else self.head.logs(logits, rows.partition)
-        told = found[:, 0].gather(1, torch.tensor(self.ids, device=logits.device)[:, None])[:, 0]
-        return told if self.against is None else told - found[:, 0, self.against]
+        chosen = found[:, 0].gather(1, torch.tensor(self.ids, device=logits.device)[:, None])[:, 0]
+        return chosen if self.against is None else chosen - found[:, 0, self.against]
 
     def named(self, rows: Rows, real: Tensor | None) -> "Objective":
         """The same of the likeliest token or class at each place, or at the likeliest place of the class.

@@ -136,8 +136,8 @@ def _transformer(folder: Path, path: str) -> dict[str, Any]:
         raise _refused("its processing_kwargs are not supported; write them into tokenizer_config.json")
     for name in _ARGUMENTS:
         if unknown := _entry(config, name, dict, {}).keys() - _CHANGE_NOTHING:
-            told = ", ".join(sorted(map(str, unknown)))[:80]
-            raise _refused(f"its {name} ({told}) are not supported; write them into config.json")
+            names = ", ".join(sorted(map(str, unknown)))[:80]
+            raise _refused(f"its {name} ({names}) are not supported; write them into config.json")
     modalities = _entry(config, "modality_config", dict, {"text": {}})
     chats = "message" in modalities
     way = modalities.get("message" if chats else "text")

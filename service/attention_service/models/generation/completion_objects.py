@@ -77,8 +77,8 @@ class CompletionObjects:
             for token in tokens:
                 self._collected[token.choice].append(token)
             return []
-        told = (each for each in tokens if each.text or each.finish or each.logprob or each.attention)
-        return [self._chunk(self._choice(token.choice, [token])) for token in told]
+        shown = (each for each in tokens if each.text or each.finish or each.logprob or each.attention)
+        return [self._chunk(self._choice(token.choice, [token])) for token in shown]
 
     def end(self, *, keeps: bool = False, joined: int = 1) -> list[Json]:
         """The last chunk of a stream, if it has one, or the whole object; with a place for the id of a recording."""
@@ -113,20 +113,20 @@ class CompletionObjects:
         return found | ({"attention": attention} if attention else {})
 
     def _logprobs(self, tokens: list[Token]) -> Json | None:
-        told = [(token.at, token.logprob) for token in tokens if token.logprob is not None]
-        if not told:
+        scored = [(token.at, token.logprob) for token in tokens if token.logprob is not None]
+        if not scored:
             return None
         if self.chat:
-            return {"content": [each for _, each in told], "refusal": None}
+            return {"content": [each for _, each in scored], "refusal": None}
         tops = [
             None
             if each["top_logprobs"] is None
             else {other["token"]: other["logprob"] for other in each["top_logprobs"]}
-            for _, each in told
+            for _, each in scored
         ]
         return {
-            "text_offset": [at for at, _ in told],
-            "tokens": [each["token"] for _, each in told],
-            "token_logprobs": [each["logprob"] for _, each in told],
+            "text_offset": [at for at, _ in scored],
+            "tokens": [each["token"] for _, each in scored],
+            "token_logprobs": [each["logprob"] for _, each in scored],
             "top_logprobs": tops if any(tops) else None,
         }

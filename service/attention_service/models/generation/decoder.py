@@ -225,7 +225,7 @@ class Decoder:
             with adapted, self.attention.running(texts, group.past) as weights:
                 logits = group.run()
                 looking = {text.look: text.ids for text in texts if text.look is not None}
-                layers = weights.told(looking) if looking else {}
+                layers = weights.reports(looking) if looking else {}
         except Exception:
             group.dissolve()
             self._groups = {key: each for key, each in self._groups.items() if each is not group}
@@ -247,7 +247,7 @@ class Decoder:
         text.advance(output)
         if text.heard is not None:
             text.heard.end_pass()
-        layers = None if text.look is None else weights.told({text.look: text.ids})[text.look]
+        layers = None if text.look is None else weights.reports({text.look: text.ids})[text.look]
         text.seen = len(text.ids)
         return self._chosen(text, output.logits[:, -1].to(torch.float32, copy=True), layers)
 

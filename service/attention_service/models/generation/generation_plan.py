@@ -29,7 +29,7 @@ _CHAT_TOKENS: Final = 4096
 """Tokens that are generated at most if the request names no number."""
 _LOGITS: Final = 8
 """Tensors as wide as the vocabulary, of each choice, that the drawing of a token has at once."""
-_TOLD: Final = 64
+_REPORTED: Final = 64
 """Bytes of each number that is told of a token: as float64 while it is computed, and as text."""
 _KEPT: Final = 8
 """Bytes of each number of a recording: as float32, and once more as it is sent."""
@@ -116,7 +116,7 @@ class GenerationPlan:
         states += own_scores_bytes(loaded, 1, length, length)
         if self.echoes and self.sampling.logprobs is not None:  # of one prompt at a time
             logits += self.longest * config.vocab_size * (4 + loaded.model.dtype.itemsize)
-        return int(cache + states + logits + _TOLD * self.told_numbers() + _KEPT * self.kept_numbers(loaded))
+        return int(cache + states + logits + _REPORTED * self.reported_numbers() + _KEPT * self.kept_numbers(loaded))
 
     def cache_bytes(self, loaded: LoadedModel) -> int:
         """Estimate the memory of keys and values; texts that share passes hold more places than tokens."""
@@ -139,7 +139,7 @@ class GenerationPlan:
             found += length * (place.widths.heads * length + width)
         return found
 
-    def told_numbers(self) -> int:
+    def reported_numbers(self) -> int:
         """The numbers that are told of all tokens."""
         if (look := self.look) is None:
             return 0
@@ -182,8 +182,8 @@ class Sampling:
     """True if the checkpoint's tokens do not end a choice."""
 
     @classmethod
-    def of(cls, request: TextRequest, room: int, checkpoints: Any, first_token: int | None = None) -> "Sampling":
-        """Read the settings of a request. ``room``: tokens that the model has positions for behind the prompts.
+    def of(cls, request: TextRequest, most_tokens: int, checkpoints: Any, first_token: int | None = None) -> "Sampling":
+        """Read the settings of a request. ``most_tokens``: tokens that the model has positions for behind the prompts.
 
         ``checkpoints``: the GenerationConfig that the checkpoint brings; ``first_token``: the forced one.
         """
@@ -200,7 +200,7 @@ class Sampling:
         bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
         presence, frequency = request.presence_penalty or 0.0, request.frequency_penalty or 0.0
         return cls(
-            new_tokens=min(room, default) if wanted is None else wanted,
+            new_tokens=min(most_tokens, default) if wanted is None else wanted,
             choices=request.n or 1,
             temperature=temperature,
             top_p=request.top_p or own.get("top_p") or 1.0,
@@ -256,13 +256,13 @@ def plan_generation(loaded: LoadedModel, request: TextRequest) -> GenerationPlan
     else:
         rows = _prompts(loaded, request)
     longest = 1 if reader.pairs else max(map(len, rows))
-    room = _CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
+    most_tokens = _CHAT_TOKENS if reader.max_length is None else reader.max_length - longest
     limit = "" if reader.max_length is None else f"the model's maximum context length is {reader.max_length} tokens"
-    sampling = Sampling.of(request, room, model.generation_config, _forced(loaded, request))
+    sampling = Sampling.of(request, most_tokens, model.generation_config, _forced(loaded, request))
     if sampling.least_tokens > sampling.new_tokens:
         raise InvalidRequest.at("min_tokens", f"expected at most max_tokens, {sampling.new_tokens}")
-    if (room < 1 and sampling.new_tokens) or (limit and sampling.new_tokens > room):
-        field = "max_tokens" if room > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
+    if (most_tokens < 1 and sampling.new_tokens) or (limit and sampling.new_tokens > most_tokens):
+        field = "max_tokens" if most_tokens > 0 else "prompt" if isinstance(request, CompletionRequest) else "messages"
         raise InvalidRequest.at(
             field,
             f"{limit}; the prompt has {longest}, and {sampling.new_tokens} are to follow",
@@ -286,10 +286,10 @@ def looking_plan(
     Raises InvalidRequest.
     """
     settings, reader = loaded.model.generation_config, loaded.reader
-    told: Any = settings.eos_token_id
-    if told is None and reader.tokenizer is not None:
-        told = reader.tokenizer.eos_token_id
-    ends = frozenset(each for each in (told if isinstance(told, list) else [told]) if isinstance(each, int))
+    end_ids: Any = settings.eos_token_id
+    if end_ids is None and reader.tokenizer is not None:
+        end_ids = reader.tokenizer.eos_token_id
+    ends = frozenset(each for each in (end_ids if isinstance(end_ids, list) else [end_ids]) if isinstance(each, int))
     padding = next((each for each in (settings.pad_token_id, *sorted(ends)) if reader.knows(each)), 0)
     ends = (frozenset() if sampling.ignores_end else ends) | sampling.stop_ids
     if wanted is None:

@@ -52,7 +52,7 @@ class PassWeights:
         """Take the weights ``[R, H, 1, K]`` of all heads of a layer, of several texts."""
         self._found.append((layer, looks, weights, False))
 
-    def told(self, tokens: "Mapping[TokenAttention, Sequence[int]]") -> "dict[TokenAttention, list[dict[str, Any]]]":
+    def reports(self, tokens: "Mapping[TokenAttention, Sequence[int]]") -> "dict[TokenAttention, list[dict[str, Any]]]":
         """The fields of the schema ``TokensAttention`` of each layer, by text.
 
         ``tokens``: all that the pass has seen of each text.
@@ -77,7 +77,7 @@ class PassWeights:
             stacked = torch.cat([nn.functional.pad(x, (0, keys - x.shape[-1])) for _, _, x in alike])
             texts = [(layer, look) for layer, looks, _ in alike for look in looks]
             first = texts[0][1]
-            each = first.told_of(stacked, [tokens[look] for _, look in texts], alike[0][0])
+            each = first.fields_of(stacked, [tokens[look] for _, look in texts], alike[0][0])
             for (layer, look), fields in zip(texts, each, strict=True):
                 found[look][layer] = fields
         return {look: [{"layer": layer} | own[layer] for layer in look.layers] for look, own in found.items()}
@@ -141,7 +141,7 @@ class TokenAttention:
         missing = lengths[0] - own
         return torch.cat([weights.new_zeros((*weights.shape[:-1], missing)), weights], -1) if missing > 0 else weights
 
-    def told_of(self, weights: Tensor, tokens: Sequence[Sequence[int]], layer: LayerKey) -> list[dict[str, Any]]:
+    def fields_of(self, weights: Tensor, tokens: Sequence[Sequence[int]], layer: LayerKey) -> list[dict[str, Any]]:
         """Tell of ``weights [N, H, 1, K]``, of several texts and layers that are alike; ``tokens``: those of each."""
         place = self._places[layer]
         count, heads, _, keys = weights.shape

@@ -176,11 +176,11 @@ def patch_name(patch: Patch, images: int, *, crops: bool = False) -> str:
 
 def patch_size(config: Any) -> tuple[int, int]:
     """Height and width of a model's patches. Raises InvalidCheckpoint for one that has none."""
-    told = getattr(config, "patch_size", None)
-    if isinstance(told, int):
-        return told, told
-    if isinstance(told, list | tuple) and len(told) == 2:
-        return int(told[0]), int(told[1])
+    size = getattr(config, "patch_size", None)
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return int(size[0]), int(size[1])
     raise InvalidCheckpoint.at(
         "checkpoint", f"{config.model_type} has no patch_size; only patches of one size are supported"
     )

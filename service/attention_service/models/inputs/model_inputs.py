@@ -343,8 +343,8 @@ class InputReader:
 
         Raises InvalidRequest.
         """
-        told = [as_template_reads(each, self.content(each)) for each in messages]
-        return self._written(told, form or ChatForm(), parted=parted)
+        turns = [as_template_reads(each, self.content(each)) for each in messages]
+        return self._written(turns, form or ChatForm(), parted=parted)
 
     def _written(self, messages: Sequence[TemplateMessage], form: ChatForm, *, parted: bool) -> Conversation:
         if self.tokenizer is None:
@@ -371,8 +371,8 @@ class InputReader:
             types: Any = request.token_type_ids if several else [request.token_type_ids]
             types = types or [None] * len(lists)
             self._check_types(types)
-            told = zip(lists, types, strict=True)
-            return [Tokens(ids, [None] * len(ids), segments=kinds) for ids, kinds in told], "tokens", several
+            pairs = zip(lists, types, strict=True)
+            return [Tokens(ids, [None] * len(ids), segments=kinds) for ids, kinds in pairs], "tokens", several
         if request.messages is not None:
             form = ChatForm.of(request)
             written = self.conversation(request.messages, form, parted=True)
@@ -457,11 +457,11 @@ class InputReader:
         if target is not None:
             if self.tokenizer is None:
                 raise InvalidRequest.at("target", self.no_tokenizer)
-            told = self._target_tokens(self.tokenizer, target)
-            if told.ids[:1] == ids:  # the tokenizers of Whisper put it there
+            added = self._target_tokens(self.tokenizer, target)
+            if added.ids[:1] == ids:  # the tokenizers of Whisper put it there
                 ids, spans = [], []
-            ids += told.ids
-            spans += told.spans if len(told.spans) == len(told.ids) else [None] * len(told.ids)
+            ids += added.ids
+            spans += added.spans if len(added.spans) == len(added.ids) else [None] * len(added.ids)
         self._check_count(ids, "target")
         self._check_known(ids, "target", self.predictable)
         return Stack(torch.tensor([ids] * batch, device=self._device), None, [spans] * batch)
@@ -593,8 +593,8 @@ def _vocabulary(model: PreTrainedModel) -> int:
         table: Any = model.get_input_embeddings()
         return int(table.num_embeddings)
     except (AttributeError, NotImplementedError):
-        told = f"{type(model).__name__} has no table of token embeddings, and a model here reads tokens"
-        raise InvalidCheckpoint.at("checkpoint", told) from None
+        reason = f"{type(model).__name__} has no table of token embeddings, and a model here reads tokens"
+        raise InvalidCheckpoint.at("checkpoint", reason) from None
 
 
 def _first_token(model: PreTrainedModel, default: int) -> int:
@@ -613,8 +613,8 @@ def _max_length(model: PreTrainedModel) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
-    told: Any = getattr(config, "rope_parameters", None) or {}
-    rotations = [told] if "rope_type" in told else [each for each in told.values() if isinstance(each, dict)]
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    rotations = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
     return max([limit, *(_stretched(each, limit) for each in rotations)])
 
 

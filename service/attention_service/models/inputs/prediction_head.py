@@ -79,8 +79,8 @@ class PredictionHead:
         """
         if not self.by_token:
             if positions is not None:
-                told = {"choice": "one of the texts"}.get(self.unit, "one class for an input")
-                raise InvalidRequest.at("positions", f"the model predicts {told}; leave positions out")
+                noun = {"choice": "one of the texts"}.get(self.unit, "one class for an input")
+                raise InvalidRequest.at("positions", f"the model predicts {noun}; leave positions out")
             return [[0]] * (1 if self.unit == "choice" else len(inputs.predicted.ids))
         if positions is None and self.unit == "span":
             return None
@@ -140,8 +140,8 @@ class PredictionHead:
         names = self.classes or tuple(map(str, range(choices)))
         found = [each for each, name in enumerate(names) if token in (each, name)]
         if len(found) != 1:
-            told = f"classes ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if self.classes else "texts"
-            raise InvalidRequest.at(param, f"{token!r} is not one of the {len(names)} {told}", limit=len(names))
+            noun = f"classes ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})" if self.classes else "texts"
+            raise InvalidRequest.at(param, f"{token!r} is not one of the {len(names)} {noun}", limit=len(names))
         return found[0]
 
 

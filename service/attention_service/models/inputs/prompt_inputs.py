@@ -182,10 +182,10 @@ class PromptInputs(InputReader):
 
     def _with_images(self, messages: Sequence[Message], images: int, form: ChatForm) -> Conversation:
         """A conversation with places for images: before the text of the first message, if it has none."""
-        told = [as_template_reads(message, self.content(message)) for message in messages]
-        if not any(part["type"] == "image" for message in told for part in message["content"] or ()):
-            told[0]["content"] = [{"type": "image"}] * images + (told[0]["content"] or [])
-        return self._written(told, form, parted=True)
+        turns = [as_template_reads(message, self.content(message)) for message in messages]
+        if not any(part["type"] == "image" for message in turns for part in message["content"] or ()):
+            turns[0]["content"] = [{"type": "image"}] * images + (turns[0]["content"] or [])
+        return self._written(turns, form, parted=True)
 
     def _processed(self, text: str, images: Sequence[Image.Image], **options: Any) -> dict[str, Any]:
         try:
@@ -234,13 +234,13 @@ class PromptInputs(InputReader):
         """The patch that each token is, or ``ROW_END``; None for other tokens, also of squares that are no patches."""
         found: list[Patch | str | None] = [None] * len(ids)
         places = [at for at, each in enumerate(ids) if each == self._image_token]
-        told: Sequence[Patch | str | None]
+        placed: Sequence[Patch | str | None]
         if self._pack is not None and "image_sizes" in made:
-            told = self._packed(self._pack, crops, made["image_sizes"])
+            placed = self._packed(self._pack, crops, made["image_sizes"])
         else:
-            told = next((each for side in _MERGES if len(each := _merged(crops, side)) == len(places)), [])
-        if len(told) == len(places):
-            for at, patch in zip(places, told, strict=True):
+            placed = next((each for side in _MERGES if len(each := _merged(crops, side)) == len(places)), [])
+        if len(placed) == len(places):
+            for at, patch in zip(places, placed, strict=True):
                 found[at] = patch
         return found
 
@@ -257,11 +257,12 @@ class PromptInputs(InputReader):
             numbers = torch.arange(len(patches), dtype=torch.float64).view(len(several), -1, 1)
             row_end = torch.full((1,), -1.0, dtype=torch.float64)
             (packed,), _ = pack([numbers], image_sizes=size[None], image_newline=row_end)
-            told: list[float] = packed.flatten().tolist()
-            mixed = any(each != int(each) for each in told)
-            known = len(patches) // len(several) if mixed else len(told)
+            packed_numbers: list[float] = packed.flatten().tolist()
+            mixed = any(each != int(each) for each in packed_numbers)
+            known = len(patches) // len(several) if mixed else len(packed_numbers)
             found += [
-                ROW_END if each == -1 else patches[int(each)] if at < known else None for at, each in enumerate(told)
+                ROW_END if each == -1 else patches[int(each)] if at < known else None
+                for at, each in enumerate(packed_numbers)
             ]
         return found
 

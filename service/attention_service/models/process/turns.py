@@ -21,7 +21,7 @@ from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable, checkpoint
 from attention_service.core.tensors import results_in
 from attention_service.models.process.process_pipes import ProcessPipes, problem_of
-from attention_service.models.reply_memory import ReplyRoom
+from attention_service.models.reply_memory import ReplySpace
 from attention_service.models.worker_messages import Message, Piece
 from attention_service.modules.recording_files import content_id
 from attention_service.runtime.device.freed_memory import (
@@ -142,7 +142,7 @@ class Question:
 
     number: int
     cancellation: Cancellation
-    memory: ReplyRoom
+    memory: ReplySpace
     form: str = SAFETENSORS
     """The media type of its reply."""
     encoding: Encoding = "list"
@@ -165,7 +165,7 @@ class Turns:
 
     pipes: ProcessPipes
     model: Served
-    memories: Sequence[ReplyRoom]
+    memories: Sequence[ReplySpace]
     """The memories in which replies are made."""
     questions: dict[int, Question] = field(default_factory=dict)
     ready: deque[Question] = field(default_factory=deque)
@@ -227,9 +227,9 @@ class Turns:
         """Check and price a request."""
         facts = message.facts
         memory = facts["memory"]
-        room = ReplyRoom(None) if memory is None else self.memories[memory]
+        space = ReplySpace(None) if memory is None else self.memories[memory]
         cancellation, form, encoding = self.pipes.cancellation(number), facts["form"], facts["encoding"]
-        question = self.questions[number] = Question(number, cancellation, room, form, encoding)
+        question = self.questions[number] = Question(number, cancellation, space, form, encoding)
         with self.guarded(question):
             question.work = self.model.prepare(
                 facts["operation"], message.body, facts, lambda event: self.emit(number, event)
@@ -435,4 +435,4 @@ def serve(load: Load, warm: Callable[[], None] = lambda: None) -> None:
     except Exception as fault:  # whatever a checkpoint does to the code of its model
         pipes.send("problem", problem_of(fault))
         raise SystemExit(1) from None
-    Turns(pipes, model, [ReplyRoom(file) for file in facts["memories"]]).run()
+    Turns(pipes, model, [ReplySpace(file) for file in facts["memories"]]).run()

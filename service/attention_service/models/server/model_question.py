@@ -76,7 +76,7 @@ class Question:
     """The answer to a question without an operation: the model as it was then."""
 
     @property
-    def told(self) -> dict[str, Any]:
+    def reply_facts(self) -> dict[str, Any]:
         """The facts of a reply that the process does not know."""
         loaded = max(self.loaded, self.came)
         return {
@@ -183,7 +183,7 @@ class QuestionRun:
         match message.kind:
             case "need":
                 if await self._admit(message.facts["bytes"], exchange):
-                    await exchange.go(question.told)
+                    await exchange.go(question.reply_facts)
                 else:
                     await exchange.cancel()
             case "event":

@@ -88,15 +88,15 @@ class ResidentModel:
 
     def info(self) -> ModelInfo:
         """Describe the model as it is now."""
-        told = self.folder.info(self.name, self.dtype).model_copy(update={"waiting": self.waiting()})
+        described = self.folder.info(self.name, self.dtype).model_copy(update={"waiting": self.waiting()})
         if self._facts is None:
-            told = told.model_copy(update={"state": self.state, "progress": self.progress})
+            described = described.model_copy(update={"state": self.state, "progress": self.progress})
         else:
             own = {"id", "created", "checkpoint", "bytes"}
             facts = {name: value for name, value in self._facts.items() if name not in own}
             now = {"state": self.state, "progress": None, "bytes": self._share.bytes, "running": self._queue.running}
-            told = ModelInfo(**told.model_dump(exclude={*now, *facts}), **facts | now)
-        return told
+            described = ModelInfo(**described.model_dump(exclude={*now, *facts}), **facts | now)
+        return described
 
     async def ask(self, question: Question) -> None:
         """Wait for the answer to a request, which stops soon if the caller is cancelled.
@@ -186,8 +186,8 @@ class ResidentModel:
         environment, folder, budget = self._environment, self.folder, self._environment.budget
         self.progress = 0.0
         need, most = folder.loading_bytes(self.dtype) + self._prefix_bytes, int(budget.capacity * _SHARE)
-        room = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
-        need = need if room is None else most
+        device_bytes = max(most - PROCESS_BYTES, 0) if self._divided and need > most else None
+        need = need if device_bytes is None else most
         held = Reservation(budget, self._queue.waiting.first().caller)
         worker = None if self._spare is None else self._spare.take(need)
         try:
@@ -204,7 +204,7 @@ class ResidentModel:
                 "dtype": self.dtype,
                 "device": environment.device.place,
                 "threads": environment.device.threads,
-                "room": room,
+                "room": device_bytes,
                 "prefix_bytes": self._prefix_bytes,
                 "memories": worker.memories.files,
             }

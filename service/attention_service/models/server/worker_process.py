@@ -43,7 +43,7 @@ _GRACE_S: Final = 2.0
 """Seconds that a process has to end by itself."""
 STOP_S: Final = 5.0
 """Seconds that a process has to stop work that nobody waits for, or to say anything meanwhile, before it is ended."""
-_TOLD: Final = 4096
+_MOST_ERRORS: Final = 4096
 """Bytes of the last words of a process that are kept."""
 _PASSED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
 """Variables that the process is given: none with a secret."""
@@ -82,7 +82,7 @@ class WorkerProcess:
         self._exchanges: dict[int, Exchange] = {}
         """The requests under way, by their numbers."""
         self._numbers = itertools.count(1)
-        self._told = b""
+        self._errors = b""
         self._outgrown: _Outgrown | None = None
         self._is_logged = False
         self._waiters = 0
@@ -211,7 +211,7 @@ class WorkerProcess:
         with suppress(asyncio.CancelledError):
             await asyncio.wait(self._tasks[:1], timeout=_GRACE_S)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-        words = self._told.decode("utf-8", "replace")
+        words = self._errors.decode("utf-8", "replace")
         if not self._is_logged:
             self._is_logged = True
             log.warning("the process of a model ended %s: %s", how, words)
@@ -247,8 +247,8 @@ class WorkerProcess:
 
     async def _keep_last_words(self) -> None:
         if self._process.stderr is not None:
-            while part := await self._process.stderr.read(_TOLD):
-                self._told = (self._told + part)[-_TOLD:]
+            while part := await self._process.stderr.read(_MOST_ERRORS):
+                self._errors = (self._errors + part)[-_MOST_ERRORS:]
 
     async def _watch(self, *, memory: bool) -> None:
         """End the process once it holds much more than was estimated, or stands still for too long.
@@ -285,13 +285,13 @@ class _Outgrown(NamedTuple):
     def fault(self) -> AttentionError:
         """Return OverBudget if one request ran, and otherwise ModelEnded, since nobody knows whose fault it was."""
         allowed = int(_MARGIN * self.estimated)
-        told = (
+        message = (
             f"the model took {self.taken} bytes, where {self.estimated} were estimated and {allowed} are allowed; its "
             "process was ended"
         )
         if self.requests > 1:
-            return ModelEnded(f"{told} with {self.requests} requests. Send yours again, or ask for less at a time")
-        return OverBudget(f"{told}. Ask for less at a time", needed_bytes=self.taken, limit_bytes=allowed)
+            return ModelEnded(f"{message} with {self.requests} requests. Send yours again, or ask for less at a time")
+        return OverBudget(f"{message}. Ask for less at a time", needed_bytes=self.taken, limit_bytes=allowed)
 
 
 def _environment() -> dict[str, str]:

@@ -94,8 +94,9 @@ def surroundings() -> dict[str, str]:
 
 @contextmanager
 def running(
-    command: Sequence[str], port: int, ready: str, cores: Sequence[int], environment: dict[str, str], log: Path
-) -> Iterator[Running]:
+    command: Sequence[str], port: int, ready: str, cores: Sequence[int], environment: dict[str, str], log: Path,
+    start_s: float = START_SECONDS,
+) -> Iterator[Running]:  # fmt: skip
     """Start a server, wait until it answers at the path ``ready``, stop it at the end with all its children."""
     with log.open("ab") as sink:
         process = subprocess.Popen(
@@ -103,14 +104,14 @@ def running(
             stdout=sink, stderr=subprocess.STDOUT, cwd=log.parent, start_new_session=True,
         )  # fmt: skip
     try:
-        _wait(process, port, ready, log)
+        _wait(process, port, ready, log, start_s)
         yield Running(port, process)
     finally:
         _stop(process)
 
 
-def _wait(process: "subprocess.Popen[bytes]", port: int, ready: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def _wait(process: "subprocess.Popen[bytes]", port: int, ready: str, log: Path, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
     while process.poll() is None and time.monotonic() < deadline:
         connection = HTTPConnection("127.0.0.1", port, timeout=5)
         try:

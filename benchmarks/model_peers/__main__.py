@@ -32,7 +32,9 @@ CALLERS: Final = (1, 4, MOST)
 COLUMNS: Final = ("weights", "statistics", "edits", "gradients", "callers share passes", "same bits always")
 SHORT: Final = (13, 13)
 """Tokens of the texts whose weights are asked for."""
-REPEATS: Final = 4
+START_S: Final = 600.0
+"""Seconds that a server may take to start: vLLM compiles the model the first time."""
+REPEATS: Final = 3
 """Rounds of each measurement in one start."""
 TEXT = f"""A Llama of 6 layers of 6 heads and 384 features with random parameters, float32; threads of each server:
 {{threads}}, on the same cores. Each caller sends one request a round over a connection of its own: {NEW} greedy tokens
@@ -143,7 +145,7 @@ def compare(chosen: Sequence[Peer], folder: Path, rounds: int, threads: int) -> 
             log = folder.parent.parent / f"{peer.name.replace(' ', '-')}.log"
             try:
                 command = peer.command(Start(folder, port, threads))
-                with running(command, port, peer.ready, cores_for(2)[0], environment, log) as process:
+                with running(command, port, peer.ready, cores_for(2)[0], environment, log, START_S) as process:
                     measure(peer, process, found, expected, probe)
             except (ServerError, OSError, HTTPException, httpx.HTTPError, CalledProcessError) as fault:
                 found.problem = str(fault)[:300] or type(fault).__name__

@@ -10,7 +10,8 @@ PAGE = ROOT / "docs" / "checkpoints.md"
 HEAD = f"""# Checkpoints
 
 A checkpoint is a folder in the model repository (`ATTENTION_MODELS_DIR`) with a `config.json` and safetensors files,
-sharded or not; or a single safetensors file. Other formats are refused, because reading them can run code;
+sharded or not; or a single safetensors file. [What you can open](what-you-can-open.md) lists the forms of whole models,
+such as GGUF files. Pickled files are refused, because reading them can run code;
 [convert](#convert) them. The checkpoint `tiny` ships with the server.
 
 ```console
@@ -97,8 +98,9 @@ def convert(source: str, target: str, **options: Any) -> None:
 | FP8 in blocks (`"quant_method": "fp8"`) | `convert(source, target)` on a machine without a GPU |
 | other quantized forms | none for [whole models](what-you-can-open.md#quantized-models) |
 
-transformers 5.23 reads no RoPE scaling from a GGUF file: add it to `rope_parameters` of the new `config.json`. Do not
-remove `quantization_config` from a folder by hand: its tensors would be read without their scales.
+This function reads no RoPE scaling from a GGUF file, as transformers 5.23 does not: add it to `rope_parameters` of the
+new `config.json`. The server [sets it](what-you-can-open.md#gguf) for a whole model. Do not remove
+`quantization_config` from a folder by hand: its tensors would be read without their scales.
 
 ## Refused
 

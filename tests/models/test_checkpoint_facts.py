@@ -165,7 +165,7 @@ def test_a_part_of_a_model_is_no_model(tmp_path):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"net.Q4_K_M.gguf": "GGUF"}, "holds no .safetensors file (only .gguf)"),
+        ({"net.Q4_K_M.gguf": "GGUF"}, "net.Q4_K_M.gguf is not a readable GGUF file"),
         ({"config.json": {"model_type": "llama"}, "pytorch_model.bin": "?"}, "holds no .safetensors file (only .bin)"),
     ],
 )

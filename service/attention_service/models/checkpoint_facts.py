@@ -22,6 +22,7 @@ from attention_service.modules.checkpoints.adapter_files import (
 )
 from attention_service.modules.checkpoints.attention_blocks import blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.import_plan import missing_fields
 from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
 from attention_service.modules.store_files import read_regular
@@ -105,10 +106,12 @@ def is_adapter_alone(folder: Path) -> bool:
 def is_taken_for_model(folder: Path) -> bool:
     """True if people take a folder of the repository for a model; a part of one, such as ``1_Pooling``, is none."""
     config = folder / "config.json"
+    if folder.suffix == GGUF and folder.is_file():
+        return True
     if is_adapter_alone(folder):  # a variant of its base
         return False
     if not config.is_file():
-        return folder.is_dir() and any(folder.glob("*.gguf"))
+        return folder.is_dir() and any(folder.glob(f"*{GGUF}"))
     try:
         entries = json.loads(_beginning(config))
     except (ValueError, RecursionError):

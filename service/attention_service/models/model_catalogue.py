@@ -15,12 +15,15 @@ from attention_service.models.checkpoint_facts import (
     inputs_of,
     is_taken_for_model,
     lack_of_config,
+    link_out,
     refusal_of,
 )
+from attention_service.models.gguf_facts import config_of, refusal_of_gguf, takes_of
 from attention_service.models.head_kinds import LISTED_CLASSES, HeadKind, class_names, head_kind
 from attention_service.modules.checkpoints.adapter_files import is_adapter
 from attention_service.modules.checkpoints.catalogue import paths, unreadable_reason
-from attention_service.modules.checkpoints.checkpoint_files import TINY, located, open_checkpoint
+from attention_service.modules.checkpoints.checkpoint_files import TINY, gguf_file, located, open_checkpoint
+from attention_service.modules.checkpoints.gguf_header import GgufHeader, read_header
 from attention_service.modules.store_files import reason
 from attention_service.runtime.device.freed_memory import MUCH
 
@@ -57,6 +60,8 @@ class ModelFolder:
     """The form in which its weights are quantized, and from which they are unpacked; None if they are not."""
     fault: str | None
     """The reason for which its files are refused."""
+    header: GgufHeader | None = None
+    """The header of a GGUF file."""
 
     @property
     def adapter(self) -> AdapterFolder | None:
@@ -124,11 +129,13 @@ class ModelFolder:
     @cached_property
     def takes(self) -> list[Input]:
         """The inputs that its requests may have, by the names of its files and by its config."""
-        return inputs_of(self.folder, self.config, self._head)
+        return inputs_of(self.folder, self.config, self._head) if self.header is None else takes_of(self.header)
 
 
 def find_folder(root: Path, checkpoint: str) -> ModelFolder:
     """The checkpoint at a path of the repository, or the one that ships. Raises what ``open_checkpoint`` does."""
+    if (file := gguf_file(root, checkpoint)) is not None:
+        return _gguf(root, checkpoint.strip("/"), file)
     opened = open_checkpoint(root, checkpoint)
     folder = Path(*located(root, opened.path)).resolve()
     if not opened.config or not folder.is_dir():
@@ -149,6 +156,24 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
         stored=dtype if dtype in _WIDTHS and opened.form is None else "float32",
         form=None if opened.form is None else opened.form.label,
         fault=refusal_of(root, folder, opened.config, opened.names),
+    )
+
+
+def _gguf(root: Path, path: str, file: Path) -> ModelFolder:
+    """The model of a GGUF file. Raises InvalidCheckpoint."""
+    header, seen = read_header(file), file.stat()
+    outside = None if file.parent == root.resolve() else link_out(root, file.parent)
+    return ModelFolder(
+        checkpoint=path,
+        folder=file,
+        config=config_of(header),
+        created=int(seen.st_mtime),
+        file_bytes=seen.st_size,
+        tensor_bytes=header.float_bytes * _WIDTHS.get(header.form, 4) // 4,
+        stored=header.form if header.form in _WIDTHS else "float32",
+        form=None if header.form in _WIDTHS else header.form,
+        fault=refusal_of_gguf(file, header) or outside,
+        header=header,
     )
 
 

@@ -31,11 +31,13 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import TORCH_DTYPES, torch_dtype_name
 from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
+from attention_service.models.gguf_facts import takes_of
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.model_inputs import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
 from attention_service.models.loaded.unpacked_file import UnpackedFile
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
+from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
 from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of
 
 VISION_HALVES: Final = ("VisionModelWithProjection", "VisionModel")
@@ -91,7 +93,7 @@ def load_checkpoint(
     divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
     with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
-            config = AutoConfig.from_pretrained(folder, **_SAFE)
+            config, source = _opened(folder)
             stored = take_quantization(config)
             reading.enter_context(_read_into_memory(folder, stored))
             kind = _class_of(config)
@@ -100,8 +102,8 @@ def load_checkpoint(
                 config.projection_dim = getattr(whole, "projection_dim", None)
             wanted = "auto" if dtype is None and device.type != "cpu" else TORCH_DTYPES[dtype or "float32"]
             model, loading = kind.from_pretrained(
-                folder, config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
-                ignore_mismatched_sizes=True, attn_implementation="eager", **_SAFE, **divided,
+                config=config, dtype=wanted, use_safetensors=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, attn_implementation="eager", **_SAFE, **divided, **source,
             )  # fmt: skip
         except _FAULTS as fault:
             first, _, rest = _reason(fault, folder).partition("\n")
@@ -115,7 +117,7 @@ def load_checkpoint(
     if loading["mismatched_keys"]:
         reason = _mismatch(sorted(loading["mismatched_keys"])[0], config.to_dict())
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}")
-    left_out = sorted(loading["unexpected_keys"])
+    left_out = _left_out(folder, model, loading["unexpected_keys"])
     if (others := beyond_the_model(left_out)) is not None:
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {others}")
     lacking = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
@@ -130,7 +132,8 @@ def load_checkpoint(
     if model.dtype == torch.float64:  # which PyTorch's grouped products of experts do not have
         model.set_experts_implementation("eager")
     placed = model if places_of_parts(model) else model.to(device)
-    weights = torch_dtype_name(model.dtype) if stored is None else f"dequantized from {stored.label}"
+    form = _gguf_form(folder) if stored is None else stored.label
+    weights = torch_dtype_name(model.dtype) if form is None else f"dequantized from {form}"
     return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out, weights)
 
 
@@ -144,6 +147,32 @@ def take_quantization(config: Any) -> QuantizedForm | None:
             del part.quantization_config
             return form
     return None
+
+
+def _opened(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The config of a checkpoint, and the arguments by which transformers finds its tensors. ``folder``: or a file."""
+    if folder.suffix != GGUF:
+        return AutoConfig.from_pretrained(folder, **_SAFE), {"pretrained_model_name_or_path": folder}
+    from attention_service.models.loaded import gguf_loading  # noqa: PLC0415  # the extra gguf
+
+    config = AutoConfig.from_pretrained(folder.parent, gguf_file=folder.name, **_SAFE)
+    source = {"pretrained_model_name_or_path": folder.parent, **gguf_loading.gguf_options(folder)}
+    return gguf_loading.with_metadata(config, read_header(folder), folder), source
+
+
+def _gguf_form(folder: Path) -> str | None:
+    """The quantized form of a GGUF file; None for other checkpoints, and for files of floats."""
+    form = read_header(folder).form if folder.suffix == GGUF else None
+    return None if form in TORCH_DTYPES else form
+
+
+def _left_out(folder: Path, model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """The tensors of a checkpoint that its model does not take, sorted."""
+    if folder.suffix != GGUF:
+        return sorted(unexpected)
+    from attention_service.models.loaded import gguf_loading  # noqa: PLC0415  # the extra gguf
+
+    return gguf_loading.left_out_of(model, read_header(folder))
 
 
 def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:
@@ -186,10 +215,12 @@ def _class_of(config: Any) -> Any:
 
 def _tokenizer(folder: Path) -> tuple[PreTrainedTokenizerBase | None, str | None]:
     """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
+    own = folder.suffix == GGUF
+    place, options = (folder.parent, {"gguf_file": folder.name}) if own else (folder, {})
     try:
-        return AutoTokenizer.from_pretrained(folder, **_SAFE), None
+        return AutoTokenizer.from_pretrained(place, **_SAFE, **options), None
     except Exception as fault:  # the package tokenizers raises no other class
-        if not has_tokenizer(folder):
+        if not (takes_of(read_header(folder)) if own else has_tokenizer(folder)):
             return None, None
         told = " ".join(_reason(fault, folder).split())
         return None, f"{type(fault).__name__}: {told}"[:400]

@@ -1,6 +1,7 @@
 """The checkpoints of the model repository and their attention layers, by configs and headers alone."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -11,12 +12,15 @@ from attention_contract.schemas.modules import ImportModule
 from attention_service.modules.checkpoints.adapter_files import ADAPTER_CONFIG
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of
 from attention_service.modules.checkpoints.checkpoint_files import OWN_FOLDERS, TINY, Checkpoint, open_checkpoint, ships
+from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.import_plan import default_name, missing_fields, plan_block
 from attention_service.modules.resident import parameter_bytes
 from attention_service.modules.store_files import reason
 
 _DEPTH: Final = 4
 """Folders below the repository that are looked through."""
+_LATER_PART: Final = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+"""Names of the parts of a divided GGUF file after its first."""
 _MOST: Final = 1000
 """Checkpoints that are listed."""
 
@@ -37,7 +41,7 @@ def listed(root: Path) -> CheckpointList:
 def paths(root: Path) -> Iterator[str]:
     """Yield the paths of single safetensors files in the repository, and of folders with tensors or a config.json.
 
-    Folders with files of llama.cpp are among them, so that whoever looks for them finds out that they are not read.
+    A GGUF file alone has the path of its folder; of several, or beside safetensors files, each has its own.
 
     The checkpoint that ships is the first. Links to folders are not followed, and hidden folders are left out.
     """
@@ -49,11 +53,14 @@ def paths(root: Path) -> Iterator[str]:
         below = [] if len(place.parts) >= _DEPTH else sorted(folders)
         folders[:] = [each for each in below if each[0] != "." and (place.parts or each not in OWN_FOLDERS)]
         tensors = sorted(file for file in files if file.endswith(".safetensors"))
-        other = ADAPTER_CONFIG in files or "config.json" in files or any(file.endswith(".gguf") for file in files)
-        if place.parts and (tensors or other):
+        ggufs = sorted(file for file in files if file.endswith(GGUF) and not _LATER_PART.search(file))
+        others = ADAPTER_CONFIG in files or ("config.json" in files and len(ggufs) < 2) or len(ggufs) == 1
+        if place.parts and (tensors or others):
             yield place.as_posix()
         elif not place.parts:
             yield from tensors
+        if not place.parts or tensors or len(ggufs) > 1:
+            yield from ((place / file).as_posix() for file in ggufs)
 
 
 def unreadable_reason(fault: Exception) -> str:

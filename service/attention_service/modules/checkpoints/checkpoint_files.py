@@ -19,6 +19,7 @@ from torch import Tensor
 
 import attention_service
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+from attention_service.modules.checkpoints.gguf_header import GGUF
 from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of, quantization_of
 from attention_service.modules.store_files import read_regular, reason
 
@@ -130,6 +131,12 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
     """
     top, path = located(root, checkpoint)
     place = _inside(top, top, path)
+    if (file := gguf_file(root, checkpoint)) is not None:
+        raise InvalidCheckpoint.at(
+            "checkpoint",
+            f"{file.name} is a GGUF file, of which layers cannot be imported as modules; ask the whole model "
+            "(POST /v1/models), or convert it to safetensors",
+        )
     if place is None or not (place.is_dir() or (place.is_file() and place.suffix == _SUFFIX)):
         raise CheckpointNotFound(
             f"the model repository holds no checkpoint {checkpoint[:128]!r}; expected the path, inside it, of a folder "
@@ -143,6 +150,24 @@ def open_checkpoint(root: Path, checkpoint: str) -> Checkpoint:
     name = TINY if shipped else "checkpoint" if place == top.resolve() else folder.name
     label = name if place.is_dir() else place.stem
     return Checkpoint(TINY if shipped else place.relative_to(top.resolve()).as_posix(), label, config, files)
+
+
+def gguf_file(root: Path, checkpoint: str) -> Path | None:
+    """The GGUF file at a path inside the repository, or the only one of a folder that has no safetensors file.
+
+    Raises InvalidCheckpoint for a folder of several.
+    """
+    place = _inside(root, root, checkpoint)
+    if place is None:
+        return None
+    if place.is_file():
+        return place if place.suffix == GGUF else None
+    files = [] if any(place.glob(f"*{_SUFFIX}")) else sorted(place.glob(f"*{GGUF}"))
+    if len(files) > 1:
+        raise InvalidCheckpoint.at(
+            "checkpoint", f"{checkpoint} holds {len(files)} GGUF files; name one, such as {checkpoint}/{files[0].name}"
+        )
+    return _inside(root, place, files[0].name) if files else None
 
 
 def check_fetched(root: Path, folder: Path) -> None:

@@ -42,7 +42,7 @@ after 10 to 60 tokens, or the weights of every head of a text of 13 tokens. Serv
 first answer a request whose tokens must be those of transformers' `generate`. Numbers are medians. `cpu` is the
 processor time of the server and its processes, and `first token` the 99th percentile with {MOST} callers. `start` is
 the processor time from the start until the first answer, and `memory` the proportional set size of all processes after
-the measurements. vLLM compiles the model at its very first start, which is not counted.
+the measurements. vLLM's first start compiles the model, which takes minutes; later ones read that from a cache.
 
 `own`: a few lines of the server's own code. A server that batches adds in another order when it has other callers, so
 its bits differ; `attention serve` gives the same ones to a request with `"alone": true`.

@@ -34,7 +34,7 @@ class Start:
 
     @property
     def arguments(self) -> list[str]:
-        """Those of the servers of this folder."""
+        """Arguments of the servers of this folder."""
         return [str(self.folder), str(self.port), str(self.threads)]
 
 

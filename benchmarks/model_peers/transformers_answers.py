@@ -1,4 +1,4 @@
-"""What a server around transformers answers: greedy tokens, and the weights of every head with their entropies."""
+"""Answers of a server around transformers: greedy tokens, and the weights of every head with their entropies."""
 
 import base64
 from typing import Any

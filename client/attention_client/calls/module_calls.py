@@ -41,13 +41,15 @@ class Modules(Group[WayT]):
 
     @method
     def import_(
-        self, checkpoint: str, *, layer: int = 0, name: str | None = None, part: Literal["self", "cross"] = "self",
-        stack: Stack | None = None, spec: SpecLike | None = None, num_heads: int | None = None,
+        self, checkpoint: str, *, adapter: str | None = None, layer: int = 0, name: str | None = None,
+        part: Literal["self", "cross"] = "self", stack: Stack | None = None,
+        spec: SpecLike | None = None, num_heads: int | None = None,
         durable: bool = True, **options: Unpack[CallOptions],
     ) -> Call[ModuleInfo]:  # fmt: skip
         """Make a module from one attention layer of a checkpoint in the server's model repository.
 
-        ``layer`` counts from 0. ``name`` is by default folder.layer. ``stack`` is needed if a checkpoint has several,
+        ``adapter`` is the path of an adapter of it, which is merged. ``layer`` counts from 0. ``name`` is by default
+        folder.layer. ``stack`` is needed if a checkpoint has several,
         ``num_heads`` if it does not tell. The fields that are set in ``spec`` replace those of the checkpoint: a torch
         state dict needs ``{"masks": [], "add_zero_attn": False}`` or other values.
         """

@@ -135,6 +135,9 @@ class ImportModule(WireModel):
 
     checkpoint: str = Field(min_length=1, max_length=4096)
     """Path inside the model repository: a folder with safetensors files, or one such file; or ``tiny``, which ships."""
+    adapter: str | None = Field(default=None, min_length=1, max_length=4096)
+    """The path of an adapter of this checkpoint, a folder with adapter_config.json and adapter_model.safetensors. The
+    parameters are the checkpoint's with the adapter merged into them."""
     layer: int = Field(default=0, ge=0)
     """The number of the layer in its stack, from 0."""
     name: ModuleName | None = None
@@ -157,6 +160,8 @@ class Source(WireModel):
     """The origin of an imported module."""
 
     checkpoint: str
+    adapter: str | None = None
+    """The adapter that is merged into its parameters."""
     family: str
     layer: int
     part: Literal["self", "cross"]

@@ -10,8 +10,11 @@ from tests.models.small_models import IDS, device, near
 pytest.importorskip("peft", reason="peft writes the adapters")
 from tests.models.small_adapters import KINDS, base_of, write_adapter
 
+from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
+from attention_contract.schemas.modules import ImportModule
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.modules.checkpoints import import_plan
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 
 CLOSE = 1e-6
@@ -68,3 +71,24 @@ def test_merged_weights_are_those_of_peft(tmp_path, kind):
         name = f"{path}.weight"
         merged = change.merged(own[name], transposed=KINDS[kind][0] == "gpt2" and own[name].ndim == 2)
         close(merged, reference[name])
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "conv1d"])
+def test_an_imported_layer_has_the_adapter_merged(tmp_path, kind):
+    family, entries = KINDS[kind]
+    base = base_of(kind)
+    base.save_pretrained(tmp_path / "base")
+    reference = write_adapter(base, tmp_path / "one", **entries).merge_and_unload()
+    reference.save_pretrained(tmp_path / "merged")
+    found, expected = (
+        import_plan.plan(tmp_path, ImportModule(checkpoint=name, layer=1, adapter=adapter))
+        for name, adapter in (("base", "one"), ("merged", None))
+    )
+    assert (found.source.adapter, found.name) == ("one", "base-one.1")
+    for name, value in expected.read().items():
+        close(found.read()[name], value)
+    write_adapter(base, tmp_path / "elsewhere", target_modules=["down_proj" if family == "llama" else "c_fc"])
+    with pytest.raises(InvalidCheckpoint, match="changes no tensor of this layer"):
+        import_plan.plan(tmp_path, ImportModule(checkpoint="base", layer=1, adapter="elsewhere")).read()
+    with pytest.raises(CheckpointNotFound, match="no folder"):
+        import_plan.plan(tmp_path, ImportModule(checkpoint="base", layer=1, adapter="../one"))

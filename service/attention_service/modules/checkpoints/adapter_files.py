@@ -173,6 +173,36 @@ class AdapterFiles:
             self._complete(path, change)
         return found
 
+    def merged(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors of the base, by their names, with the adapter merged into them.
+
+        Raises InvalidCheckpoint if it changes none of them.
+        """
+        changes, found = self.changes(), dict(stored)
+        for name, value in stored.items():
+            path, _, parameter = name.rpartition(".")
+            alike = [each for each in changes if f".{path}".endswith(f".{each}") or f".{each}".endswith(f".{path}")]
+            if alike:
+                found[name] = self._merged(alike[0], changes[alike[0]], parameter, value)
+        if all(found[name] is value for name, value in stored.items()):
+            raise InvalidCheckpoint.at("adapter", f"{self.folder.name} changes no tensor of this layer; leave it out")
+        return found
+
+    def _merged(self, path: str, change: ModuleChange, parameter: str, value: Tensor) -> Tensor:
+        """One tensor with the change of its module. Raises InvalidCheckpoint if they do not fit."""
+        if change.up_bias is not None:
+            raise InvalidCheckpoint.at("adapter", f"{self.folder.name} has biases of B (lora_bias); {MERGE}")
+        if parameter != "weight" or change.down is None or change.up is None:
+            return change.replaced.get(parameter, value)
+        asked = (len(change.up), change.down.shape[1])
+        turned = tuple(value.shape) != asked or (asked[0] == asked[1] and bool(self.config.get("fan_in_fan_out")))
+        if value.ndim != 2 or tuple(value.T.shape if turned else value.shape) != asked:
+            raise InvalidCheckpoint.at(
+                "adapter", f"{self.folder.name} changes {path} of {asked[0]} rows and {asked[1]} columns, and that of "
+                f"the checkpoint has shape {list(value.shape)}: it is of another base"
+            )  # fmt: skip
+        return change.merged(value, transposed=turned)
+
     def _tensors(self) -> dict[str, Tensor]:
         file = (self.folder / ADAPTER_TENSORS).resolve()
         try:

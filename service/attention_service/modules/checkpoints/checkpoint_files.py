@@ -170,6 +170,14 @@ def gguf_file(root: Path, checkpoint: str) -> Path | None:
     return _inside(root, place, files[0].name) if files else None
 
 
+def folder_of(root: Path, path: str) -> Path:
+    """The folder at a path inside the repository. Raises CheckpointNotFound."""
+    place = _inside(root, root, path)
+    if place is None or not place.is_dir():
+        raise CheckpointNotFound(f"the model repository holds no folder {path[:128]!r}", param="adapter")
+    return place
+
+
 def check_fetched(root: Path, folder: Path) -> None:
     """Raise InvalidCheckpoint for a file below a folder that has, or whose index gives it, a name of tensors, but none.
 

@@ -19,8 +19,9 @@ from attention_contract.spec import AttentionSpec
 from attention_service.core.methods import check_spec
 from attention_service.core.multihead import Sizes, parameter_shapes
 from attention_service.core.tensors import TORCH_DTYPES
+from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.attention_blocks import Block, blocks_of, check_quantization, choose
-from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, open_checkpoint
+from attention_service.modules.checkpoints.checkpoint_files import Checkpoint, folder_of, open_checkpoint
 from attention_service.modules.checkpoints.cuts import Heads
 from attention_service.modules.checkpoints.families.biases import BIASES
 from attention_service.modules.checkpoints.family import Attention, Entries, Part, Piece, described
@@ -44,6 +45,7 @@ class Plan:
     _pieces: Mapping[str, Piece]
     """The tensors, by their full names, that hold each parameter."""
     _heads: Heads
+    _adapter: AdapterFiles | None = None
 
     @property
     def tensors(self) -> dict[str, str]:
@@ -54,9 +56,10 @@ class Plan:
         """The parameters, on the host. Raises InvalidCheckpoint where the file does not hold what its header says."""
         try:
             pieces = self._pieces.items()
-            values = _copied(
-                {name: each.cut(self._checkpoint.mapped(each.tensor), self._heads) for name, each in pieces}
-            )
+            stored = {each.tensor: self._checkpoint.mapped(each.tensor) for _, each in pieces}
+            if self._adapter is not None:
+                stored = self._adapter.merged(stored)
+            values = _copied({name: each.cut(stored[each.tensor], self._heads) for name, each in pieces})
             check_shapes(self.config, {name: tuple(value.shape) for name, value in values.items()})
             changed = {value.dtype for value in values.values()} != {TORCH_DTYPES[self.config.dtype or "float32"]}
         except (ShapeMismatch, RuntimeError, IndexError):
@@ -89,7 +92,19 @@ def plan(root: Path, request: ImportModule) -> Plan:
     must say more (``stack``, ``num_heads``, fields of ``spec``) or contradicts the checkpoint.
     """
     checkpoint = open_checkpoint(root, request.checkpoint)
-    return plan_block(checkpoint, choose(blocks_of(checkpoint), request), request)
+    found = plan_block(checkpoint, choose(blocks_of(checkpoint), request), request)
+    return found if request.adapter is None else _adapted(root, found, checkpoint, request)
+
+
+def _adapted(root: Path, found: Plan, checkpoint: Checkpoint, request: ImportModule) -> Plan:
+    """The import of a layer with an adapter. Raises CheckpointNotFound and InvalidCheckpoint."""
+    path = (request.adapter or "").strip("/")
+    adapter = AdapterFiles.open(folder_of(root, path))
+    adapter.check()
+    label = f"{checkpoint.label}-{Path(path).name}"
+    name = request.name or default_name(label, request.layer, request.part, request.stack)
+    source = found.source.model_copy(update={"adapter": path})
+    return replace(found, name=name, source=source, _adapter=adapter)
 
 
 def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> Plan:

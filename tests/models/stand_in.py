@@ -15,7 +15,7 @@ from attention_contract.schemas.recordings import EXAMPLE, RecordingFile
 from attention_contract.wire import JSON, from_body
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import empty_result
-from attention_service.models.process import turns
+from attention_service.models.process import served, turns
 
 MIB = 2**20
 
@@ -56,7 +56,7 @@ class StandIn:
         )
         text = getattr(request, "text", "")
         need = int(text.split()[1]) * MIB if text.startswith("needs") else 1000
-        return turns.Work(need, lambda: turns.Answer(*getattr(self, operation)(request, emit)))
+        return served.PricedRun(need, lambda: served.Answer(*getattr(self, operation)(request, emit)))
 
     def forward(self, request, emit):
         command, _, amount = request.text.partition(" ")

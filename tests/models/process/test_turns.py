@@ -7,7 +7,8 @@ import pytest
 from attention_contract.schemas.models import ModelList
 from attention_contract.wire import JSON
 from attention_service.core.cancellation import Cancellation
-from attention_service.models.process.turns import Answer, Turns, Work
+from attention_service.models.process.served import Answer, PricedRun
+from attention_service.models.process.turns import Turns
 from attention_service.models.worker_messages import Message
 
 
@@ -59,13 +60,13 @@ class Model:
 
     def prepare(self, operation, body, facts, emit):
         if operation == "chat":
-            return Work(10, Generation, generates=True)
+            return PricedRun(10, Generation, generates=True)
 
         def alone():
             self.passes.append(1)
             return Answer(ModelList(data=[]))
 
-        return Work(10, alone, group=operation, length=4, question=operation)
+        return PricedRun(10, alone, group=operation, length=4, question=operation)
 
     def answer_joined(self, questions):
         if self.fails:

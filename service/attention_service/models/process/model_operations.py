@@ -37,7 +37,8 @@ from attention_service.models.inputs.sound_decoding import sound_bytes
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.adapters import Adapter, needed_bytes
 from attention_service.models.loaded.loaded_model import Asked, LoadedModel
-from attention_service.models.process.turns import Answer, Emit, Facts, Work, lines_of
+from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
+from attention_service.models.process.turns import lines_of
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 from attention_service.modules.checkpoints.checkpoint_files import SHIPPED_MODEL
 from attention_service.runtime.device.freed_memory import MUCH
@@ -85,7 +86,7 @@ class ServedModel:
         """Return the memory that its adapters take."""
         return self.loaded.adapters.bytes
 
-    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> Work:
+    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         """Check a request and estimate its memory. Raises what the operation raises.
 
         An ``adapter`` that is not in memory is loaded first, once its memory is admitted.
@@ -97,21 +98,21 @@ class ServedModel:
         adapters, name = self.loaded.adapters, adapter["name"]
         files = AdapterFiles.open(Path(adapter["folder"]))
 
-        def loaded() -> Work:
+        def loaded() -> PricedRun:
             return self._with(adapters.known(name, files.written) or adapters.load(name, files), made)
 
         is_known = adapters.known(name, files.written) is not None
-        return loaded() if is_known else Work(needed_bytes(files.bytes), loaded)
+        return loaded() if is_known else PricedRun(needed_bytes(files.bytes), loaded)
 
-    def _with(self, adapter: Adapter, call: Callable[[], Work]) -> Work:
+    def _with(self, adapter: Adapter, call: Callable[[], PricedRun]) -> PricedRun:
         """The work of a request whose passes have an adapter."""
 
         def within(run: Callable[[], Any]) -> Any:
             with self.loaded.adapters.using(adapter):
                 found = run()
-            return found._replace(run=partial(within, found.run)) if isinstance(found, Work) else found
+            return found._replace(run=partial(within, found.run)) if isinstance(found, PricedRun) else found
 
-        work: Work = within(call)
+        work: PricedRun = within(call)
         return work
 
     def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
@@ -136,87 +137,87 @@ class ServedModel:
         self.loaded.device.recover(fault)
         self.loaded.device.check()
 
-    def _forward(self, body: memoryview, *_: object) -> Work:
+    def _forward(self, body: memoryview, *_: object) -> PricedRun:
         return self._asking(_read(ModelForwardRequest, body), forward_reply)
 
-    def _weights(self, body: memoryview, *_: object) -> Work:
+    def _weights(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(ModelWeightsRequest, body)
         return self._asking(request, compared_weights if request.compare == "base" else weights_reply)
 
-    def _gradients(self, body: memoryview, facts: Facts, _: Emit) -> Work:
+    def _gradients(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelGradientsRequest, body)
 
-        def work() -> Work:
+        def work() -> PricedRun:
             gradients = ModelGradients(self.loaded, request)
             asked, points = gradients.asked, 1
             if request.integrated is not None and gradients.joins:
                 points = self.costs.points_at_once(asked, request.integrated, facts["room"])
             passes = 3 * (request.integrated or 1) * (_CHECKS if request.check else 1)
-            return Work(
+            return PricedRun(
                 self.costs.needed_bytes(asked, request, points), lambda: Answer(gradients.reply(points)),
                 self.costs.silent_seconds(asked, passes),
             )  # fmt: skip
 
         return self._after_decoding(request, work)
 
-    def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> Work:
+    def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
         needed = sized_bytes(request.images, self.loaded.reader.edge)
-        return Work(needed, lambda: Answer(self.costs.report(request, facts["room"])))
+        return PricedRun(needed, lambda: Answer(self.costs.report(request, facts["room"])))
 
-    def _chat(self, body: memoryview, facts: Facts, emit: Emit) -> Work:
+    def _chat(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         return self._generating(_read(ChatCompletionRequest, body), facts, emit)
 
-    def _complete(self, body: memoryview, facts: Facts, emit: Emit) -> Work:
+    def _complete(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         return self._generating(_read(CompletionRequest, body), facts, emit)
 
-    def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> Work:
+    def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         request, reader = _read(TranscriptionRequest, body), self.loaded.reader
 
-        def work() -> Work:
+        def work() -> PricedRun:
             plan = plan_transcription(self.loaded, request)
             return self._begins(request, plan, facts, emit, reader.front_bytes(plan.arguments))
 
         if not isinstance(reader, SoundInputs):
             return work()
         try:
-            return Work(sound_bytes([request.file], reader.rate), work)
+            return PricedRun(sound_bytes([request.file], reader.rate), work)
         except InvalidRequest as fault:
             raise InvalidRequest(fault.detail.replace("audio.0", "file"), param="file", **fault.facts) from None
 
-    def _similarity(self, body: memoryview, *_: object) -> Work:
+    def _similarity(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(TextSimilarityRequest, body)
         planned = plan_similarity(self.loaded, request)
         need = planned.plan.needed_bytes(self.loaded)
         if request.gradients:
             need += self.costs.graph_bytes(*planned.stack.ids.shape)
-        return Work(need, lambda: Answer(similarity_reply(self.loaded, request, planned)))
+        return PricedRun(need, lambda: Answer(similarity_reply(self.loaded, request, planned)))
 
-    def _embed(self, body: memoryview, *_: object) -> Work:
+    def _embed(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(EmbeddingRequest, body)
         plan = plan_embedding(self.loaded, request)
-        return Work(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
+        return PricedRun(plan.needed_bytes(self.loaded), lambda: Answer(embed(self.loaded, request, plan)))
 
-    def _adapt(self, *_: object) -> Work:
-        return Work(0, Answer)  # its adapter is loaded by now
+    def _adapt(self, *_: object) -> PricedRun:
+        return PricedRun(0, Answer)  # its adapter is loaded by now
 
-    def _forget(self, *_: object) -> Work:
+    def _forget(self, *_: object) -> PricedRun:
         if (adapter := self.loaded.adapters.active) is not None:
             self.loaded.adapters.forget(adapter.name)
-        return Work(0, Answer)
+        return PricedRun(0, Answer)
 
     def _begins(
         self, request: GenerationRequest, plan: GenerationPlan, facts: Facts, emit: Emit, more_bytes: int
-    ) -> Work:
+    ) -> PricedRun:
         """The work that begins a planned generation; ``more_bytes``: for images or a sound."""
 
         def run() -> Generation:
             return Generation(self.decoder, request, plan, lambda objects: emit(lines_of(objects)), facts["reader"])
 
-        return Work(plan.needed_bytes(self.loaded) + more_bytes, run, generates=True)
+        return PricedRun(plan.needed_bytes(self.loaded) + more_bytes, run, generates=True)
 
-    def _generating(self, request: TextRequest, facts: Facts, emit: Emit) -> Work:
-        def work() -> Work:
+    def _generating(self, request: TextRequest, facts: Facts, emit: Emit) -> PricedRun:
+        def work() -> PricedRun:
             plan = plan_generation(self.loaded, request)
             return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
 
@@ -224,21 +225,21 @@ class ServedModel:
             images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work
         )
 
-    def _after_decoding(self, request: ModelInput, work: Callable[[], Work]) -> Work:
+    def _after_decoding(self, request: ModelInput, work: Callable[[], PricedRun]) -> PricedRun:
         """The work of a question, which decodes its images and sounds only once their memory is admitted."""
         reader = self.loaded.reader
         if request.audio and isinstance(reader, SoundInputs):
-            return Work(sound_bytes(request.audio, reader.rate), work)
+            return PricedRun(sound_bytes(request.audio, reader.rate), work)
         return self._after_images(request.all_images, work)
 
-    def _after_images(self, images: Sequence[ImageBytes], work: Callable[[], Work]) -> Work:
+    def _after_images(self, images: Sequence[ImageBytes], work: Callable[[], PricedRun]) -> PricedRun:
         """The work of a request, which decodes its images only once their memory is admitted."""
-        return Work(decoding_bytes(images, self.loaded.reader.edge), work) if images else work()
+        return PricedRun(decoding_bytes(images, self.loaded.reader.edge), work) if images else work()
 
-    def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, Asked], WireModel]) -> Work:
+    def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, Asked], WireModel]) -> PricedRun:
         """The work of a question about an input, whose recording the model has afterwards."""
 
-        def work() -> Work:
+        def work() -> PricedRun:
             asked = self.loaded.asked(request)
             beside = request.compare == "base"
             if beside and asked.adapter is None:
@@ -247,7 +248,7 @@ class ServedModel:
             def run() -> Answer:
                 return Answer(answer(self.loaded, request, asked), self.loaded.take_recording())
 
-            return Work(
+            return PricedRun(
                 (1 + beside) * self.costs.needed_bytes(asked, request), run,
                 self.costs.silent_seconds(asked, 1 + beside),
                 group=group_of(self.loaded, request, asked), length=asked.inputs.text.length,
@@ -261,7 +262,7 @@ def _read(kind: type[RequestT], body: memoryview) -> RequestT:
     return from_body(kind, body, JSON, "request")
 
 
-_OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Work]]] = {
+_OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], PricedRun]]] = {
     "forward": ServedModel._forward,
     "weights": ServedModel._weights,
     "gradients": ServedModel._gradients,

@@ -4,23 +4,23 @@ A request is checked and priced as soon as it comes (``need``), and begins when 
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import orjson
 
 from attention_contract.base import WireModel
 from attention_contract.json_writing import AT_ONCE, tensor_bytes, to_json
 from attention_contract.schemas.prompts import ModelReply
-from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensor_files import to_safetensors
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS
 from attention_service.core.cancellation import Abandoned, Cancellation, cancellable, checkpoint
 from attention_service.core.tensors import results_in
 from attention_service.models.process.process_pipes import ProcessPipes, problem_of
+from attention_service.models.process.served import Answer, Load, PricedRun, Served
 from attention_service.models.reply_memory import ReplySpace
 from attention_service.models.worker_messages import Message, Piece
 from attention_service.modules.recording_files import content_id
@@ -41,101 +41,6 @@ _LONG_S: Final = 1.0
 """Seconds that a pass may take without the server being told before."""
 
 
-class Answer(NamedTuple):
-    """The answer to a request."""
-
-    reply: WireModel | None = None
-    """None of a generation, whose events are its answer."""
-    recording: RecordingFile | None = None
-    """To be stored, if the request keeps its run."""
-    last: Sequence[dict[str, Any]] | None = None
-    """The last objects of a generation; the very last gets the id of the recording."""
-    tokens: int = 0
-    """The number of generated tokens."""
-
-
-class Running(Protocol):
-    """A generation, which gets its answer turn by turn, beside others."""
-
-    @property
-    def unread(self) -> int:
-        """The tokens of its prompts that are to be read."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True once it has all its tokens."""
-
-    def leave(self) -> None:
-        """End before its end."""
-
-
-class Work(NamedTuple):
-    """A request that was checked, and has allocated nothing."""
-
-    needed_bytes: int
-    """Estimate of the memory that it takes besides the model."""
-    run: Callable[[], "Answer | Work | Running"]
-    """Returns work if the request can be checked only now, as one with images that had to be decoded."""
-    seconds: float = 0.0
-    """Estimate of the time for which the process will be silent."""
-    generates: bool = False
-    """True if it only begins a generation, and takes no pass."""
-    group: Hashable = None
-    """Equal for questions that may be answered by one pass; None for one that has its own."""
-    length: int = 0
-    """The tokens of its text."""
-    question: Any = None
-    """The question, as ``Served.answer_joined`` takes it."""
-
-    def may_share(self, other: "Work") -> bool:
-        """True if it could take its pass together with other work."""
-        return (self.generates and other.generates) or (self.group is not None and self.group == other.group)
-
-
-Emit = Callable[[bytes], None]
-"""Sends an event."""
-Facts = Mapping[str, Any]
-"""The facts of the message ``ask``."""
-
-
-class Served(Protocol):
-    """A loaded model, as its process uses it."""
-
-    def info(self) -> dict[str, Any]:
-        """Return fields of ModelInfo."""
-
-    def held_bytes(self) -> int | None:
-        """Return the memory of a GPU that the process holds; None on a CPU, where the server sees it."""
-
-    def adapter_bytes(self) -> int:
-        """Return the memory that its adapters take."""
-
-    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> Work:
-        """Check a request. ``room``: bytes that could be admitted. Raises AttentionError.
-
-        ``adapter``: the name and the folder of the adapter that is to answer, if not the base alone.
-        """
-
-    def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
-        """Answer questions of one group by one pass."""
-
-    def read(self, running: Sequence[Any], most: int) -> dict[int, Exception]:
-        """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
-
-    def step(self, running: Sequence[Any]) -> dict[int, Exception]:
-        """Give each text of these generations its next token. Returns the faults by the place of a generation."""
-
-    def finish(self, running: Any) -> Answer:
-        """Return the end of a generation."""
-
-    def recover(self, fault: Exception) -> None:
-        """Free what a failed request holds. Raises Stuck, which ends the process, if its device is lost."""
-
-
-Load = Callable[[dict[str, Any], Callable[[float], None]], Served]
-"""Loads a model by the facts of ``load``, and tells which share of it is loaded."""
-
-
 @dataclass(eq=False)
 class Question:
     """A request that has not ended."""
@@ -151,7 +56,7 @@ class Question:
     """The fields of ``ran`` that the server told when it admitted the request."""
     owner: str | None = None
     """The owner of its recording, as told then."""
-    work: Work | None = None
+    work: PricedRun | None = None
     """Its work once it is admitted; None before it is priced, and once it runs."""
     need: int = 0
     """The most bytes that it was priced at."""
@@ -297,7 +202,7 @@ class Turns:
             question.memory.open(question.need)
             with results_in(question.memory.empty):
                 found = work.run()
-            if isinstance(found, Work):
+            if isinstance(found, PricedRun):
                 question.work = found
                 self.price(question)
             elif isinstance(found, Answer):

@@ -1,0 +1,102 @@
+"""A loaded model as the loop of its process uses it: requests that are checked and priced, runs, and answers."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from attention_contract.base import WireModel
+from attention_contract.schemas.recordings import RecordingFile
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    reply: WireModel | None = None
+    """None of a generation, whose events are its answer."""
+    recording: RecordingFile | None = None
+    """To be stored, if the request keeps its run."""
+    last: Sequence[dict[str, Any]] | None = None
+    """The last objects of a generation; the very last gets the id of the recording."""
+    tokens: int = 0
+    """The number of generated tokens."""
+
+
+class Running(Protocol):
+    """A generation, which gets its answer turn by turn, beside others."""
+
+    @property
+    def unread(self) -> int:
+        """The tokens of its prompts that are to be read."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True once it has all its tokens."""
+
+    def leave(self) -> None:
+        """End before its end."""
+
+
+class PricedRun(NamedTuple):
+    """A request that was checked, and has allocated nothing."""
+
+    needed_bytes: int
+    """Estimate of the memory that it takes besides the model."""
+    run: Callable[[], "Answer | PricedRun | Running"]
+    """Returns work if the request can be checked only now, as one with images that had to be decoded."""
+    seconds: float = 0.0
+    """Estimate of the time for which the process will be silent."""
+    generates: bool = False
+    """True if it only begins a generation, and takes no pass."""
+    group: Hashable = None
+    """Equal for questions that may be answered by one pass; None for one that has its own."""
+    length: int = 0
+    """The tokens of its text."""
+    question: Any = None
+    """The question, as ``Served.answer_joined`` takes it."""
+
+    def may_share(self, other: "PricedRun") -> bool:
+        """True if it could take its pass together with other work."""
+        return (self.generates and other.generates) or (self.group is not None and self.group == other.group)
+
+
+Emit = Callable[[bytes], None]
+"""Sends an event."""
+Facts = Mapping[str, Any]
+"""The facts of the message ``ask``."""
+
+
+class Served(Protocol):
+    """A loaded model, as its process uses it."""
+
+    def info(self) -> dict[str, Any]:
+        """Return fields of ModelInfo."""
+
+    def held_bytes(self) -> int | None:
+        """Return the memory of a GPU that the process holds; None on a CPU, where the server sees it."""
+
+    def adapter_bytes(self) -> int:
+        """Return the memory that its adapters take."""
+
+    def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
+        """Check a request. ``room``: bytes that could be admitted. Raises AttentionError.
+
+        ``adapter``: the name and the folder of the adapter that is to answer, if not the base alone.
+        """
+
+    def answer_joined(self, questions: Sequence[Any]) -> list[Answer]:
+        """Answer questions of one group by one pass."""
+
+    def read(self, running: Sequence[Any], most: int) -> dict[int, Exception]:
+        """Read prompts of generations, up to so many tokens. Returns the faults by the place of a generation."""
+
+    def step(self, running: Sequence[Any]) -> dict[int, Exception]:
+        """Give each text of these generations its next token. Returns the faults by the place of a generation."""
+
+    def finish(self, running: Any) -> Answer:
+        """Return the end of a generation."""
+
+    def recover(self, fault: Exception) -> None:
+        """Free what a failed request holds. Raises Stuck, which ends the process, if its device is lost."""
+
+
+Load = Callable[[dict[str, Any], Callable[[float], None]], Served]
+"""Loads a model by the facts of ``load``, and tells which share of it is loaded."""

@@ -11,7 +11,7 @@ from attention_service.models.server.reply_memories import ReplyMemories
 from attention_service.models.server.worker_process import WorkerProcess
 from attention_service.models.worker_messages import Message
 
-FOLDER = ModelFolder("one", Path("one"), {}, 0, 0, "float32", None)
+FOLDER = ModelFolder("one", Path("one"), {}, 0, 0, 0, "float32", None, None)
 
 
 class Told(WorkerProcess):

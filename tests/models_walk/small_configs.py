@@ -108,7 +108,12 @@ OWN: Final[dict[str, dict[str, Any]]] = {
         "head_dim": 16,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 3, 2]},
     },
+    "hunyuan_vl_text": {
+        "head_dim": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 1, 1]},
+    },
     "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "step3p5": {"sliding_window": 4},
     "zamba": {
         "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
         "attention_hidden_size": 64, "attention_head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 4,

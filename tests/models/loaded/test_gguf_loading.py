@@ -7,7 +7,7 @@ import torch
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import PROCESS_BYTES, find_folder, listed
-from attention_service.models.passes.layer_attention import AttentionPass
+from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 
 pytest.importorskip("gguf")

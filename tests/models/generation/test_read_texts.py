@@ -6,6 +6,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.client.tiny_models import tokenizer
 from tests.models.small_models import device
 from tests.models_walk.compared import built
@@ -18,6 +19,7 @@ from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.read_texts import LEAST
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.model_operations import lines_of
+from attention_service.modules.checkpoints.adapter_files import AdapterFiles
 
 LONG = {"max_position_embeddings": 1024}
 KINDS = {
@@ -175,3 +177,21 @@ def test_choices_of_one_prompt_are_kept_once():
     with Server("llama") as server:
         server.ask(text(100), n=3, temperature=1, seed=0)
         assert len(server.decoder._read._texts) == 1
+
+
+def test_what_an_adapter_has_read_is_kept_for_it_alone(tmp_path):
+    rank, width = 4, loaded("llama").model.config.hidden_size
+    (tmp_path / "adapter_config.json").write_text(orjson.dumps({"r": rank, "lora_alpha": rank}).decode())
+    path = "base_model.model.model.layers.0.self_attn.k_proj"
+    rows = loaded("llama").model.get_submodule("model.layers.0.self_attn.k_proj").out_features
+    torch.manual_seed(0)
+    tensors = {f"{path}.lora_A.weight": torch.randn(rank, width), f"{path}.lora_B.weight": torch.randn(rows, rank)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with Server("llama") as server:
+        adapters = server.model.adapters
+        adapter = adapters.load("own", AdapterFiles.open(tmp_path))
+        (first,) = server.ask(text(80))
+        longer = text(80) + said(first) + text(9)
+        with adapters.using(adapter):
+            assert [cached(each) for each in server.ask(longer) + server.ask(longer)] == [0, len(longer) - 1]
+        adapters.forget("own")

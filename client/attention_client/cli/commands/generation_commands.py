@@ -33,6 +33,7 @@ _SAMPLING: Final = options_of(
     only={
         "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids",
         "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "forced_bos_token_id",
+        "adapter",
     },
     forms={"forced_bos_token_id": Form(metavar="TOKEN", read=lambda text, _: int(text) if text.isdigit() else text)},
 )  # fmt: skip

@@ -19,6 +19,7 @@ attention checkpoints                      # the checkpoints in the model reposi
 attention checkpoints gpt2                 # each attention layer: heads, widths, spec
 attention import gpt2 --layer 3            # one layer, as the module gpt2.3
 attention import tiny --all                # every layer, or none
+attention import base --adapter sql-lora   # with an adapter of the checkpoint merged into the layer
 attention import openai-community/gpt2     # downloaded from the Hugging Face hub (extra hub), then imported
 ```
 

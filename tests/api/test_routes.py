@@ -18,7 +18,7 @@ def test_every_operation_has_a_handler_and_every_handler_an_operation():
 def test_a_handler_takes_the_call_and_the_body():
     for name, handler in (HANDLERS | OPENAI_HANDLERS).items():
         assert len(inspect.signature(handler).parameters) == 2, name
-    assert {"engine", "settings", "headers", "path", "came", "pin", "deadline"} == set(Call.__slots__)
+    assert {"engine", "settings", "headers", "path", "media_type", "came", "pin", "deadline"} == set(Call.__slots__)
 
 
 def test_every_part_of_a_path_that_names_something_is_documented():

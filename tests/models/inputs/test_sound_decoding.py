@@ -51,7 +51,9 @@ def test_a_tone_at_another_rate_is_the_same_tone(rate):
     np.testing.assert_allclose(found[800:-800], expected[800:-800], atol=1e-5)
 
 
-@pytest.mark.parametrize("content", [header(2**35), header(2**24, channels=8), header(2**20, rate=100)])
+@pytest.mark.parametrize(
+    "content", [header(2**35), header(2**24, channels=8), header(2**20, rate=100)], ids=["long", "wide", "slow"]
+)
 def test_a_sound_that_would_be_too_large_is_refused_by_its_header(content):
     """Of the last, 10,000 seconds at 100 Hz, it is what the model hears that is large."""
     tracemalloc.start()
@@ -103,6 +105,7 @@ def test_decoding_takes_no_more_than_its_estimate():
         (file_of(np.full(400, np.nan, np.float32)), "NaN or infinite"),
         (header(400), "the file is broken"),
     ],
+    ids=["other", "cut", "AIFF", "empty", "NaN", "header"],  # some files hold the time at which they were made
 )
 def test_what_is_broken_or_of_another_format_is_named(content, words):
     with pytest.raises(InvalidRequest, match=words) as fault:

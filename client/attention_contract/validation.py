@@ -55,6 +55,8 @@ def fields_of(kind: Any) -> dict[str, Any]:
     """The types of a model's fields, by their name on the wire."""
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return {}
+    if not kind.__pydantic_fields_complete__:  # a schema that was not built yet may name types that came after it
+        kind.model_rebuild()
     return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
 
 

@@ -206,9 +206,10 @@ class Settings(BaseSettings):
     the time of reading its weights. It takes 304 MiB of the memory budget, at most a quarter of what is free, and ends
     when a request needs them."""
 
-    model_prefix_bytes: ByteSize = Field(default=ByteSize(2**25), ge=0)
-    """Bytes of memory of each whole model that generates, for keys and values of texts that have ended: a prompt that
-    begins as one of them is read from there on. 0: every prompt is read whole."""
+    model_prefix_bytes: ByteSize = Field(default=ByteSize(2**29), ge=0)
+    """The most memory of each whole model that generates for keys and values of texts that have ended: a prompt that
+    begins as one of them is read from there on. It is a quarter of the model's size, and at least 32 MiB, if this is
+    less. 0: every prompt is read whole."""
 
     shared_prefixes: bool = False
     """Let callers with different keys read on from the texts of each other. A caller can then find out by the time of

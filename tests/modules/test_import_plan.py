@@ -111,6 +111,7 @@ def test_a_multihead_attention_gives_its_output(save, read, bias, widths, dtype)
         "layer": 0,
         "part": "self",
         "stack": None,
+        "adapter": None,
         "ignored": [],
     }
     query = torch.randn(2, 5, 12, dtype=dtype)

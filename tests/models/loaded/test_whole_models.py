@@ -22,8 +22,8 @@ from attention_contract.schemas.model_requests import ModelWeightsRequest
 from attention_service.models.answers.model_inspection import weights_reply
 from attention_service.models.model_catalogue import find_folder
 from attention_service.models.server import worker_process
+from attention_service.models.server.model_environment import KeptPrefixes
 from attention_service.runtime.device.freed_memory import MUCH, private_bytes
-from attention_service.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 TEXT = "the cat sat on the mat"
@@ -286,7 +286,7 @@ def test_processes_hold_what_was_estimated(models):
     held = [private_bytes(each) for each in psutil.Process().children() if each.cmdline()[-1].endswith(".process")]
     estimates = [each.bytes for each in models.list().data if each.state == "resident"]
     assert len(held) == len(estimates)
-    kept = MUCH + Settings.model_fields["model_prefix_bytes"].default  # for the next requests
+    kept = MUCH + KeptPrefixes(2**29).of(0)  # for the next requests
     for process, estimate in itertools.product(held, estimates):  # a small model takes little beside its imports
         assert process / 1.2 < estimate < 1.2 * (process + kept)
 

@@ -161,7 +161,7 @@ def _help(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if get_origin(kind) is list:
         kind = members_of(get_args(kind)[0])[0]
-        default = ", ".join(default) if default and isinstance(default[0], str) else None
+        default = ", ".join(default) if isinstance(default, list) and default and isinstance(default[0], str) else None
         text += "" if _is_model(kind) else " May be repeated."
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     if len(choices) > 1 and not all(each in text for each in choices):

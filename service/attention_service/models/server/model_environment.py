@@ -12,13 +12,21 @@ from attention_service.runtime.scheduling.budget import Budget
 ModelEvent = Literal["loads", "failed_loads", "deaths", "outgrown", "evictions", "idle_ends"]
 
 
+_LEAST_PREFIXES: Final = 2**25
+"""Bytes that even a small model may keep: a thousand tokens and more."""
+
+
 class KeptPrefixes(NamedTuple):
     """The part of texts that have ended that each model keeps."""
 
     bytes: int = 0
-    """Memory of each model for their keys and values."""
+    """The most memory of one model for their keys and values."""
     shared: bool = False
     """True if all callers read on from them, and not only whose text it was."""
+
+    def of(self, tensor_bytes: int) -> int:
+        """The memory of a model whose tensors take so much: keys and values grow with it."""
+        return min(self.bytes, max(_LEAST_PREFIXES, tensor_bytes // 4))
 
 
 NO_PREFIXES: Final = KeptPrefixes()

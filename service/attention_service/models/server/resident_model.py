@@ -50,7 +50,7 @@ class ResidentModel:
         """The memory that it holds besides what is in flight: an estimate, or what a GPU holds."""
         self._divided = divided
         self._environment = environment
-        self._prefix_bytes = environment.prefixes.bytes if folder.generates else 0
+        self._prefix_bytes = environment.prefixes.of(folder.tensor_bytes) if folder.generates else 0
         self._spare = spare
         self._queue = ModelQueue(environment, self._share, self.info, self._stop_if_left)
         self._changed = asyncio.Event()

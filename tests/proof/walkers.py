@@ -25,7 +25,7 @@ SHARED = "soak.shared"
 """A module that every user computes with, and nobody changes."""
 PROMPT = 75 * "The river bends. "
 TOLERANCE = 1e-4
-_OF_MODELS = "/v1/models", "/v1/chat", "/v1/completions", "/v1/embeddings"
+_OF_MODELS = "/v1/models", "/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/audio"
 BUSY = {429, 503}
 """Statuses of an operation that may be refused because others ask for much at the same time."""
 GONE = {404, 410}

@@ -93,9 +93,6 @@ class Decoding(Protocol):
     def close(self) -> None:
         """Let the model attend as before."""
 
-    def preparing(self, edits: RowEdits) -> AbstractContextManager[None]:
-        """Let an encoder run before the first pass of a text."""
-
     def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> AbstractContextManager[PassWeights]:
         """Let a pass be over these texts; ``joined``: their pasts, if they are several."""
 
@@ -146,12 +143,6 @@ class DecodeAttention:
         """Forget the function; the model attends by its own again."""
         self._core.use(self._model)
         forget_function(self._name)
-
-    @contextmanager
-    def preparing(self, edits: RowEdits) -> Iterator[None]:
-        """Let an encoder run before the first pass of a text."""
-        with preparing(self, edits):
-            yield
 
     @contextmanager
     def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:

@@ -19,7 +19,7 @@ from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.cancellation import checkpoint, deadline
 from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.completion_objects import CompletionObjects, Json, Token
-from attention_service.models.generation.decode_attention import RowEdits
+from attention_service.models.generation.decode_attention import RowEdits, preparing
 from attention_service.models.generation.decoder import Decoder, Step
 from attention_service.models.generation.echoed_prompts import echoed
 from attention_service.models.generation.generated_text import GeneratedText
@@ -219,7 +219,7 @@ class Generation:
         arguments = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in plan.arguments.items()}
         try:
             adapted = self._loaded.adapters.using(self._adapter)
-            with torch.inference_mode(), adapted, self._decoder.attention.preparing(self._edits):
+            with torch.inference_mode(), adapted, preparing(self._decoder.attention, self._edits):
                 begun = begin_text(model, None if plan.heard else row, settings, arguments)
         except _OF_SETTINGS as fault:
             reason = str(fault).strip().partition("\n")[0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attention_contract.errors import InvalidRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit, apply
-from attention_service.models.generation.decode_attention import RowEdits, TextRow, editing_outputs, preparing
+from attention_service.models.generation.decode_attention import TextRow, editing_outputs
 from attention_service.models.generation.joined_past import JoinedPast
 from attention_service.models.generation.token_attention import PassWeights, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -27,12 +27,6 @@ class ObservedDecoding:
 
     def close(self) -> None:
         """Leave the model as it is."""
-
-    @contextmanager
-    def preparing(self, edits: RowEdits) -> Iterator[None]:
-        """Let an encoder run before the first pass of a text."""
-        with preparing(self, edits):
-            yield
 
     @contextmanager
     def running(self, rows: Sequence[TextRow], joined: JoinedPast | None = None) -> Iterator[PassWeights]:

@@ -4,9 +4,8 @@ A conversation sends all of itself again with each turn. What was read of it bef
 place, so that only what is new is read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -88,8 +87,8 @@ def _mark(text: RunningText) -> object:
     return None if text.adapter is None else text.adapter.mark
 
 
-def _shared(one: Sequence[int] | npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
+def _shared(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
     """The number of tokens with which both begin."""
     length = min(len(one), len(other))
-    differs = np.flatnonzero(np.asarray(one[:length]) != other[:length])
+    differs = np.flatnonzero(one[:length] != other[:length])
     return int(differs[0]) if len(differs) else length

@@ -1,11 +1,8 @@
 """The images of a request: their headers are checked against limits before anything is decoded. Nothing is fetched."""
 
-import binascii
 import struct
 import warnings
-from base64 import b64decode
 from collections.abc import Sequence
-from io import BytesIO
 from typing import Any, Final
 
 from PIL import Image, ImageOps
@@ -14,6 +11,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.costs.model_complexity import ImageSize
 from attention_contract.schemas.prompts import ImageBytes
 from attention_service.core.cancellation import checkpoint
+from attention_service.models.inputs.file_bytes import file_of
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS: Final = 2**25
@@ -73,14 +71,11 @@ def _opened(images: Sequence[ImageBytes]) -> list[Image.Image]:
     found = list[Image.Image]()
     for index, each in enumerate(images):
         param = f"images.{index}"
-        try:
-            content = b64decode(each.base64, validate=True)
-        except (binascii.Error, ValueError):
-            raise InvalidRequest(f"{param}.base64: expected the bytes of a file in base64", param=param) from None
+        content = file_of(each.base64, param)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                image = Image.open(BytesIO(content), formats=FORMATS)
+                image = Image.open(content, formats=FORMATS)
         except Image.DecompressionBombError:
             raise _too_large(param, "more than 100 million pixels") from None
         except _FAULTS:

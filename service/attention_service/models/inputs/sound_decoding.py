@@ -1,9 +1,6 @@
 """The sounds of a request: their headers are checked against limits before anything is decoded. Nothing is fetched."""
 
-import binascii
-from base64 import b64decode
 from collections.abc import Sequence
-from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,6 +9,7 @@ from numpy.typing import NDArray
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import AudioBytes
 from attention_service.core.cancellation import checkpoint
+from attention_service.models.inputs.file_bytes import file_of
 
 FORMATS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
 """The formats that are read, by libsndfile's names."""
@@ -56,12 +54,9 @@ def _opened(audio: Sequence[AudioBytes]) -> list[Any]:
     found = []
     for index, each in enumerate(audio):
         param = f"audio.{index}"
+        content = file_of(each.base64, param)
         try:
-            content = b64decode(each.base64, validate=True)
-        except (binascii.Error, ValueError):
-            raise InvalidRequest(f"{param}.base64: expected the bytes of a file in base64", param=param) from None
-        try:
-            file = soundfile.SoundFile(BytesIO(content))
+            file = soundfile.SoundFile(content)
         except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError):
             file = None
         if file is None or file.format not in FORMATS:

@@ -37,7 +37,7 @@ class StandIn:
     def info(self):
         layer = {"layer": 0, "heads": 1, "kv_heads": 1}
         told = {name: self.facts[name] for name in ("dtype", "device")}
-        return told | {"layers": [layer], "takes": ["text"], "max_length": self.facts["room"]}
+        return told | {"layers": [layer], "takes": ["text"], "max_length": self.facts["free_bytes"]}
 
     def held_bytes(self):
         return self.held
@@ -50,7 +50,7 @@ class StandIn:
             raise Stuck("the device computes nothing any more")
 
     def prepare(self, operation, body, facts, emit):
-        assert facts["room"] > 0
+        assert facts["free_bytes"] > 0
         request = from_body(
             ModelForwardRequest if operation != "complexity" else ModelComplexityRequest, body, JSON, "request"
         )

@@ -286,13 +286,13 @@ def arguments_of(loaded: LoadedModel, tokens: Any = None) -> dict[str, Any]:
     """Return the arguments of an eager run over the text or the image, or over other tokens."""
     cache = {"use_cache": False} if "use_cache" in loaded.reader.names else {}
     given = input_of(loaded) if tokens is None else {"tokens": tokens}
-    return loaded.asked(ModelForwardRequest(**given)).inputs.arguments | cache | {"return_dict": True}
+    return loaded.checked(ModelForwardRequest(**given)).inputs.arguments | cache | {"return_dict": True}
 
 
 def _whole(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     with torch.no_grad():
         expected = model(**arguments_of(loaded))
-        output = loaded.run(loaded.asked(ModelForwardRequest(**input_of(loaded))).inputs.arguments, AttentionPass({}))
+        output = loaded.run(loaded.checked(ModelForwardRequest(**input_of(loaded))).inputs.arguments, AttentionPass({}))
     name = _result_of(expected)
     found.whole = error(output[name], expected[name])
     if not found.equal:
@@ -450,7 +450,7 @@ def _row_sums(scores: np.ndarray, place: AttentionPlace) -> np.ndarray:
 def _states(loaded: LoadedModel, tokens: Any, *, edits: Any = None, eager: PreTrainedModel | None = None) -> Any:
     """Return the logits of the real tokens, or the last hidden states, of one text or of each."""
     request = ModelForwardRequest(tokens=tokens, edits=edits or {})
-    asked = loaded.asked(request)
+    asked = loaded.checked(request)
     questions = {place.key: LayerTask(edits=request.edits.get(key, ())) for key, place in loaded.places.items()}
     with torch.no_grad():
         if eager is not None:

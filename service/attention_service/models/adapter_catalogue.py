@@ -106,8 +106,8 @@ def find_adapter(root: Path, name: str) -> AdapterFolder:
     exact = [each for each in known if name in (each.checkpoint, each.name)]
     alike = exact or [each for each in known if each.checkpoint.rpartition("/")[2] == name]
     if len(alike) != 1:
-        told = f"several are called so: {', '.join(each.name for each in alike)}" if alike else "there is none"
-        raise ModelNotFound(f"no adapter {name[:128]!r}: {told}; GET /v1/models lists them", param="adapter")
+        found = f"several are called so: {', '.join(each.name for each in alike)}" if alike else "there is none"
+        raise ModelNotFound(f"no adapter {name[:128]!r}: {found}; GET /v1/models lists them", param="adapter")
     return alike[0]
 
 

@@ -19,7 +19,7 @@ TEXTS = [[3, 4, 5, 6], [8, 3, 7, 9, 10, 3, 4], [6, 5, 7, 8, 4]]
 def questions(family, kind, **fields):
     model = loaded(family)
     requests = [validate(kind, {"tokens": text, **fields}) for text in TEXTS]
-    return model, [(request, model.asked(request)) for request in requests]
+    return model, [(request, model.checked(request)) for request in requests]
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -116,7 +116,7 @@ def edited(family, kind, **fields):
     for text, edits in zip(texts, EDITED, strict=True):
         named = {keys[int(layer)]: own for layer, own in edits.items() if int(layer) < len(keys)}
         request = validate(kind, {"tokens": text, "edits": named, **fields})
-        found.append((request, model.asked(request)))
+        found.append((request, model.checked(request)))
     return model, found
 
 
@@ -134,7 +134,7 @@ def test_a_value_is_put_into_its_own_text():
         validate(ModelWeightsRequest, {"tokens": [3, 4, 5, 6, 7], "edits": {"0": [{"tap": "scores", "value": value}]}}),
         validate(ModelWeightsRequest, {"tokens": [3, 4, 5, 6, 7, 8, 9]}),
     ]
-    check_weights(model, [(request, model.asked(request)) for request in requests])
+    check_weights(model, [(request, model.checked(request)) for request in requests])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
@@ -147,7 +147,7 @@ def test_requests_with_several_texts_share_a_pass_with_others(family):
         requests.append(validate(kind, {"tokens": [[5, 4, 3], [3, 4, 5, 6, 7]], "edits": edits}))
         if kind is ModelForwardRequest and model.head.predicts != "next":
             continue
-        check(model, [(request, model.asked(request)) for request in requests])
+        check(model, [(request, model.checked(request)) for request in requests])
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_requests_with_several_texts_share_a_pass_with_others(family):
 def test_what_cannot_share_a_pass_runs_by_itself(fields):
     model = loaded("llama")
     request = validate(ModelWeightsRequest, {"tokens": [3, 4], **fields})
-    assert group_of(model, request, model.asked(request)) is None
+    assert group_of(model, request, model.checked(request)) is None

@@ -155,7 +155,7 @@ def test_edits_hold_in_each_of_several_points():
 def test_points_are_as_many_as_fit_and_are_in_the_estimate():
     model = loaded("llama")
     costs, request = ModelCosts(model), ModelGradientsRequest(tokens=IDS, of={"token": 7}, integrated=64)
-    asked = ModelGradients(model, request).asked
+    asked = ModelGradients(model, request).checked
     assert costs.points_at_once(asked, 64, 2**40) == 64
     assert costs.points_at_once(asked, 64, 0) == 1
     some = costs.points_at_once(asked, 64, 2**22)

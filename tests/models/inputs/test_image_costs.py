@@ -32,7 +32,7 @@ def asked(*sizes, **options):
 def planned(model, request):
     """Return the plan of a real request, as the model's process makes it."""
     decoding = decoding_bytes(request.images, model.reader.edge) if request.images else 0
-    return max(decoding, ModelCosts(model).needed_bytes(model.asked(request), request))
+    return max(decoding, ModelCosts(model).needed_bytes(model.checked(request), request))
 
 
 def eager_flops(model, arguments):
@@ -100,7 +100,7 @@ def test_the_memory_told_is_that_of_a_real_plan_and_holds_what_a_pass_allocates(
     told = ModelCosts(model).report(asked(*[size] * images, length=5, weights=weights), ROOM)
     plan = planned(model, request)
     assert plan <= told.prefill.peak_bytes <= max(1.3 * plan, plan + 2**20)
-    read = model.asked(request)
+    read = model.checked(request)
     reply = (weights_reply if weights else forward_reply)(model, request, read)
     [held] = peaks([lambda: (weights_reply if weights else forward_reply)(model, request, read)])
     held += 2 * sum(layer.weights.nbytes for layer in reply.layers)  # the reply: in this process and in the server's

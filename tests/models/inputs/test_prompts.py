@@ -202,7 +202,7 @@ def test_statistics_costs_and_a_recording_of_a_prompt():
     near(recording.layers["0.weights"], reply.layers[0].weights)
     costs = ModelCosts(model)
     plain = ModelWeightsRequest(text=TEXT)
-    assert costs.needed_bytes(model.asked(request), request) > costs.needed_bytes(model.asked(plain), plain)
+    assert costs.needed_bytes(model.checked(request), request) > costs.needed_bytes(model.checked(plain), plain)
 
 
 @pytest.mark.parametrize(

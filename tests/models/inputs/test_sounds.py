@@ -208,7 +208,7 @@ def test_edits_statistics_recordings_and_costs():
     )  # fmt: skip
     assert forward_reply(model, request).predictions[0].divergence > 0
     costs = ModelCosts(model)
-    asked = model.asked(request)
+    asked = model.checked(request)
     assert costs.needed_bytes(asked, request) > 4 * 4 * asked.inputs.text.length**2  # scores of the encoder
     weights_reply(model, ModelWeightsRequest(audio=[sent(speech())], target="the", keep=True))
     recording = model.take_recording()

@@ -524,7 +524,7 @@ def test_a_stretched_rotation_has_more_positions(rotation, limit):
         with torch.no_grad():
             near(found, eagerly(input_ids=torch.tensor([text])).logits[0, -1:].numpy())
     with pytest.raises(InvalidRequest, match=f"positions for {limit}"):
-        model.asked(ModelForwardRequest(tokens=[3] * (limit + 1)))
+        model.checked(ModelForwardRequest(tokens=[3] * (limit + 1)))
 
 
 def test_experts_compute_in_float64(tmp_path):
@@ -619,7 +619,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told_so_and_tokens_are_read(file, ch
     model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
     for asked in ({"text": "the cat"}, {"messages": [{"role": "user", "content": "the cat"}]}):
         with pytest.raises(InvalidRequest, match=r"tokenizer cannot be read \(" + says) as fault:
-            model.asked(validate(ModelForwardRequest, asked))
+            model.checked(validate(ModelForwardRequest, asked))
         assert (fault.value.param, str(tmp_path) in fault.value.detail) == (next(iter(asked)), False)
     assert forward_reply(model, ModelForwardRequest(tokens=IDS)).labels.ids == IDS
 
@@ -628,7 +628,7 @@ def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path):
     eager("llama").save_pretrained(tmp_path)
     model = LoadedModel.load(tmp_path, dtype=None, device=torch.device("cpu"), progress=lambda _: None)
     with pytest.raises(InvalidRequest, match="the checkpoint has no tokenizer; send tokens"):
-        model.asked(ModelForwardRequest(text="the cat"))
+        model.checked(ModelForwardRequest(text="the cat"))
 
 
 @pytest.mark.parametrize(("share", "places"), [(0.6, "cpu, disk"), (8.0, "cpu")])
@@ -652,7 +652,7 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     texts = [[choice["text"] for choice in each.last[-1]["choices"]] for each in ended]
     assert texts[0] == texts[1]
     if share < 1:
-        more = [ModelCosts(each).needed_bytes(each.asked(asked), asked) for each in (model, whole)]
+        more = [ModelCosts(each).needed_bytes(each.checked(asked), asked) for each in (model, whole)]
         assert more[0] - more[1] == sum(each.nbytes for each in model.model.parameters() if each.is_meta) > 0
         with pytest.raises(InvalidRequest, match="on disk"):
             ModelGradients(model, asked.model_copy(update={"check": True}))
@@ -664,7 +664,7 @@ def test_the_tiles_of_a_gpu_are_estimated_there(monkeypatch):
     model, request = loaded("llama"), ModelWeightsRequest(tokens=IDS)
 
     def need():
-        return ModelCosts(model).needed_bytes(model.asked(request), request)
+        return ModelCosts(model).needed_bytes(model.checked(request), request)
 
     on_cpu = need()
     monkeypatch.setitem(vars(model.device), "is_cuda", True)

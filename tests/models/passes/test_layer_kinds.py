@@ -12,7 +12,7 @@ from attention_service.runtime.planning import blank_requests
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_kind_has_the_layers_of_one_description(family):
     model = loaded(family)
-    asked = model.asked(ModelWeightsRequest(tokens=IDS))
+    asked = model.checked(ModelWeightsRequest(tokens=IDS))
     described = [(place.widths, place.spec, place.queries, place.keys, place.dtype) for place in asked.places]
     unlike = [each for index, each in enumerate(described) if each not in described[:index]]
     assert len(asked.kinds) == len(unlike)

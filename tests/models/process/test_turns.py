@@ -89,7 +89,7 @@ class Model:
 
 
 def ask(number, operation):
-    facts = {"operation": operation, "room": 99, "memory": None, "form": JSON, "encoding": "list"}
+    facts = {"operation": operation, "free_bytes": 99, "memory": None, "form": JSON, "encoding": "list"}
     return Message("ask", {"request": number, **facts}, memoryview(b""))
 
 

@@ -451,7 +451,7 @@ import os, subprocess, sys, time
 from attention_service.models.worker_messages import pieces_of, read_message
 del os.environ["ATTENTION_API_KEY"]
 started = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-facts = {"folder": "one", "dtype": "float32", "device": "cpu", "room": None, "memories": []}
+facts = {"folder": "one", "dtype": "float32", "device": "cpu", "free_bytes": None, "memories": []}
 started.stdin.write(b"".join(pieces_of("load", facts)))
 while read_message(started.stdout).kind != "loaded":
     pass

@@ -13,13 +13,13 @@ from attention_contract.schemas.model_requests import LayerWeights, ModelWeights
 from attention_contract.schemas.weights import HeadStatistics, WeightsDifferences
 from attention_service.models.answers.joined_questions import Question, group_of, joined_replies
 from attention_service.models.answers.model_inspection import weights_reply
-from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 
 
-def compared_weights(loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked) -> ModelWeightsReply:
+def compared_weights(loaded: LoadedModel, request: ModelWeightsRequest, checked: CheckedRequest) -> ModelWeightsReply:
     """Return the weights by the adapter, and in each layer those by its base and the differences."""
     plain = request.model_copy(update={"compare": None})
-    questions: list[Question] = [(plain, replace(asked, adapter=None)), (plain, asked)]
+    questions: list[Question] = [(plain, replace(checked, adapter=None)), (plain, checked)]
     groups = [group_of(loaded, *each) for each in questions]
     replies: Any
     if groups[0] is not None and groups[0] == groups[1]:
@@ -27,7 +27,7 @@ def compared_weights(loaded: LoadedModel, request: ModelWeightsRequest, asked: A
     else:
         with loaded.adapters.using(None):
             first = weights_reply(loaded, plain, questions[0][1])
-        replies = first, weights_reply(loaded, plain, asked)
+        replies = first, weights_reply(loaded, plain, checked)
     base, changed = replies
     layers = [_compared(*each) for each in zip(base.layers, changed.layers, strict=True)]
     found: ModelWeightsReply = changed.model_copy(

@@ -29,10 +29,10 @@ from attention_service.models.answers.model_inspection import (
     weights_reply,
 )
 from attention_service.models.inputs.model_inputs import Inputs, Stack, Tokens
-from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 
-Question = tuple[Any, Asked]
+Question = tuple[Any, CheckedRequest]
 """A request, and what was read of it."""
 LONGEST: Final = 2048
 """Tokens of a text up to which its question is answered together with others."""
@@ -42,19 +42,19 @@ _REPLY_NUMBERS: Final = 2**18
 """Numbers of weights in a reply up to which the same holds: 1 MiB."""
 
 
-def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
+def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -> Hashable:
     """Equal for questions that may share a pass if their texts are alike in length; None for one that runs alone."""
     if not isinstance(request, ModelForwardRequest | ModelWeightsRequest) or request.alone or request.keep:
         return None
-    inputs = asked.inputs
-    places = [*[place for place, _ in asked.kinds], *[loaded.places[key] for key in asked.edits]]
+    inputs = checked.inputs
+    places = [*[place for place, _ in checked.kinds], *[loaded.places[key] for key in checked.edits]]
     seen = inputs.images or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
     # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
     if seen or loaded.head.unit == "choice" or loaded.attention.way == "observed":
         return None
     if inputs.text.length > LONGEST or {place.keys_of for place in places} - {"tokens"}:
         return None
-    apart = None if asked.adapter is None or asked.adapter.mixes else asked.adapter
+    apart = None if checked.adapter is None or checked.adapter.mixes else checked.adapter
     if isinstance(request, ModelForwardRequest):
         several_taps = request.return_ or request.average_heads or request.positions not in (None, [-1])
         several_taps = several_taps or any(inputs.answers)
@@ -62,13 +62,13 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
         return (ModelForwardRequest, apart, request.top_k, request.compare) if plain else None
     heads = None if request.select is None else tuple(request.select.heads or ())
     pairs = len(inputs.text.ids) * inputs.text.length**2 * request.return_weights
-    numbers = pairs * sum([count * len(heads or range(place.widths.heads)) for place, count in asked.kinds])
+    numbers = pairs * sum([count * len(heads or range(place.widths.heads)) for place, count in checked.kinds])
     by_query = request.select is not None and request.select.queries is not None
     if by_query or request.compare or request.pool is not None or numbers > _REPLY_NUMBERS:
         return None
     statistics = None if request.statistics is None else tuple(request.statistics)
     options = (request.top_k, request.return_weights, request.average_heads, statistics, heads)
-    layers = tuple([place.key for place in asked.places])
+    layers = tuple([place.key for place in checked.places])
     return (ModelWeightsRequest, apart, layers, options, request.statistic_options.model_dump_json())
 
 
@@ -76,12 +76,12 @@ def group_of(loaded: LoadedModel, request: WireModel, asked: Asked) -> Hashable:
 def joined_replies(loaded: LoadedModel, questions: Sequence[Question]) -> list[WireModel]:
     """Answer questions of one group by one pass. Raises what it does."""
     request = questions[0][0]
-    stack = loaded.reader.batch([text for _, asked in questions for text in _texts(asked.inputs.text)])
+    stack = loaded.reader.batch([text for _, checked in questions for text in _texts(checked.inputs.text)])
     inputs = Inputs(several=True, text=stack, target=None, arguments=loaded.reader.arguments(stack))
     whole = replace(questions[0][1], inputs=inputs, edits={})
     places = _places(loaded, questions)
-    edited = [texts for (_, asked), texts in zip(questions, places, strict=True) if asked.edits]
-    with loaded.adapters.of_rows([asked.adapter for _, asked in questions for _ in asked.inputs.text.ids]):
+    edited = [texts for (_, checked), texts in zip(questions, places, strict=True) if checked.edits]
+    with loaded.adapters.of_rows([checked.adapter for _, checked in questions for _ in checked.inputs.text.ids]):
         if isinstance(request, ModelForwardRequest):
             return _parted(loaded, questions, places, forward_reply(loaded, request, whole, edited), _forward_part)
         return _parted(loaded, questions, places, weights_reply(loaded, request, whole, edited), _weights_part)
@@ -98,14 +98,14 @@ def _texts(stack: Stack) -> list[Tokens]:
 
 def _places(loaded: LoadedModel, questions: Sequence[Question]) -> list[OwnTexts]:
     """The texts of each request among all, with its questions to the layers if it has edits."""
-    longest = max(asked.inputs.text.length for _, asked in questions)
+    longest = max(checked.inputs.text.length for _, checked in questions)
     found: list[OwnTexts] = []
     first = 0
-    for request, asked in questions:
-        length, behind = asked.inputs.text.length, first + len(asked.inputs.text.ids)
+    for request, checked in questions:
+        length, behind = checked.inputs.text.length, first + len(checked.inputs.text.ids)
         tokens = slice(longest - length, longest) if loaded.reader.pads_left else slice(0, length)
         ask: Any = forward_pass if isinstance(request, ModelForwardRequest) else weights_pass
-        own = ask(loaded, request, asked) if asked.edits else AttentionPass({})
+        own = ask(loaded, request, checked) if checked.edits else AttentionPass({})
         found.append(OwnTexts(slice(first, behind), tokens, own))
         first = behind
     return found
@@ -118,10 +118,10 @@ def _parted(
     """The reply to each question, from that to all."""
     found: list[WireModel] = []
     for question, own in zip(questions, places, strict=True):
-        asked = question[1]
-        several, labels = asked.inputs.several, loaded.reader.labels(asked.inputs.text)
-        kernels = list(dict.fromkeys([*reply.ran.kernels, *own.asked.kernels]))
-        weights = loaded.weights_with(asked.adapter)
+        checked = question[1]
+        several, labels = checked.inputs.several, loaded.reader.labels(checked.inputs.text)
+        kernels = list(dict.fromkeys([*reply.ran.kernels, *own.attention_pass.kernels]))
+        weights = loaded.weights_with(checked.adapter)
         ran = reply.ran.model_copy(update={"joined": len(questions), "kernels": kernels, "weights": weights})
         fields = part(reply, own, several) | {"labels": labels if several else labels[0], "ran": ran}
         found.append(reply.model_copy(update=fields))
@@ -139,7 +139,7 @@ def _forward_part(reply: ModelForwardReply, texts: OwnTexts, _: bool) -> dict[st
 
 def _weights_part(reply: ModelWeightsReply, texts: OwnTexts, several: bool) -> dict[str, Any]:
     row = texts.rows if several else texts.rows.start
-    edited = texts.asked.take()
+    edited = texts.attention_pass.take()
     layers = [
         layer_weights(layer.layer, edited[layer.layer]) if layer.layer in edited
         else _layer_part(layer, row, texts.tokens) for layer in reply.layers

@@ -81,22 +81,22 @@ class ModelGradients:
             raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
         self._loaded = loaded
         self._request = request
-        self.asked = loaded.asked(request)
+        self.checked = loaded.checked(request)
         """The request's input and layers."""
         self._selections: dict[LayerKey, Selection] = {
-            place.key: bind_selection(request.select, self.asked.bound(place)) for place in self.asked.places
+            place.key: bind_selection(request.select, self.checked.bound(place)) for place in self.checked.places
         }
         taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | _STATES)
         self._taps = taps
         self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
         self._states = tuple(name for name in ("hidden", "output") if name in request.wrt)
-        for place in self.asked.places:
+        for place in self.checked.places:
             for index, name in enumerate(request.wrt):
                 if name not in _BY_TOKEN:
                     place.check_tap(name, f"wrt.{index}")
             if request.by_head and "by_head" in request.model_fields_set:
                 place.check_tap("context", "by_head")
-        self._objective = objective_of(loaded, self.asked.inputs, request)
+        self._objective = objective_of(loaded, self.checked.inputs, request)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest.at(
                 "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
@@ -105,36 +105,36 @@ class ModelGradients:
     @property
     def joins(self) -> bool:
         """True if several points of an integrated gradient can be one batch."""
-        texts = len(self.asked.inputs.predicted.ids)
-        if self.asked.inputs.images is not None and self.asked.inputs.images is not self.asked.inputs.predicted:
+        texts = len(self.checked.inputs.predicted.ids)
+        if self.checked.inputs.images is not None and self.checked.inputs.images is not self.checked.inputs.predicted:
             return False
-        edits_by_text = texts > 1 and any(self.asked.edits.values())
-        return not edits_by_text and all(len(x) == texts for x in self.asked.inputs.arguments.values())
+        edits_by_text = texts > 1 and any(self.checked.edits.values())
+        return not edits_by_text and all(len(x) == texts for x in self.checked.inputs.arguments.values())
 
     def reply(self, points: int = 1) -> ModelGradientsReply:
         """Run the model and differentiate. ``points``: those of an integrated gradient that are one batch."""
-        loaded, request, asked = self._loaded, self._request, self.asked
+        loaded, request, checked = self._loaded, self._request, self.checked
         started = time.perf_counter()
         self._name_tokens()
         run = self._run()
         run.asking.started = started
         gradients = self._differentiated(run)
-        fields: dict[str, Any] = {"value": self._told(run.value)}
+        fields: dict[str, Any] = {"value": self._array(run.value)}
         if self._objective.ids is not None:
             fields["token"] = self._objective.ids
             fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
         if run.answers is not None:
-            fields["answer"] = told_answers(loaded, asked.inputs, run.answers)
+            fields["answer"] = told_answers(loaded, checked.inputs, run.answers)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
         if request.integrated is not None:
             gradient, baseline = self._integrated(embedded, request.integrated, points)
-            fields["baseline"] = self._told(baseline)
+            fields["baseline"] = self._array(baseline)
         if "tokens" in request.wrt:
-            fields["tokens"] = self._told((gradient * embedded).sum(-1))
+            fields["tokens"] = self._array((gradient * embedded).sum(-1))
         if "embeddings" in request.wrt:
-            fields["embeddings"] = self._told(gradient)
-        fields["layers"] = [self._of_layer(place, run, gradients) for place in asked.places if self._any_of_layer]
-        about = loaded.about(asked, run.asking)
+            fields["embeddings"] = self._array(gradient)
+        fields["layers"] = [self._of_layer(place, run, gradients) for place in checked.places if self._any_of_layer]
+        about = loaded.about(checked, run.asking)
         if request.check:
             del run, gradients
             fields["check"] = self._checks()
@@ -146,22 +146,22 @@ class ModelGradients:
 
     def _of_layer(self, place: AttentionPlace, run: GraphRun, gradients: Mapping[Point, Tensor]) -> LayerGradients:
         fields: dict[str, Any] = {"layer": place.key}
-        told = partial(self._told, several=self.asked.several(place))
+        array = partial(self._array, several=self.checked.several(place))
         point = (place.key, "context")
         if self._request.by_head and point in gradients:  # by default, where it is seen
             effect = gradients[point] * run.at[point].detach()
-            fields["heads"] = told(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
+            fields["heads"] = array(effect.sum((2, 3), dtype=torch.promote_types(effect.dtype, torch.float32)))
         found: dict[str, Tensor] = {name: gradients[place.key, name] for name in self._states}
         for tap in self._taps:
             problem, selection = run.asking.problems[place.key], self._selections[place.key]
             found[tap] = narrow(gradients[place.key, tap], tap, problem, selection)
-        return valid(LayerGradients, fields | {"gradients": {name: told(x) for name, x in found.items()}})
+        return valid(LayerGradients, fields | {"gradients": {name: array(x) for name, x in found.items()}})
 
     # ── L ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _name_tokens(self) -> None:
         """Find the likeliest token of each text, or place of a class, if the request names none."""
-        objective, stack = self._objective, self.asked.inputs.predicted
+        objective, stack = self._objective, self.checked.inputs.predicted
         if objective.is_open:
             every = objective
             if objective.places is None:
@@ -194,21 +194,21 @@ class ModelGradients:
 
     def _rows(self, asking: AttentionPass, objective: Objective, times: int = 1) -> Rows:
         """The logits that L depends on, of the texts so many times."""
-        loaded, arguments = self._loaded, self.asked.inputs.arguments
+        loaded, arguments = self._loaded, self.checked.inputs.arguments
         if times > 1:
             arguments = {name: torch.cat([x] * times) for name, x in arguments.items()}
         with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
-            stack = self.asked.inputs.predicted
+            stack = self.checked.inputs.predicted
             stack = stack if times == 1 else stack.repeated(times)
             return loaded.output_rows(arguments, asking, objective.places, stack)[0]
 
     def _tasks(
         self, traced: Sequence[str], shifts: "Mapping[Point, Tensor] | None" = None, times: int = 1
     ) -> dict[LayerKey, LayerTask]:
-        found = {place.key: LayerTask(traced=traced) for place in self.asked.places}
-        for key, edits in self.asked.edits.items():
+        found = {place.key: LayerTask(traced=traced) for place in self.checked.places}
+        for key, edits in self.checked.edits.items():
             place = self._loaded.places[key]
-            real = self.asked.keys(place).mask
+            real = self.checked.keys(place).mask
             found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
         for (layer, name), value in (shifts or {}).items():
             if layer is not None and name not in _STATES:
@@ -223,7 +223,7 @@ class ModelGradients:
         changes: dict[tuple[Hook, nn.Module], dict[int, State]] = {}
         time_first: set[nn.Module] = set()
         modules: dict[str, tuple[Hook, str]] = {"hidden": (before, "layer"), "output": (after, "module")}
-        for place in self.asked.places:
+        for place in self.checked.places:
             for name in self._states:
                 hook, attribute = modules[name]
                 turns = changes.setdefault((hook, getattr(place, attribute)), {})
@@ -309,10 +309,10 @@ class ModelGradients:
         value = self._run(scales=scales, graph=False).value
         return value.view(len(scales), -1)
 
-    def _told(self, x: Tensor, *, several: bool | None = None) -> Any:
+    def _array(self, x: Tensor, *, several: bool | None = None) -> Any:
         """A result ``[B, …]`` as the reply has it; ``several``: with its batch dimension."""
         x = x.detach()
-        return to_numpy(x if (self.asked.inputs.several if several is None else several) else x[0])
+        return to_numpy(x if (self.checked.inputs.several if several is None else several) else x[0])
 
     # ── check ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

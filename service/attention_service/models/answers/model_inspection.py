@@ -35,7 +35,7 @@ from attention_service.models.answers.given_answers import answer_places, told_a
 from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
-from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import VISION, AttentionPlace
 from attention_service.models.passes.layer_states import LayerStates
@@ -53,14 +53,17 @@ _AROUND: Final = frozenset({"hidden", "logits", "output", "pooled"})
 """Returned tensors that are not made by the attention function."""
 
 
-def forward_pass(loaded: LoadedModel, request: ModelForwardRequest, asked: Asked) -> AttentionPass:
+def forward_pass(loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest) -> AttentionPass:
     """Return the pass of a request for predictions and taps. Raises InvalidRequest."""
     taps: Any = _inner_taps(request)
-    return AttentionPass(_tasks(loaded, asked, request, lambda place, _: _taps_task(place, request, taps)))
+    return AttentionPass(_tasks(loaded, checked, request, lambda place, _: _taps_task(place, request, taps)))
 
 
 def weights_pass(
-    loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked, unedited: Mapping[LayerKey, Problem] | None = None
+    loaded: LoadedModel,
+    request: ModelWeightsRequest,
+    checked: CheckedRequest,
+    unedited: Mapping[LayerKey, Problem] | None = None,
 ) -> AttentionPass:
     """Return the pass of a request for weights; ``unedited``: their attentions without the edits.
 
@@ -72,10 +75,10 @@ def weights_pass(
     def task(place: AttentionPlace, bound: BoundRequest) -> LayerTask:
         over = place.queries, place.keys, place.compression
         if over not in statistics:
-            statistics[over] = _statistics(request, asked, place, bound)
+            statistics[over] = _statistics(request, checked, place, bound)
         return LayerTask(weights=inspected, statistics=statistics[over])
 
-    tasks = _tasks(loaded, asked, request, task)
+    tasks = _tasks(loaded, checked, request, task)
     before = unedited or {}
     return AttentionPass(
         tasks | {layer: replace(tasks[layer], before=before[layer]) for layer in tasks.keys() & before}
@@ -84,40 +87,48 @@ def weights_pass(
 
 @torch.no_grad()
 def forward_reply(
-    loaded: LoadedModel, request: ModelForwardRequest, asked: Asked | None = None, own: Sequence[OwnTexts] = ()
+    loaded: LoadedModel,
+    request: ModelForwardRequest,
+    checked: CheckedRequest | None = None,
+    own: Sequence[OwnTexts] = (),
 ) -> ModelForwardReply:
-    """Return predictions, and taps of layers; ``asked``: the request, if it was read before.
+    """Return predictions, and taps of layers; ``checked``: the request, if it was read before.
 
     ``own``: the texts of requests with edits, if several share the pass.
     Raises InvalidRequest that names the field at fault.
     """
-    asked, wanted, keep = asked or loaded.asked(request), set(request.return_), request.keep
-    head, predicted = loaded.head, loaded.head.places(request.positions, asked.inputs)
+    checked, wanted, keep = checked or loaded.checked(request), set(request.return_), request.keep
+    head, predicted = loaded.head, loaded.head.places(request.positions, checked.inputs)
     answered: Places = []
-    if predicted is not None and head.predicts == "next" and asked.inputs.target is None and all(asked.inputs.answers):
-        answered = answer_places(asked.inputs)
+    if (
+        predicted is not None
+        and head.predicts == "next"
+        and checked.inputs.target is None
+        and all(checked.inputs.answers)
+    ):
+        answered = answer_places(checked.inputs)
         predicted = [[*row, *more] for row, more in zip(predicted, answered, strict=True)]
     if head.predicts is None and "logits" in wanted:
         raise InvalidRequest.at("return", f"{loaded.without_head}; leave logits out")
     taps: Any = _inner_taps(request)
-    asking = forward_pass(loaded, request, asked)
+    asking = forward_pass(loaded, request, checked)
     asking.own = own
     compares = request.compare and head.predicts
     other_rows = _base_rows if request.compare == "base" else _unedited_rows
-    before = other_rows(loaded, request, asked, predicted) if compares else None
+    before = other_rows(loaded, request, checked, predicted) if compares else None
     if "hidden" in wanted:
-        for place in asked.places:
+        for place in checked.places:
             place.check_tap("hidden", f"return.{request.return_.index('hidden')}")
     states = LayerStates(loaded.places.values(), asking)
-    with states.reading(asked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
-        rows, output = _rows(loaded, asked, asking, predicted)
-    found, several = asking.take(), asked.inputs.several
+    with states.reading(checked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
+        rows, output = _rows(loaded, checked, asking, predicted)
+    found, several = asking.take(), checked.inputs.several
     fields: dict[str, Any] = {"predicts": head.predicts, "predictions": [], "layers": []}
     if rows is not None and answered:
         count = len(answered[0])
         fields["answer"] = told_answers(
             loaded,
-            asked.inputs,
+            checked.inputs,
             rows.logits[:, -count:],
             None if before is None else before.logits[:, -count:],
             request.compare or "",
@@ -125,7 +136,7 @@ def forward_reply(
         rows, before = rows.without_last(count), None if before is None else before.without_last(count)
     if rows is not None and request.top_k:
         fields["predictions"] = predictions(
-            head, loaded.reader, rows, asked.inputs.predicted, request.top_k, before, request.compare or ""
+            head, loaded.reader, rows, checked.inputs.predicted, request.top_k, before, request.compare or ""
         )
     if rows is not None and "logits" in wanted:
         fields["logits"] = to_numpy(rows.logits if several else rows.logits[0])
@@ -136,105 +147,118 @@ def forward_reply(
         vectors = pooled(output)
         fields["pooled"] = to_numpy(vectors if several else vectors[0])
     around = {"output": states.output, "hidden": states.hidden}
-    for place in asked.places if wanted - {"logits", "pooled"} else ():
+    for place in checked.places if wanted - {"logits", "pooled"} else ():
         layer = {name: found[place.key][name] for name in taps}
         for name, arrays in around.items():
             if name in wanted:
-                layer[name] = arrays[place.key] if asked.several(place) else arrays[place.key][0]
+                layer[name] = arrays[place.key] if checked.several(place) else arrays[place.key][0]
         fields["layers"].append(valid(LayerTaps, {"layer": place.key, **layer}))
-    loaded.recording = _recorded(loaded, request, asked, found, states) if keep else None
-    return valid(ModelForwardReply, fields | loaded.about(asked, asking))
+    loaded.recording = _recorded(loaded, request, checked, found, states) if keep else None
+    return valid(ModelForwardReply, fields | loaded.about(checked, asking))
 
 
 @torch.inference_mode()
-def every_logit(loaded: LoadedModel, asked: Asked) -> Tensor:
+def every_logit(loaded: LoadedModel, checked: CheckedRequest) -> Tensor:
     """Return the logits ``[B, L, V]`` at every token of texts, with the edits of a request."""
     request = ModelForwardRequest(tokens=[0])
-    asking = AttentionPass(_tasks(loaded, replace(asked, places=[]), request, lambda place, _: NOTHING))
-    stack = asked.inputs.predicted
+    asking = AttentionPass(_tasks(loaded, replace(checked, places=[]), request, lambda place, _: NOTHING))
+    stack = checked.inputs.predicted
     with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
         every = [[*range(stack.length)]] * len(stack.ids)
-        return loaded.output_rows(asked.inputs.arguments, asking, every, stack)[0].logits
+        return loaded.output_rows(checked.inputs.arguments, asking, every, stack)[0].logits
 
 
 @torch.no_grad()
 def weights_reply(
-    loaded: LoadedModel, request: ModelWeightsRequest, asked: Asked | None = None, own: Sequence[OwnTexts] = ()
+    loaded: LoadedModel,
+    request: ModelWeightsRequest,
+    checked: CheckedRequest | None = None,
+    own: Sequence[OwnTexts] = (),
 ) -> ModelWeightsReply:
-    """Return what each head of each layer looks at; ``asked``: the request, if it was read before.
+    """Return what each head of each layer looks at; ``checked``: the request, if it was read before.
 
     ``own``: the texts of requests with edits, if several share the pass.
     Raises InvalidRequest that names the field at fault.
     """
-    asked = asked or loaded.asked(request)
-    unedited = KeptAttentions([place.key for place in asked.places])
-    if request.compare and any(asked.edits.values()):
-        loaded.run(asked.inputs.arguments, unedited, logits=torch.tensor([0]))
-    asking = weights_pass(loaded, request, asked, unedited.problems)
+    checked = checked or loaded.checked(request)
+    unedited = KeptAttentions([place.key for place in checked.places])
+    if request.compare and any(checked.edits.values()):
+        loaded.run(checked.inputs.arguments, unedited, logits=torch.tensor([0]))
+    asking = weights_pass(loaded, request, checked, unedited.problems)
     asking.started, asking.own = unedited.started, own
     states = LayerStates(loaded.places.values(), asking)
-    with states.reading(asked.places, output=False, hidden=request.keep):
-        loaded.run(asked.inputs.arguments, asking, logits=torch.tensor([0]))
+    with states.reading(checked.places, output=False, hidden=request.keep):
+        loaded.run(checked.inputs.arguments, asking, logits=torch.tensor([0]))
     found = asking.take()
-    layers = [layer_weights(place.key, found[place.key]) for place in asked.places]
-    loaded.recording = _recorded(loaded, request, asked, found, states) if request.keep else None
-    return valid(ModelWeightsReply, {"layers": layers} | loaded.about(asked, asking))
+    layers = [layer_weights(place.key, found[place.key]) for place in checked.places]
+    loaded.recording = _recorded(loaded, request, checked, found, states) if request.keep else None
+    return valid(ModelWeightsReply, {"layers": layers} | loaded.about(checked, asking))
 
 
 def _tasks(
-    loaded: LoadedModel, asked: Asked, request: ModelForwardRequest | ModelWeightsRequest, ask: Ask
+    loaded: LoadedModel, checked: CheckedRequest, request: ModelForwardRequest | ModelWeightsRequest, ask: Ask
 ) -> dict[LayerKey, LayerTask]:
     """The tasks at the layers that are asked, and the edits of all. Raises InvalidRequest."""
-    if request.keep and (asked.inputs.several or request.select is not None or request.average_heads):
+    if request.keep and (checked.inputs.several or request.select is not None or request.average_heads):
         raise InvalidRequest.at(
             "keep",
             "a recording holds every head and query of one text; leave select and average_heads out, and send one text",
         )
     of_kind: dict[Hashable, LayerTask] = {}
-    for place, _ in asked.kinds:
+    for place, _ in checked.kinds:
         if request.keep:
             place.check_tap("hidden", "keep")
-        bound = asked.bound(place)
+        bound = checked.bound(place)
         task = ask(place, bound)
         of_kind[place.kind] = replace(
             task,
             selection=task.selection if request.select is None else bind_selection(request.select, bound),
             whole=("weights",) if request.keep and place.keys_of == "tokens" else (),
-            batched=asked.several(place),
-            query_mask=asked.stack(place.queries).mask,
+            batched=checked.several(place),
+            query_mask=checked.stack(place.queries).mask,
         )
-    found: dict[LayerKey, LayerTask] = {place.key: of_kind[place.kind] for place in asked.places}
-    for key, edits in asked.edits.items():
+    found: dict[LayerKey, LayerTask] = {place.key: of_kind[place.kind] for place in checked.places}
+    for key, edits in checked.edits.items():
         place = loaded.places[key]
-        real = asked.keys(place).mask
+        real = checked.keys(place).mask
         found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
     return found
 
 
-def _rows(loaded: LoadedModel, asked: Asked, asking: AttentionPass, places: Places | None) -> tuple[Rows | None, Any]:
+def _rows(
+    loaded: LoadedModel, checked: CheckedRequest, asking: AttentionPass, places: Places | None
+) -> tuple[Rows | None, Any]:
     """Run the model. Return its logits at these places of each text, None without a head, and its output."""
     if loaded.head.predicts is None:
-        return None, loaded.run(asked.inputs.arguments, asking)
-    return loaded.output_rows(asked.inputs.arguments, asking, places, asked.inputs.predicted)
+        return None, loaded.run(checked.inputs.arguments, asking)
+    return loaded.output_rows(checked.inputs.arguments, asking, places, checked.inputs.predicted)
 
 
-def _unedited_rows(loaded: LoadedModel, _: ModelForwardRequest, asked: Asked, places: Places | None) -> Rows | None:
+def _unedited_rows(
+    loaded: LoadedModel, _: ModelForwardRequest, checked: CheckedRequest, places: Places | None
+) -> Rows | None:
     """The logits of the model without the edits."""
-    return _rows(loaded, asked, AttentionPass({}), places)[0]
+    return _rows(loaded, checked, AttentionPass({}), places)[0]
 
 
-def _base_rows(loaded: LoadedModel, request: ModelForwardRequest, asked: Asked, places: Places | None) -> Rows | None:
+def _base_rows(
+    loaded: LoadedModel, request: ModelForwardRequest, checked: CheckedRequest, places: Places | None
+) -> Rows | None:
     """The logits of the base, with the edits of the request."""
-    asking = forward_pass(loaded, request.model_copy(update={"return_": [], "keep": False}), asked)
+    asking = forward_pass(loaded, request.model_copy(update={"return_": [], "keep": False}), checked)
     states = LayerStates(loaded.places.values(), asking)
     with loaded.adapters.using(None), states.reading((), output=False, hidden=False):
-        return _rows(loaded, asked, asking, places)[0]
+        return _rows(loaded, checked, asking, places)[0]
 
 
 def _recorded(
-    loaded: LoadedModel, request: ModelInput, asked: Asked, found: Mapping[LayerKey, Fields], states: LayerStates
+    loaded: LoadedModel,
+    request: ModelInput,
+    checked: CheckedRequest,
+    found: Mapping[LayerKey, Fields],
+    states: LayerStates,
 ) -> RecordingFile:
-    return recording_of(loaded, request, asked.inputs, found, states)
+    return recording_of(loaded, request, checked.inputs, found, states)
 
 
 def _inner_taps(request: ModelForwardRequest) -> list[ModelTap]:
@@ -255,9 +279,9 @@ def _inspection(request: ModelWeightsRequest) -> WeightsRequest:
 
 
 def _statistics(
-    request: ModelWeightsRequest, asked: Asked, place: AttentionPlace, bound: BoundRequest
+    request: ModelWeightsRequest, checked: CheckedRequest, place: AttentionPlace, bound: BoundRequest
 ) -> BoundStatistics:
-    options, queries, keys = request.statistic_options, asked.stack(place.queries), asked.keys(place)
+    options, queries, keys = request.statistic_options, checked.stack(place.queries), checked.keys(place)
     of_tokens = options.token_classes or TOKEN_STATISTICS.intersection(request.statistics or ())
     given = StatisticOptions(
         window=options.window,

@@ -109,14 +109,14 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
         vectors = plan.pooled(base_of(loaded)(**base_arguments(loaded, stack)).last_hidden_state, mask)
     if request.dimensions is not None:
         vectors = normalized(vectors[:, : request.dimensions])
-    told: list[Any] = vectors.tolist()
+    written: list[Any] = vectors.tolist()
     if request.encoding_format == "base64":
-        told = [
+        written = [
             base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors.cpu().numpy().astype(np.float32)
         ]
     count = sum(map(len, rows))
     return Embeddings(
-        data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(told)],
+        data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(written)],
         model=request.model,
         usage=Usage(prompt_tokens=count, total_tokens=count),
     )
@@ -156,14 +156,14 @@ def _settings_of_checkpoint(loaded: LoadedModel) -> SentenceSettings:
     return replace(found, limit=min(known, default=None))
 
 
-def _prompt(settings: SentenceSettings, asked: str | None, param: str) -> str:
+def _prompt(settings: SentenceSettings, chosen: str | None, param: str) -> str:
     """The text of a prompt, or of the default one. Raises InvalidRequest."""
-    name = settings.default_prompt if asked is None else asked
+    name = settings.default_prompt if chosen is None else chosen
     if not name:
         return ""
     if name not in settings.prompts:
-        told = ", ".join(settings.prompts)[:400]
-        raise InvalidRequest.at(param, f"the model has no prompt {name[:128]!r}; it has {told}")
+        names = ", ".join(settings.prompts)[:400]
+        raise InvalidRequest.at(param, f"the model has no prompt {name[:128]!r}; it has {names}")
     return settings.prompts[name]
 
 

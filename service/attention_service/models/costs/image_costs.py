@@ -71,7 +71,7 @@ class ImageCosts:
         return sum(flops(place.bound(1, length, length), masked=True).matmul for length in lengths)
 
 
-def told(images: Sequence[SizedImage]) -> list[ImageTokens]:
+def image_tokens(images: Sequence[SizedImage]) -> list[ImageTokens]:
     """Return the tokens of images as part of the reply."""
     return [
         ImageTokens(tokens=image.text, crops=image.crops, vision_tokens=image.crops * image.length) for image in images

@@ -15,9 +15,9 @@ from attention_contract.schemas.model_requests import ModelForwardRequest, Model
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import scores_at_once
 from attention_service.cost import Traffic, flops
-from attention_service.models.costs.image_costs import ImageCosts, told
+from attention_service.models.costs.image_costs import ImageCosts, image_tokens
 from attention_service.models.inputs.model_inputs import SizedImage, Stack
-from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
 from attention_service.models.passes.layer_attention import ROOM
 from attention_service.runtime.operations.complexity.capacity import last_that
@@ -88,37 +88,37 @@ class ModelCosts:
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def points_at_once(self, asked: Asked, steps: int, room: int) -> int:
+    def points_at_once(self, checked: CheckedRequest, steps: int, free_bytes: int) -> int:
         """Return the points of an integrated gradient that are one batch, with so many bytes of memory free."""
-        batch, length = asked.inputs.predicted.ids.shape
-        keys = max(length, asked.inputs.text.length)
+        batch, length = checked.inputs.predicted.ids.shape
+        keys = max(length, checked.inputs.text.length)
         rows = 1 if self._rows_alone else length
         length = keys if self._loaded.reader.pairs else length
         of_one = self._pass_bytes(batch, length, keys, rows) + self._graph_bytes(batch, length, keys)
-        return max(1, min(steps, min(room // 4, _OF_POINTS) // max(1, of_one)))
+        return max(1, min(steps, min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
 
-    def needed_bytes(self, asked: Asked, request: ModelInput, points: int = 1) -> int:
+    def needed_bytes(self, checked: CheckedRequest, request: ModelInput, points: int = 1) -> int:
         """Estimate the memory of a request besides the model, its reply included.
 
         points: those of an integrated gradient that are one batch.
         """
-        text = asked.inputs.predicted
+        text = checked.inputs.predicted
         batch, length = text.ids.shape
-        keys = max([length, asked.inputs.text.length, *[asked.keys(each).length for each in self._kinds]])
-        told = 0
-        answer = max(map(len, asked.inputs.answers)) if asked.inputs.target is None else length
+        keys = max([length, checked.inputs.text.length, *[checked.keys(each).length for each in self._kinds]])
+        reply_bytes = 0
+        answer = max(map(len, checked.inputs.answers)) if checked.inputs.target is None else length
         rows = max(1, answer) if self._rows_alone else length
         if isinstance(request, ModelForwardRequest):
             rows = max(rows, len(request.positions or ()) + answer)
-            told = sum([count * self._taps(asked, place, request) for place, count in asked.kinds])
-            told += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
+            reply_bytes = sum([count * self._taps(checked, place, request) for place, count in checked.kinds])
+            reply_bytes += batch * rows * self._vocabulary * 4 * ("logits" in request.return_)
         elif isinstance(request, ModelWeightsRequest):
-            told = sum([count * self._weights_told(asked, place, request) for place, count in asked.kinds])
+            reply_bytes = sum([count * self._weights_bytes(checked, place, request) for place, count in checked.kinds])
         length = keys if self._loaded.reader.pairs else length  # its encoder attends from all keys
-        need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * told
+        need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * reply_bytes
         need += self._tile_bytes if isinstance(request, ModelWeightsRequest) else 0
-        need += self._loaded.reader.front_bytes(asked.inputs.arguments)
-        images, copies = asked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
+        need += self._loaded.reader.front_bytes(checked.inputs.arguments)
+        images, copies = checked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
         need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
             need += max(
@@ -133,10 +133,10 @@ class ModelCosts:
         """Estimate the memory of a differentiated pass over texts of so many tokens, without a head."""
         return self._pass_bytes(texts, length, length, 0) + self._graph_bytes(texts, length, length)
 
-    def silent_seconds(self, asked: Asked, passes: int = 1) -> float:
+    def silent_seconds(self, checked: CheckedRequest, passes: int = 1) -> float:
         """Return a bound of the time of so many passes; 0 if they are short."""
-        batch, length = asked.inputs.predicted.ids.shape
-        length = max(length, asked.inputs.text.length)
+        batch, length = checked.inputs.predicted.ids.shape
+        length = max(length, checked.inputs.text.length)
         if passes * batch * length <= _SHORT:
             return 0.0
         return passes * _SLOWER * self._cost(batch, length, length, weights=True).predicted_ms / 1e3
@@ -165,9 +165,9 @@ class ModelCosts:
         scores = sum(batch * each.widths.heads * longest * keys for each in self._places)
         return 4 * (len(self._places) * states + _SCORES * scores)
 
-    def _taps(self, asked: Asked, place: AttentionPlace, request: ModelForwardRequest) -> int:
+    def _taps(self, checked: CheckedRequest, place: AttentionPlace, request: ModelForwardRequest) -> int:
         """Bytes of the taps of one layer, and of what a recording keeps of it."""
-        batch, heads, queries, keys, length = _sizes(asked, place, request)
+        batch, heads, queries, keys, length = _sizes(checked, place, request)
         width = max(place.widths.head_dim, place.widths.value_dim)
         numbers = 0
         for tap in request.return_:
@@ -177,30 +177,30 @@ class ModelCosts:
                 numbers += batch * length * max(self._width, place.output_width)
             elif tap != "logits":
                 numbers += batch * place.widths.heads * max(length, keys) * width
-        return 4 * (numbers * (2 if request.compare else 1) + self._recorded(asked, place, keep=request.keep))
+        return 4 * (numbers * (2 if request.compare else 1) + self._recorded(checked, place, keep=request.keep))
 
-    def _weights_told(self, asked: Asked, place: AttentionPlace, request: ModelWeightsRequest) -> int:
+    def _weights_bytes(self, checked: CheckedRequest, place: AttentionPlace, request: ModelWeightsRequest) -> int:
         """Bytes of what is told of the weights of one layer."""
-        batch, heads, queries, keys, _ = _sizes(asked, place, request)
+        batch, heads, queries, keys, _ = _sizes(checked, place, request)
         numbers = batch * place.widths.heads * _STATISTICS + 2 * batch * heads * queries * min(request.top_k, keys)
         if request.return_weights:
             numbers += batch * heads * queries * keys
         if request.pool is not None:
             numbers += batch * heads * (queries // request.pool + 1) * (keys // request.pool + 1)
         if request.compare:  # the queries, keys and values of the run without edits stay meanwhile, or its weights
-            numbers += numbers + batch * (asked.stack(place.queries).length + 2 * keys) * self._width
+            numbers += numbers + batch * (checked.stack(place.queries).length + 2 * keys) * self._width
             if place.taps is not None:
-                numbers += batch * place.widths.heads * asked.stack(place.queries).length * keys
-        return 4 * (numbers + self._recorded(asked, place, keep=request.keep))
+                numbers += batch * place.widths.heads * checked.stack(place.queries).length * keys
+        return 4 * (numbers + self._recorded(checked, place, keep=request.keep))
 
-    def _recorded(self, asked: Asked, place: AttentionPlace, *, keep: bool) -> int:
+    def _recorded(self, checked: CheckedRequest, place: AttentionPlace, *, keep: bool) -> int:
         """Numbers that a recording keeps of one layer."""
-        queries, keys = asked.stack(place.queries).ids.numel(), asked.keys(place).ids.numel()
+        queries, keys = checked.stack(place.queries).ids.numel(), checked.keys(place).ids.numel()
         return (place.widths.heads * queries * keys + queries * self._width) * keep
 
     # ── the question about costs ─────────────────────────────────────────────────────────────────────────────────────
 
-    def report(self, request: ModelComplexityRequest, room: int) -> ModelComplexityReply:
+    def report(self, request: ModelComplexityRequest, free_bytes: int) -> ModelComplexityReply:
         """Tell what a text and its images cost, and a generation after it, with so many bytes of memory free.
 
         Raises InvalidRequest.
@@ -209,7 +209,7 @@ class ModelCosts:
         largest = max(sizes, key=sizes.__getitem__)
         refusal = InvalidRequest.at(largest, "its counts do not fit 64 bits; ask for smaller sizes")
         try:
-            reply = self._report(request, room)
+            reply = self._report(request, free_bytes)
         except InvalidRequest as fault:
             raise (refusal if fault.param == "shape" else fault) from None  # which is no field of this request
         passes = [each for each in (reply.prefill, reply.per_token, reply.vision) if each is not None]
@@ -218,7 +218,7 @@ class ModelCosts:
             raise refusal
         return reply
 
-    def _report(self, request: ModelComplexityRequest, room: int) -> ModelComplexityReply:
+    def _report(self, request: ModelComplexityRequest, free_bytes: int) -> ModelComplexityReply:
         images, encodes, reader = self._images.sized(request.images), self._images.encodes, self._loaded.reader
         if encodes and not images:
             raise InvalidRequest.at("images", "this model reads only images; send their sizes")
@@ -230,7 +230,8 @@ class ModelCosts:
 
         def fits(batch: int, tokens: int) -> bool:
             return (
-                batch * self._cache_bytes(tokens) + self._peak(batch, tokens, images, weights=request.weights) <= room
+                batch * self._cache_bytes(tokens) + self._peak(batch, tokens, images, weights=request.weights)
+                <= free_bytes
             )
 
         prefill = self._cost(batch, length, length, images, weights=request.weights)
@@ -240,7 +241,7 @@ class ModelCosts:
         fields: dict[str, Any] = {}
         if images:
             alone = prefill if encodes else self._cost(batch, 0, 0, images, weights=request.weights)
-            fields = {"images": told(images), "vision": alone}
+            fields = {"images": image_tokens(images), "vision": alone}
         limit = shown if encodes else reader.max_length or _FURTHEST
         most = last_that(lambda each: fits(each, last), _FURTHEST)
         return ModelComplexityReply(
@@ -338,9 +339,9 @@ def _attention_flops(place: AttentionPlace, batch: int, tokens: int, keys: int) 
     return batch * (2 * pairs * (widths.head_dim + widths.value_dim) + place.expansion_flops(keys - tokens))
 
 
-def _sizes(asked: Asked, place: AttentionPlace, request: Any) -> tuple[int, int, int, int, int]:
+def _sizes(checked: CheckedRequest, place: AttentionPlace, request: Any) -> tuple[int, int, int, int, int]:
     """B, selected heads and queries, keys and L of one layer."""
-    stack, keys = asked.stack(place.queries), asked.keys(place).length
+    stack, keys = checked.stack(place.queries), checked.keys(place).length
     batch, length = stack.ids.shape
     heads, queries = place.widths.heads, length
     if request.select is not None:

@@ -26,12 +26,12 @@ def echoed(
     ``edits`` by layer; ``logprobs``: the likeliest tokens to name beside each, None for no log-probabilities.
     """
     pieces = _pieces(loaded.reader, ids, text)
-    told: list[Json | None] = [None] * len(ids)
+    scores: list[Json | None] = [None] * len(ids)
     if logprobs is not None:
-        asked = loaded.asked(ModelForwardRequest(tokens=ids, edits=edits))
-        told = _logprobs(loaded.reader, ids, every_logit(loaded, asked)[0], logprobs)
+        checked = loaded.checked(ModelForwardRequest(tokens=ids, edits=edits))
+        scores = _logprobs(loaded.reader, ids, every_logit(loaded, checked)[0], logprobs)
     return [
-        [Token(choice, piece, at, None, one, None) for (at, piece), one in zip(pieces, told, strict=True)]
+        [Token(choice, piece, at, None, one, None) for (at, piece), one in zip(pieces, scores, strict=True)]
         for choice in choices
     ]
 

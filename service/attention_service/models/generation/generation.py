@@ -329,9 +329,9 @@ def _keep(loaded: LoadedModel, request: GenerationRequest, plan: GenerationPlan,
     """Run the model over all tokens at once, and keep the run: those of a decoder are the target of the prompt."""
     pairs = loaded.reader.pairs
     kept = ModelForwardRequest(tokens=plan.rows[0] if pairs else tokens, images=[*plan.images], top_k=0, keep=True)
-    asked = replace(loaded.asked(kept), edits={} if request.attention is None else request.attention.edits)
+    checked = replace(loaded.checked(kept), edits={} if request.attention is None else request.attention.edits)
     if pairs:
         target = Stack(torch.tensor([tokens], device=loaded.model.device), None, [[None] * len(tokens)])
-        arguments = asked.inputs.arguments | {"decoder_input_ids": target.ids}
-        asked = replace(asked, inputs=replace(asked.inputs, target=target, arguments=arguments))
-    forward_reply(loaded, kept, asked)
+        arguments = checked.inputs.arguments | {"decoder_input_ids": target.ids}
+        checked = replace(checked, inputs=replace(checked.inputs, target=target, arguments=arguments))
+    forward_reply(loaded, kept, checked)

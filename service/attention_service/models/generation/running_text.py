@@ -65,8 +65,8 @@ def begin_text(
         found.append(BegunText(input_ids[0].tolist(), state, logits_processor, drawn))
         raise _Begun
 
-    tokens = {} if ids is None else {"inputs": (told := torch.tensor([list(ids)], device=model.device))}
-    mask = {} if ids is None else {"attention_mask": torch.ones_like(told)}
+    tokens = {} if ids is None else {"inputs": (prompt := torch.tensor([list(ids)], device=model.device))}
+    mask = {} if ids is None else {"attention_mask": torch.ones_like(prompt)}
     with suppress(_Begun):
         model.generate(**tokens, **mask, custom_generate=stop, **settings, **arguments)
     return found[0]

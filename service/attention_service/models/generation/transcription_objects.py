@@ -38,8 +38,8 @@ class TranscriptionObjects:
         self._collected += tokens
         if not self.request.stream:
             return []
-        told = [each for each in tokens if each.text or each.attention]
-        return [{"type": "transcript.text.delta", "delta": each.text} | _more([each]) for each in told]
+        shown = [each for each in tokens if each.text or each.attention]
+        return [{"type": "transcript.text.delta", "delta": each.text} | _more([each]) for each in shown]
 
     def end(self, *, keeps: bool = False, joined: int = 1) -> list[Json]:
         """The last event of a stream, or the whole object."""

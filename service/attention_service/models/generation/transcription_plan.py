@@ -38,8 +38,8 @@ def plan_transcription(loaded: LoadedModel, request: TranscriptionRequest) -> Ge
         raise InvalidRequest(fault.detail.replace("audio.0", "file"), param="file", **fault.facts) from None
     settings = _settings(model.generation_config, reader, request)
     most = reader.max_length or 4096
-    told = getattr(model.generation_config, "max_length", None)
-    new_tokens = min(told, most - 1) if isinstance(told, int) else most - 1
+    length = getattr(model.generation_config, "max_length", None)
+    new_tokens = min(length, most - 1) if isinstance(length, int) else most - 1
     # OpenAI's requests for texts have the same settings of draws.
     drawn = CompletionRequest(
         model=request.model, prompt=" ", temperature=request.temperature or 0.0, top_p=1.0,

@@ -83,17 +83,17 @@ def write_conversation(
     Raises InvalidRequest.
     """
 
-    def write(told: Sequence[TemplateMessage]) -> str:
+    def write(turns: Sequence[TemplateMessage]) -> str:
         return str(tokenizer.apply_chat_template(
-            list(told), add_generation_prompt=form.prompt, continue_final_message=form.continues, tokenize=False,
+            list(turns), add_generation_prompt=form.prompt, continue_final_message=form.continues, tokenize=False,
             chat_template=template, **form.variables,
         ))  # fmt: skip
 
     try:
         text = write(messages)
     except Exception as fault:  # a template computes: it may recurse, or fill the memory
-        told = str(fault)[:400] or type(fault).__name__
-        raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {told}") from None
+        reason = str(fault)[:400] or type(fault).__name__
+        raise InvalidRequest.at("messages", f"the checkpoint's chat template refuses them: {reason}") from None
     return Conversation(text, _parts(text, messages, form, write) if parted else [])
 
 

@@ -311,11 +311,11 @@ def _applied(
             f"embeddings are read; {MERGE}"
         )  # fmt: skip
     turned = isinstance(module, Conv1D | nn.Embedding)
-    asked = (len(change.up), change.down.shape[1])
+    shape = (len(change.up), change.down.shape[1])
     stored = tuple(weight.shape[::-1] if turned else weight.shape)
-    if asked != stored:
+    if shape != stored:
         raise InvalidCheckpoint.at(
-            "adapter", f"{name} changes {path} from {asked[1]} to {asked[0]} numbers, and that of its base is from "
+            "adapter", f"{name} changes {path} from {shape[1]} to {shape[0]} numbers, and that of its base is from "
             f"{stored[1]} to {stored[0]}: it is of another base"
         )  # fmt: skip
     device, dtype = model.device, torch.promote_types(model.dtype, torch.float32)
@@ -371,14 +371,14 @@ def _join(module: nn.Module, adapters: Sequence[Adapter]) -> _Joined:
     embeds = isinstance(module, nn.Embedding)
     ranks = tuple(0 if each is None or each.up is None else each.up.shape[1] for each in changes)
     every = [each for each in changes if each is not None]
-    told = [any(getattr(each, name) is not None for each in every) for name in ("replaced", "gain", "offset")]
+    kinds = [any(getattr(each, name) is not None for each in every) for name in ("replaced", "gain", "offset")]
     if not able:
-        return _Joined(None, None, ranks, changes, embeds, *told)
+        return _Joined(None, None, ranks, changes, embeds, *kinds)
     downs, ups = [each.down for each in able], [each.up for each in able]
     with torch.inference_mode(mode=False):
         down = downs[0] if len(able) == 1 else torch.cat(downs, 1 if embeds else 0)  # type: ignore[arg-type]
         up = ups[0] if len(able) == 1 else torch.cat(ups, 1)  # type: ignore[arg-type]
-    return _Joined(down, up, ranks, changes, embeds, *told)
+    return _Joined(down, up, ranks, changes, embeds, *kinds)
 
 
 def _low(x: Tensor, down: Tensor, *, embeds: bool) -> Tensor:

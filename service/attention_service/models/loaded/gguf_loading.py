@@ -154,5 +154,5 @@ def _frequency_factors(header: GgufHeader, file: Path) -> dict[str, list[float]]
     return {name: np.asarray(gguf.dequantize(x.data, x.tensor_type)).ravel().tolist() for name, x in tensors.items()}
 
 
-def _refused(told: str) -> InvalidCheckpoint:
-    return InvalidCheckpoint.at("checkpoint", f"the GGUF file cannot be read as it is meant: {told}")
+def _refused(reason: str) -> InvalidCheckpoint:
+    return InvalidCheckpoint.at("checkpoint", f"the GGUF file cannot be read as it is meant: {reason}")

@@ -53,7 +53,7 @@ _LISTED: Final = 100
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckedRequest:
     """A request to a model, checked: its input, and the layers that it names."""
 
     inputs: Inputs
@@ -190,7 +190,7 @@ class LoadedModel:
         dtype: str | None,
         device: torch.device,
         progress: Callable[[float], None],
-        room: int | None = None,
+        free_bytes: int | None = None,
     ) -> Self:
         """Load a checkpoint of transformers from a folder. Raises InvalidCheckpoint.
 
@@ -198,7 +198,7 @@ class LoadedModel:
         loaded.
         """
         stamps = _stamps(folder)
-        parts = load_checkpoint(folder, dtype, device, progress, room)
+        parts = load_checkpoint(folder, dtype, device, progress, free_bytes)
         model, tokenizer, processor, unread, left_out, weights = parts
         loaded = cls(folder.name, model, tokenizer, Device.open(str(device)), processor, unread, left_out)
         loaded.weights = weights
@@ -218,13 +218,11 @@ class LoadedModel:
     @property
     def without_head(self) -> str:
         """The beginning of an error for a model that predicts nothing."""
-        told = f"{type(self.model).__name__} has no prediction head"
+        reason = f"{type(self.model).__name__} has no prediction head"
         if not self.left_out:
-            return told
-        more = ", …" if len(self.left_out) > _NAMED else ""
-        return (
-            f"{told} ({', '.join(self.left_out[:_NAMED])}{more} are left out of the checkpoint: left_out of the model)"
-        )
+            return reason
+        names = ", ".join(self.left_out[:_NAMED]) + (", …" if len(self.left_out) > _NAMED else "")
+        return f"{reason} ({names} are left out of the checkpoint: left_out of the model)"
 
     def weights_with(self, adapter: Adapter | None) -> str:
         """The numbers of a pass of the model, or of one of its adapters."""
@@ -269,7 +267,7 @@ class LoadedModel:
                 found[place.key] = f"its keys are those of {place.keys_of}"
         return found
 
-    def asked(self, request: ModelInput) -> Asked:
+    def checked(self, request: ModelInput) -> CheckedRequest:
         """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
         inputs = self.reader.read(request)
         blind = inputs.images is None and isinstance(self.reader, PromptInputs)
@@ -280,11 +278,11 @@ class LoadedModel:
             for index, place in enumerate(places):
                 if blind and place.queries == "images":
                     raise InvalidRequest.at(f"layers.{index}", f"layer {place.key} sees images; send one")
-        asked = Asked(inputs, places, request.edits, self.adapters.active)
+        checked = CheckedRequest(inputs, places, request.edits, self.adapters.active)
         for key, edits in request.edits.items():
             place = self._place(key, f"edits.{key}")
-            place.check_edits(edits, asked.bound(place))
-        return asked
+            place.check_edits(edits, checked.bound(place))
+        return checked
 
     def run(
         self, arguments: Mapping[str, Tensor], asking: AttentionPass, *, logits: Tensor | None = None,
@@ -312,20 +310,20 @@ class LoadedModel:
             found["logits_to_keep"] = logits.to(self.model.device)
         return found
 
-    def about(self, asked: Asked, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
+    def about(self, checked: CheckedRequest, asking: AttentionPass, joined: int = 1) -> dict[str, Any]:
         """The fields of a reply that tell of the input and of the run; ``joined``: the requests that shared it."""
-        inputs = asked.inputs
+        inputs = checked.inputs
         labels = {"labels": self.reader.labels(inputs.predicted)}
         if inputs.target is not None:
             labels["encoder_labels"] = self.reader.labels(inputs.text)
-        fields: dict[str, Any] = {name: told if inputs.several else told[0] for name, told in labels.items()}
+        fields: dict[str, Any] = {name: value if inputs.several else value[0] for name, value in labels.items()}
         if inputs.images is not None:
             fields["image_labels"] = self.reader.labels(inputs.images)
-        keys = {str(place.key): asked.keys(place) for place in asked.places if place.keys_of != "tokens"}
+        keys = {str(place.key): checked.keys(place) for place in checked.places if place.keys_of != "tokens"}
         named = {key: self.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
         if named:
-            fields["key_labels"] = {key: told if inputs.several else told[0] for key, told in named.items()}
-        return fields | {"ran": self.ran(asking, asked.adapter, joined)}
+            fields["key_labels"] = {key: value if inputs.several else value[0] for key, value in named.items()}
+        return fields | {"ran": self.ran(asking, checked.adapter, joined)}
 
     def ran(self, asking: AttentionPass, adapter: Adapter | None, joined: int = 1) -> ModelRan:
         """The run of a pass, by the model or by one of its adapters."""
@@ -352,8 +350,8 @@ class LoadedModel:
             )
         if place is None:
             known = list(self.places)
-            told = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
-            raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {told}")
+            reason = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
+            raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {reason}")
         return place
 
     def output_rows(

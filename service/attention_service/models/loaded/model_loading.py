@@ -82,15 +82,21 @@ class CheckpointParts(NamedTuple):
 
 
 def load_checkpoint(
-    folder: Path, dtype: str | None, device: torch.device, progress: Callable[[float], None], room: int | None = None
+    folder: Path,
+    dtype: str | None,
+    device: torch.device,
+    progress: Callable[[float], None],
+    free_bytes: int | None = None,
 ) -> CheckpointParts:
     """Load the model with its head, if it has one that predicts, its tokenizer, and its processor of other inputs.
 
     ``dtype``: by default the checkpoint's on a GPU, and float32 on a CPU. ``progress`` is told the share that is
-    loaded. ``room``: bytes of the device for the parameters, if the others are to stay on disk, or beside a GPU in the
-    host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
+    loaded. ``free_bytes``: bytes of the device for the parameters, if the others are to stay on disk, or beside a GPU
+    in the host's memory. All that is not to stay on disk is read into memory. Raises InvalidCheckpoint.
     """
-    divided: dict[str, Any] = {} if room is None else {"device_map": "auto", "max_memory": _memory(device, room)}
+    divided: dict[str, Any] = (
+        {} if free_bytes is None else {"device_map": "auto", "max_memory": _memory(device, free_bytes)}
+    )
     with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
             config, source = _opened(folder)
@@ -127,7 +133,7 @@ def load_checkpoint(
         )
     if model.device.type == "meta":
         raise InvalidCheckpoint.at(
-            "checkpoint", f"{room} bytes of memory are too few for one layer of {folder.name} and its computation"
+            "checkpoint", f"{free_bytes} bytes of memory are too few for one layer of {folder.name} and its computation"
         )
     if model.dtype == torch.float64:  # which PyTorch's grouped products of experts do not have
         model.set_experts_implementation("eager")
@@ -177,18 +183,18 @@ def _left_out(folder: Path, model: PreTrainedModel, unexpected: Iterable[str]) -
 
 def _mismatch(found: tuple[str, Sequence[int], Sequence[int]], config: Mapping[str, Any]) -> str:
     """The reason for which a tensor is refused: its name, its shape in the file, and the shape that the config asks."""
-    name, stored, asked = found[0], list(found[1]), list(found[2])
-    others = {size for size in asked if size not in stored}
+    name, stored, wanted = found[0], list(found[1]), list(found[2])
+    others = {size for size in wanted if size not in stored}
     entries = [f"{entry} {value}" for entry, value in config.items() if type(value) is int and value in others]
     says = f" ({', '.join(entries[:3])})" if entries else ""
-    return f"{name} has shape {stored} in its file, and config.json asks for {asked}{says}"
+    return f"{name} has shape {stored} in its file, and config.json asks for {wanted}{says}"
 
 
 def _reason(fault: Exception, folder: Path) -> str:
-    told = str(fault).strip()
-    if not told or isinstance(fault, KeyError):  # a key alone
-        told = f"{type(fault).__name__} {told}".strip()
-    return told.replace(str(folder), folder.name)
+    reason = str(fault).strip()
+    if not reason or isinstance(fault, KeyError):  # a key alone
+        reason = f"{type(fault).__name__} {reason}".strip()
+    return reason.replace(str(folder), folder.name)
 
 
 def places_of_parts(model: PreTrainedModel) -> list[str]:
@@ -196,10 +202,10 @@ def places_of_parts(model: PreTrainedModel) -> list[str]:
     return [*dict.fromkeys(map(str, getattr(model, "hf_device_map", {}).values()))]
 
 
-def _memory(device: torch.device, room: int) -> dict[int | str, int]:
+def _memory(device: torch.device, free_bytes: int) -> dict[int | str, int]:
     if device.type == "cpu":
-        return {"cpu": room}
-    return {device.index or 0: room, "cpu": psutil.virtual_memory().available // 2}
+        return {"cpu": free_bytes}
+    return {device.index or 0: free_bytes, "cpu": psutil.virtual_memory().available // 2}
 
 
 def _class_of(config: Any) -> Any:
@@ -222,8 +228,8 @@ def _tokenizer(folder: Path) -> tuple[PreTrainedTokenizerBase | None, str | None
     except Exception as fault:  # the package tokenizers raises no other class
         if not (takes_of(read_header(folder)) if own else has_tokenizer(folder)):
             return None, None
-        told = " ".join(_reason(fault, folder).split())
-        return None, f"{type(fault).__name__}: {told}"[:400]
+        reason = " ".join(_reason(fault, folder).split())
+        return None, f"{type(fault).__name__}: {reason}"[:400]
 
 
 def _image_processor(folder: Path) -> Any:

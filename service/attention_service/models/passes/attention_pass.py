@@ -75,7 +75,7 @@ class OwnTexts(NamedTuple):
     rows: slice
     tokens: slice
     """Their tokens among those of the longest text."""
-    asked: "AttentionPass"
+    attention_pass: "AttentionPass"
     """The tasks at their layers, as if they ran by themselves."""
 
     @property
@@ -224,8 +224,8 @@ class Inspected:
         if task.edits or task.before is not None or raw.sinks is not None:
             return None
         shapes = (raw.query.shape, raw.key.shape, raw.value.shape, None if raw.mask is None else raw.mask.shape)
-        told = (id(raw.spec), id(raw.key_mask), raw.offset, id(task.weights), task.selection)
-        return (*shapes, *told, id(task.statistics), id(task.query_mask))
+        objects = (id(raw.spec), id(raw.key_mask), raw.offset, id(task.weights), task.selection)
+        return (*shapes, *objects, id(task.statistics), id(task.query_mask))
 
     @property
     def gives_context(self) -> bool:
@@ -233,8 +233,8 @@ class Inspected:
 
         Of half types a fused kernel keeps weights of more digits.
         """
-        asked = self.task
-        if asked.weights is None or asked.whole or asked.taps or asked.traced:
+        task = self.task
+        if task.weights is None or task.whole or task.taps or task.traced:
             return False
         return self.raw.query.dtype.itemsize > 2 and self.scores >= SCORES_AT_ONCE
 

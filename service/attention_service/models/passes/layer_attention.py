@@ -104,14 +104,14 @@ class LayerAttention:
             forget_function(name)
 
     @contextmanager
-    def running(self, asked: AttentionPass) -> Iterator[AttentionPass]:
+    def running(self, attention_pass: AttentionPass) -> Iterator[AttentionPass]:
         """Let the calls until the block ends belong to a pass."""
         if self._replaced_in is not None:
             self.use(self._replaced_in)
-        self._pass = asked
+        self._pass = attention_pass
         self.restart()
         try:
-            yield asked
+            yield attention_pass
         finally:
             self._pass = None
 
@@ -129,13 +129,13 @@ class LayerAttention:
         if self._eager:
             options["is_causal"] = False
         raw = attention_call(module, query, key, value, attention_mask, **options).raw()
-        layer, asked = self.turns.layer_of(module), self._pass
-        if asked is not None:
-            asked.saw(layer, raw, options.get("sliding_window"))
-        context = self._context(layer, raw, asked)
-        for own in () if asked is None else asked.own:
-            if own.asked.edits(layer):
-                context[own.rows, :, own.tokens] = self._context(layer, own.inside(raw), own.asked)
+        layer, attention_pass = self.turns.layer_of(module), self._pass
+        if attention_pass is not None:
+            attention_pass.saw(layer, raw, options.get("sliding_window"))
+        context = self._context(layer, raw, attention_pass)
+        for own in () if attention_pass is None else attention_pass.own:
+            if own.attention_pass.edits(layer):
+                context[own.rows, :, own.tokens] = self._context(layer, own.inside(raw), own.attention_pass)
         return context.transpose(1, 2).contiguous(), None
 
     def restart(self) -> None:
@@ -148,34 +148,34 @@ class LayerAttention:
         """The taps of an attention that can be asked for: None for all."""
         return None
 
-    def _context(self, layer: LayerKey, raw: RawAttentionInputs, asked: AttentionPass | None) -> Tensor:
+    def _context(self, layer: LayerKey, raw: RawAttentionInputs, attention_pass: AttentionPass | None) -> Tensor:
         """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
-        task = NOTHING if asked is None else asked.task(layer)
+        task = NOTHING if attention_pass is None else attention_pass.task(layer)
         real = task.key_mask
         if real is not None and raw.key_mask is None and real.shape[1] == raw.key.shape[2]:  # an eager mask tells none
             raw.key_mask = real
         edits = bound_edits(task, raw.query) if task.edits or task.put else ()
         name, kernel = self.kernel(raw, edits=bool(edits))
         problem = problem_of(raw)
-        if asked is None:
+        if attention_pass is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
         inspected = None if task.weights is None else Inspected(layer, raw, task)
         if inspected is not None and not edits and inspected.gives_context:
-            return asked.context(inspected)
-        asked.kernels[name] = None
+            return attention_pass.context(inspected)
+        attention_pass.kernels[name] = None
         if task.traced:
-            asked.problems[layer] = problem
-            return _traced(problem, task, edits, kernel, asked.traced.setdefault(layer, {}))
+            attention_pass.problems[layer] = problem
+            return _traced(problem, task, edits, kernel, attention_pass.traced.setdefault(layer, {}))
         if task.whole:
             found = attend(problem, task.whole, _EVERYTHING, edits, kernel)
-            asked.add(layer, {"whole": {name: x if task.batched else x[0] for name, x in found.taps.items()}})
+            attention_pass.add(layer, {"whole": {name: x if task.batched else x[0] for name, x in found.taps.items()}})
         if task.taps or not task.whole:
             found = attend(problem, task.taps, task.selection, edits, kernel)
         if task.taps:
             bound = bound_to(raw, batched=task.batched)
-            asked.add(layer, tap_results(bound, found.taps, average_heads=task.average_heads))
+            attention_pass.add(layer, tap_results(bound, found.taps, average_heads=task.average_heads))
         if inspected is not None:
-            asked.inspect(inspected)
+            attention_pass.inspect(inspected)
         return found.context
 
     def kernel(self, raw: RawAttentionInputs, *, edits: bool) -> tuple[str, Kernel]:

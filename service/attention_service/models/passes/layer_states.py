@@ -20,10 +20,10 @@ from attention_transformers.model_layers import LayerKey
 class LayerStates:
     """The hidden states and attention outputs of one pass, and the edits of the latter."""
 
-    def __init__(self, places: Collection[AttentionPlace], asked: AttentionPass) -> None:
+    def __init__(self, places: Collection[AttentionPlace], attention_pass: AttentionPass) -> None:
         """``places``: all attentions of the model."""
         self._places = places
-        self._asked = asked
+        self._attention_pass = attention_pass
         self.output: dict[LayerKey, Array] = {}
         """``[B, L, width]`` by layer: what its attention returns."""
         self.hidden: dict[LayerKey, Array] = {}
@@ -36,8 +36,8 @@ class LayerStates:
         """Edit outputs, and read those and the hidden states of these places, until the block ends."""
         changes: dict[tuple[nn.Module, int], list[State]] = {}
         for place in self._places:
-            for texts in self._asked.texts:
-                if edits := [edit for edit in texts.asked.task(place.key).edits if edit.tap == "output"]:
+            for texts in self._attention_pass.texts:
+                if edits := [edit for edit in texts.attention_pass.task(place.key).edits if edit.tap == "output"]:
                     changes.setdefault((place.module, place.turn), []).append(place.batch_first(_edited(edits, texts)))
         for place in places:
             if output:

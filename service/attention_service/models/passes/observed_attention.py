@@ -58,11 +58,15 @@ class ObservedAttention:
         self.rotations.restart()
 
     @contextmanager
-    def running(self, asked: AttentionPass) -> Iterator[AttentionPass]:
+    def running(self, attention_pass: AttentionPass) -> Iterator[AttentionPass]:
         """Let the model's runs until the block ends belong to a pass."""
         self.restart()
-        with watching(self.sights, lambda module: _Layer(self.turns.layer_of(module), self.sights[module], asked)):
-            yield asked
+
+        def layer(module: nn.Module) -> _Layer:
+            return _Layer(self.turns.layer_of(module), self.sights[module], attention_pass)
+
+        with watching(self.sights, layer):
+            yield attention_pass
 
     def remove(self) -> None:
         """Leave the model as it was: it was not changed."""
@@ -71,16 +75,16 @@ class ObservedAttention:
 class _Layer:
     """The task of a pass at one attention, in one run of its module."""
 
-    def __init__(self, layer: LayerKey, sight: Sight, asked: AttentionPass) -> None:
+    def __init__(self, layer: LayerKey, sight: Sight, attention_pass: AttentionPass) -> None:
         checkpoint()
-        self._layer, self._sight, self._pass = layer, sight, asked
-        self._task = asked.tasks.get(layer, NOTHING)
+        self._layer, self._sight, self._pass = layer, sight, attention_pass
+        self._task = attention_pass.tasks.get(layer, NOTHING)
         self._edits: Sequence[BoundEdit] = ()
         self._raw: RawAttentionInputs | None = None
 
     def weights(self, x: Tensor) -> Tensor:
         """Answer for the weights ``[B, H, Q, K]``. Returns those to go on with."""
-        asked, task, sight = self._pass, self._task, self._sight
+        attention_pass, task, sight = self._pass, self._task, self._sight
         if not sight.is_over_pairs(x) or (sight.square and x.shape[2] != x.shape[3]):
             if not task.asks:
                 return x
@@ -89,18 +93,18 @@ class _Layer:
                 f"layer {self._layer} attends over pieces of a text of this length, so that it has no weights over "
                 "pairs of tokens; send a shorter text, or leave the layer out",
             )
-        keeps = task.asks or type(asked) is not AttentionPass
+        keeps = task.asks or type(attention_pass) is not AttentionPass
         # The model may change its own in place.
         raw = self._raw = blank_inputs(x.detach().clone() if keeps else x, sight)
         real = task.key_mask
         raw.key_mask = real if real is not None and real.shape[1] == x.shape[3] else None
-        asked.saw(self._layer, raw, None)
-        asked.kernels[KERNEL] = None
+        attention_pass.saw(self._layer, raw, None)
+        attention_pass.kernels[KERNEL] = None
         self._edits = bound_edits(task, x) if task.edits or task.put else ()
         if task.traced:
-            asked.problems[self._layer] = problem_of(raw)
+            attention_pass.problems[self._layer] = problem_of(raw)
         if task.weights is not None:
-            asked.inspect(Inspected(self._layer, raw, task))
+            attention_pass.inspect(Inspected(self._layer, raw, task))
         return self._answered("weights", x)
 
     def values(self, x: Tensor) -> Tensor:
@@ -112,7 +116,7 @@ class _Layer:
         return self._answered("context", x)
 
     def _answered(self, tap: str, x: Tensor) -> Tensor:
-        layer, asked, task, raw = self._layer, self._pass, self._task, self._raw
+        layer, attention_pass, task, raw = self._layer, self._pass, self._task, self._raw
         if raw is None:  # the weights are not over pairs
             return x
         if self._edits:
@@ -121,15 +125,15 @@ class _Layer:
         asks = tap in task.whole or tap in task.taps
         if tap in task.traced:
             kept = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-            asked.traced.setdefault(layer, {})[tap] = kept
+            attention_pass.traced.setdefault(layer, {})[tap] = kept
             x = kept.clone()
         kept = x.detach().clone() if asks else x
         if tap in task.whole:
-            asked.add(layer, {"whole": {tap: kept if task.batched else kept[0]}})
+            attention_pass.add(layer, {"whole": {tap: kept if task.batched else kept[0]}})
         if tap in task.taps:
             chosen = {tap: narrow(kept, tap, problem_of(raw), task.selection)}
             bound = bound_to(raw, batched=task.batched)
-            asked.add(layer, tap_results(bound, chosen, average_heads=task.average_heads))
+            attention_pass.add(layer, tap_results(bound, chosen, average_heads=task.average_heads))
         return x
 
 

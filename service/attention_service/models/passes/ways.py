@@ -21,7 +21,7 @@ class Attention(Protocol):
     def taps_of(self, module: nn.Module) -> frozenset[str] | None:
         """The taps of an attention that can be asked for; None for all of its spec."""
 
-    def running(self, asked: AttentionPass) -> AbstractContextManager[AttentionPass]:
+    def running(self, attention_pass: AttentionPass) -> AbstractContextManager[AttentionPass]:
         """Let the model's runs until the block ends belong to a pass."""
 
     def restart(self) -> None:

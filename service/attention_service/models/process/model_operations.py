@@ -36,7 +36,7 @@ from attention_service.models.inputs.image_decoding import decoding_bytes, sized
 from attention_service.models.inputs.sound_decoding import sound_bytes
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.adapters import Adapter, needed_bytes
-from attention_service.models.loaded.loaded_model import Asked, LoadedModel
+from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.models.process.turns import lines_of
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
@@ -63,8 +63,8 @@ class ServedModel:
         if facts["threads"]:
             torch.set_num_threads(facts["threads"])
         device = torch.device(facts["device"])
-        folder, room = Path(facts["folder"]), facts["room"]
-        loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, room=room)
+        folder, free_bytes = Path(facts["folder"]), facts["free_bytes"]
+        loaded = LoadedModel.load(folder, dtype=facts["dtype"], device=device, progress=progress, free_bytes=free_bytes)
         loaded.name = facts["name"]  # that of its folder is another where the server's users chose one
         return cls(loaded, facts["prefix_bytes"])
 
@@ -149,13 +149,13 @@ class ServedModel:
 
         def work() -> PricedRun:
             gradients = ModelGradients(self.loaded, request)
-            asked, points = gradients.asked, 1
+            checked, points = gradients.checked, 1
             if request.integrated is not None and gradients.joins:
-                points = self.costs.points_at_once(asked, request.integrated, facts["room"])
+                points = self.costs.points_at_once(checked, request.integrated, facts["free_bytes"])
             passes = 3 * (request.integrated or 1) * (_CHECKS if request.check else 1)
             return PricedRun(
-                self.costs.needed_bytes(asked, request, points), lambda: Answer(gradients.reply(points)),
-                self.costs.silent_seconds(asked, passes),
+                self.costs.needed_bytes(checked, request, points), lambda: Answer(gradients.reply(points)),
+                self.costs.silent_seconds(checked, passes),
             )  # fmt: skip
 
         return self._after_decoding(request, work)
@@ -163,7 +163,7 @@ class ServedModel:
     def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
         needed = sized_bytes(request.images, self.loaded.reader.edge)
-        return PricedRun(needed, lambda: Answer(self.costs.report(request, facts["room"])))
+        return PricedRun(needed, lambda: Answer(self.costs.report(request, facts["free_bytes"])))
 
     def _chat(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         return self._generating(_read(ChatCompletionRequest, body), facts, emit)
@@ -236,23 +236,23 @@ class ServedModel:
         """The work of a request, which decodes its images only once their memory is admitted."""
         return PricedRun(decoding_bytes(images, self.loaded.reader.edge), work) if images else work()
 
-    def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, Asked], WireModel]) -> PricedRun:
+    def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, CheckedRequest], WireModel]) -> PricedRun:
         """The work of a question about an input, whose recording the model has afterwards."""
 
         def work() -> PricedRun:
-            asked = self.loaded.asked(request)
+            checked = self.loaded.checked(request)
             beside = request.compare == "base"
-            if beside and asked.adapter is None:
+            if beside and checked.adapter is None:
                 raise InvalidRequest.at("compare", "base goes with an adapter: ask base:adapter, or name its adapter")
 
             def run() -> Answer:
-                return Answer(answer(self.loaded, request, asked), self.loaded.take_recording())
+                return Answer(answer(self.loaded, request, checked), self.loaded.take_recording())
 
             return PricedRun(
-                (1 + beside) * self.costs.needed_bytes(asked, request), run,
-                self.costs.silent_seconds(asked, 1 + beside),
-                group=group_of(self.loaded, request, asked), length=asked.inputs.text.length,
-                question=(request, asked),
+                (1 + beside) * self.costs.needed_bytes(checked, request), run,
+                self.costs.silent_seconds(checked, 1 + beside),
+                group=group_of(self.loaded, request, checked), length=checked.inputs.text.length,
+                question=(request, checked),
             )  # fmt: skip
 
         return self._after_decoding(request, work)

@@ -77,7 +77,7 @@ class Served(Protocol):
         """Return the memory that its adapters take."""
 
     def prepare(self, operation: str, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
-        """Check a request. ``room``: bytes that could be admitted. Raises AttentionError.
+        """Check a request. ``free_bytes``: bytes that could be admitted. Raises AttentionError.
 
         ``adapter``: the name and the folder of the adapter that is to answer, if not the base alone.
         """

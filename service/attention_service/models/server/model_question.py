@@ -128,7 +128,7 @@ class QuestionRun:
                 exchange.allow(self._reading_bytes)
                 facts = {
                     "operation": question.operation,
-                    "room": self._environment.budget.capacity,
+                    "free_bytes": self._environment.budget.capacity,
                     "memory": number,
                     "deadline": question.deadline,
                     "adapter": question.adapter,

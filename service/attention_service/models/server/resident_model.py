@@ -204,7 +204,7 @@ class ResidentModel:
                 "dtype": self.dtype,
                 "device": environment.device.place,
                 "threads": environment.device.threads,
-                "room": device_bytes,
+                "free_bytes": device_bytes,
                 "prefix_bytes": self._prefix_bytes,
                 "memories": worker.memories.files,
             }

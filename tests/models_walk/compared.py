@@ -42,7 +42,7 @@ from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
-from attention_service.models.inputs.model_inputs import SOUND
+from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import LoadedModel

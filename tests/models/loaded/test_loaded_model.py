@@ -638,7 +638,7 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
     tokenizer().save_pretrained(tmp_path)
     options = {"dtype": None, "device": torch.device("cpu"), "progress": lambda _: None}
     room = int(share * sum(each.nbytes for each in eager("llama").parameters()))
-    model, whole = LoadedModel.load(tmp_path, room=room, **options), LoadedModel.load(tmp_path, **options)
+    model, whole = LoadedModel.load(tmp_path, free_bytes=room, **options), LoadedModel.load(tmp_path, **options)
     assert model.info()["device"] == places
     assert model.info()["bytes"] == whole.info()["bytes"]
     request = ModelForwardRequest(tokens=IDS, return_=["logits", "weights"])
@@ -657,7 +657,7 @@ def test_a_model_that_is_partly_on_disk_gives_the_same_numbers(share, places, tm
         with pytest.raises(InvalidRequest, match="on disk"):
             ModelGradients(model, asked.model_copy(update={"check": True}))
         with pytest.raises(InvalidCheckpoint, match="too few for one layer"):
-            LoadedModel.load(tmp_path, room=100, **options)
+            LoadedModel.load(tmp_path, free_bytes=100, **options)
 
 
 def test_the_tiles_of_a_gpu_are_estimated_there(monkeypatch):

@@ -119,7 +119,7 @@ def test_a_loaded_model_does_not_care_what_becomes_of_its_files(tmp_path, spoil)
 def test_a_model_that_reads_layers_from_disk_notices_that_they_changed(tmp_path):
     pytest.importorskip("accelerate")
     folder = changed(tmp_path / "net", lambda _: None)
-    served = ServedModel(load(folder, room=70_000))
+    served = ServedModel(load(folder, free_bytes=70_000))
     assert "disk" in served.info()["device"]
     body = memoryview(b'{"tokens": [5, 3], "layers": [0]}')
     served.prepare("weights", body, {}, lambda _: None)

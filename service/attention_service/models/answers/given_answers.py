@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import AnswerToken
-from attention_service.models.inputs.model_inputs import Inputs
+from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.inputs.prediction_head import Places
 from attention_service.models.loaded.loaded_model import LoadedModel
 

@@ -28,7 +28,7 @@ from attention_service.models.answers.model_inspection import (
     weights_pass,
     weights_reply,
 )
-from attention_service.models.inputs.model_inputs import Inputs, Stack, Tokens
+from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
 

@@ -13,7 +13,8 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_contract.tensors import Array
 from attention_contract.validation import validate
 from attention_service.models.inputs.conversations import ChatForm
-from attention_service.models.inputs.model_inputs import InputReader, Inputs
+from attention_service.models.inputs.input_stacks import Inputs
+from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import VISION, stack_of
 from attention_service.models.passes.layer_states import LayerStates

@@ -10,7 +10,7 @@ from attention_contract.errors import InvalidRequest, ShapeMismatch
 from attention_contract.schemas.model_requests import GivenAnswer, ModelGradientsRequest, PredictedLogit
 from attention_service.core.tensors import to_torch
 from attention_service.models.answers.given_answers import answer_ids, answer_logs, answer_places, check_answers
-from attention_service.models.inputs.model_inputs import Inputs
+from attention_service.models.inputs.input_stacks import Inputs
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.loaded.loaded_model import LoadedModel
 

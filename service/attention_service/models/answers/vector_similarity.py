@@ -12,7 +12,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.text_embeddings import EmbeddingPlan, base_arguments, base_of, plan_texts
-from attention_service.models.inputs.model_inputs import Stack, Tokens
+from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.module_hooks import after

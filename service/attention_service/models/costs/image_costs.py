@@ -10,7 +10,7 @@ from attention_contract.schemas.costs.model_complexity import ImageSize, ImageTo
 from attention_service.cost import flops
 from attention_service.models.inputs.encoder_inputs import SHORT, EncoderInputs
 from attention_service.models.inputs.image_decoding import sized_bytes
-from attention_service.models.inputs.model_inputs import SizedImage
+from attention_service.models.inputs.input_stacks import SizedImage
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace

@@ -16,7 +16,7 @@ from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import scores_at_once
 from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import ImageCosts, image_tokens
-from attention_service.models.inputs.model_inputs import SizedImage, Stack
+from attention_service.models.inputs.input_stacks import SizedImage, Stack
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
 from attention_service.models.passes.layer_attention import ROOM

@@ -30,7 +30,7 @@ from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.generation.token_logprobs import logprob_of
 from attention_service.models.generation.transcription_objects import TranscriptionObjects
 from attention_service.models.generation.transcription_plan import language_of
-from attention_service.models.inputs.model_inputs import Stack
+from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 Objects = CompletionObjects | TranscriptionObjects

@@ -18,7 +18,7 @@ from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, ow
 from attention_service.models.generation.joined_past import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.logit_processors import DrawableLogits, LogitChanges
 from attention_service.models.inputs.conversations import ChatForm
-from attention_service.models.inputs.model_inputs import Inputs, Seconds, Stack
+from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_service.runtime.binding.selection import check_indices

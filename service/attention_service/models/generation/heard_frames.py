@@ -11,7 +11,7 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.inspection.time_warping import warped_frames
 from attention_service.core.inspection.weights import weights_of
 from attention_service.core.problem import Problem, Selection
-from attention_service.models.inputs.model_inputs import Seconds
+from attention_service.models.inputs.input_stacks import Seconds
 from attention_transformers.model_layers import LayerKey
 
 

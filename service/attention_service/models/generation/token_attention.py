@@ -18,7 +18,7 @@ from attention_service.core.inspection.statistics import DEFAULT_STATISTICS, Sta
 from attention_service.core.inspection.weights import Totals, weights_of
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.tensors import to_numpy
-from attention_service.models.inputs.model_inputs import span_middle
+from attention_service.models.inputs.input_stacks import span_middle
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
 from attention_transformers.model_layers import LayerKey
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attention_service.models.inputs.model_inputs import Span, Stack
+from attention_service.models.inputs.input_stacks import Span, Stack
 from attention_service.models.passes.layer_keys import Compression
 
 

@@ -1,23 +1,15 @@
 """The input of a whole model: texts, tokens or messages as ids, padded to one batch, with labels for reading."""
 
 import inspect
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from attention_contract.errors import InvalidCheckpoint, InvalidRequest
+from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, ModelInput, TextPart, TokenLabelsReply
-from attention_service.models.head_kinds import head_kind
 from attention_service.models.inputs.conversations import (
     ANSWER,
     ChatForm,
@@ -27,151 +19,20 @@ from attention_service.models.inputs.conversations import (
     token_parts,
     write_conversation,
 )
-from attention_service.models.inputs.patch_grids import Patch, patch_labels
+from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Span, Stack, Tokens, parted_answer
+from attention_service.models.inputs.model_limits import (
+    first_token,
+    is_classifier,
+    max_length,
+    positions_behind_padding,
+    takes_last_token,
+    vocabulary_size,
+)
+from attention_service.models.inputs.patch_grids import patch_labels
+from attention_service.models.inputs.readable_tokens import ReadableTokens
 from attention_service.models.passes.attention_places import TARGET, TEXT
 
-_LETTERS: Final[Any] = bytes_to_unicode  # has no annotations
-_BYTES: Final[dict[str, int]] = {letter: byte for byte, letter in _LETTERS().items()}
-"""The byte that each character of a byte-level token stands for."""
-_STRETCHED: Final = frozenset({"linear", "yarn"})
-"""Rotations whose factor a config may have beside the positions without it. What a dynamic one does for a long text
-depends on the texts before, so its factor is not taken."""
-_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A byte of sentencepiece."""
-_NO_TOKEN: Final = -1
-SOUND: Final = frozenset({"input_features", "input_values"})
-"""The main arguments of models that hear."""
-Span = tuple[int, int] | None
-Seconds = tuple[float, float] | None
-"""The part of a sound that a frame is; None behind its end."""
 FactT = TypeVar("FactT")
-
-
-class Tokens(NamedTuple):
-    """The tokens of one text."""
-
-    ids: list[int]
-    spans: list[Span]
-    """The characters of each token."""
-    parts: list[str | None] | None = None
-    """The field of the request that each token comes from, if there are several; None for a special token."""
-    segments: list[int] | None = None
-    """The type of each token, of a text whose tokens have several."""
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The tokens of one stack: a batch of texts, padded to the same length."""
-
-    ids: Tensor
-    """``[B, L]``"""
-    mask: Tensor | None
-    """Bool ``[B, L]``, True for a token that is no padding; None if none is."""
-    spans: list[list[Span]]
-    names: list[list[str]] | None = None
-    """The tokens for reading, if their ids do not tell."""
-    patches: list[list[Patch | None]] | None = None
-    """The patch of an image that each token is."""
-    parts: list[list[str | None]] | None = None
-    """The field of the request that each token comes from, if there are several."""
-    segments: Tensor | None = None
-    """``[B, L]``: the type of each token, if there are several."""
-    seconds: list[list[Seconds]] | None = None
-    """The part of a sound that each token is."""
-    compressed: tuple[range, ...] = ()
-    """The tokens that each of the last entries stands for, in a layer that has keys of several tokens."""
-    foreign: int = 0
-    """The last entries that are tokens of another text, in a layer whose keys are those of two texts."""
-
-    @property
-    def length(self) -> int:
-        """L."""
-        return self.ids.shape[1]
-
-    def repeated(self, times: int) -> "Stack":
-        """The same tokens so many times, one batch behind the other."""
-        mask = None if self.mask is None else self.mask.repeat(times, 1)
-        return replace(self, ids=self.ids.repeat(times, 1), mask=mask, spans=self.spans * times)
-
-    @cached_property
-    def host_ids(self) -> NDArray[np.int64]:
-        """The ids on the host."""
-        found: NDArray[np.int64] = self.ids.cpu().numpy()
-        return found
-
-    @cached_property
-    def positions(self) -> NDArray[np.float64] | None:
-        """The position of each entry in the text ``[L]``: None for its index, NaN for one of another text.
-
-        One that stands for several tokens is at the middle of them.
-        """
-        if not (self.compressed or self.foreign):
-            return None
-        middles = [span_middle(tokens) for tokens in self.compressed]
-        behind = [*middles, *[float("nan")] * self.foreign]
-        return np.array([*range(self.length - len(behind)), *behind])
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """Behind the last token of each text that is no padding."""
-        if self.mask is None:
-            return [self.length] * len(self.ids)
-        return [int(row.nonzero()[-1]) + 1 for row in self.mask]
-
-    @cached_property
-    def starts(self) -> NDArray[np.int64] | None:
-        """The first token of each text that is no padding; None if it is token 0 of all."""
-        if self.mask is None or bool(self.mask[:, 0].all()):
-            return None
-        found: NDArray[np.int64] = self.mask.int().argmax(1).cpu().numpy()
-        return found
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The input of one request."""
-
-    several: bool
-    """True if the request has a list of texts, so that its reply has a batch dimension."""
-    text: Stack
-    target: Stack | None
-    """The decoder's tokens, of a model with an encoder and a decoder."""
-    arguments: dict[str, Tensor]
-    """The arguments of the model's ``forward``."""
-    images: Stack | None = None
-    """The tokens of the layers that see images, beside those of the text. They always have a batch dimension."""
-
-    @property
-    def predicted(self) -> Stack:
-        """The tokens whose predictions the model makes."""
-        return self.target or self.text
-
-    @cached_property
-    def answers(self) -> list[list[int]]:
-        """The indices of the tokens of each text's given answer, or target, but for a first token of all."""
-        stack = self.predicted
-        if self.target is not None:
-            return [[*range(1, stack.length)]] * len(stack.ids)
-        parts = stack.parts or [[]] * len(stack.ids)
-        starts = stack.starts if stack.starts is not None else [0] * len(stack.ids)
-        return [
-            [at for at, part in enumerate(row) if part == ANSWER and at > start]
-            for row, start in zip(parts, starts, strict=True)
-        ]
-
-
-class SizedImage(NamedTuple):
-    """The tokens of an image of some size."""
-
-    text: int
-    """In the text; of an encoder, all of the image."""
-    crops: int
-    length: int
-    """Tokens of a crop, in the layers that see it."""
-    windows: tuple[int, ...] = ()
-    """Tokens of each window, in layers that attend within windows."""
-    decoding: int = 0
-    """Bytes that it takes to decode it."""
 
 
 class InputReader:
@@ -197,8 +58,8 @@ class InputReader:
         """The chat template."""
         self.names = frozenset(inspect.signature(model.forward).parameters)
         """The names of the model's arguments."""
-        behind = _positions_behind_padding(model)
-        self.max_length = _max_length(model) if behind is None else behind
+        behind = positions_behind_padding(model)
+        self.max_length = max_length(model) if behind is None else behind
         self.vocabulary = self._known_ids(model)
         """The number of token ids that the model reads."""
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -214,8 +75,8 @@ class InputReader:
         """False for a model that takes no positions, or counts them itself from the tokens that are no padding."""
         pad: Any = getattr(config.get_text_config(), "pad_token_id", None)
         self._pad = int(pad) if self.knows(pad) else 0
-        self._start = _first_token(model, self._pad)
-        self._cleaner = _Cleaner(tokenizer)
+        self._start = first_token(model, self._pad)
+        self._cleaner = ReadableTokens(tokenizer)
         self.takes_no_images = "this model takes none; send text, tokens or messages"
         """The reason for a request with images."""
 
@@ -472,7 +333,7 @@ class InputReader:
 
     def _known_ids(self, model: PreTrainedModel) -> int:
         """The number of token ids that the model reads. Raises InvalidCheckpoint."""
-        return _vocabulary(model)
+        return vocabulary_size(model)
 
     def knows(self, token: Any) -> bool:
         """True for the id of a token that the model has an embedding of, as a config may not state."""
@@ -498,138 +359,11 @@ class InputReader:
             )
 
 
-def span_middle(tokens: range) -> float:
-    """The position of a key that stands for several tokens: the middle of them."""
-    return (tokens.start + tokens.stop - 1) / 2
-
-
 def nth(texts: str | list[str] | None, index: int) -> str | None:
     """One of several texts; the same each time if there is one alone."""
     return texts[index % len(texts)] if isinstance(texts, list) else texts
 
 
-def parted_answer(read: Tokens, begin: int) -> Tokens:
-    """The tokens of a text and of an answer that begins at this character, with their characters in either."""
-    parts: list[str | None] = []
-    spans: list[Span] = []
-    for span in read.spans:
-        in_answer = span is not None and span[1] > begin
-        parts.append(None if span is None else ANSWER if in_answer else "text")
-        spans.append((max(span[0] - begin, 0), span[1] - begin) if span is not None and in_answer else span)
-    return read._replace(spans=spans, parts=parts)
-
-
-def is_classifier(model: PreTrainedModel) -> bool:
-    """True for a model that predicts classes."""
-    kind = head_kind(type(model).__name__)
-    return kind is not None and kind.predicts == "class"
-
-
-def takes_last_token(model: PreTrainedModel) -> bool:
-    """True for a classifier that takes the state of the last token, and knows no padding by which to find it.
-
-    transformers refuses several texts then. With a padding that no token is, the last token is the last of the batch.
-    """
-    config = model.config.get_text_config()
-    kind = head_kind(type(model).__name__)
-    if kind is None or kind.predicts != "class" or kind.unit != "input" or model.main_input_name in SOUND:
-        return False
-    if getattr(config, "pad_token_id", None) is not None:
-        return False
-    try:
-        with torch.no_grad():
-            model(input_ids=torch.zeros(2, 2, dtype=torch.int64, device=model.device))
-    except ValueError:
-        config.pad_token_id = _NO_TOKEN
-        return True
-    return False
-
-
 def default_template(named: Any) -> Any:
     """The chat template to use, of one or of several by name; None without one."""
     return named.get("default") if isinstance(named, dict) else named
-
-
-class _Cleaner:
-    r"""Writes tokens for reading: without the marks of the tokenizer, and bytes as the text that they are.
-
-    Bytes that are part of a character are written as ``\xe2``, so that different tokens look different.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._tokenizer = tokenizer
-        self._special: frozenset[str] = frozenset() if tokenizer is None else frozenset(tokenizer.all_special_tokens)
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = "" if backend is None else json.dumps(json.loads(backend.to_str()).get("decoder"))
-        self._by_bytes = "ByteLevel" in decoder
-        self._word_pieces = "WordPiece" in decoder
-
-    def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The tokens of these ids; the ids themselves without a tokenizer."""
-        if self._tokenizer is None:
-            return [str(each) for each in ids]
-        found = self._tokenizer.convert_ids_to_tokens(list(ids))
-        return [str(each) if token is None else self._clean(str(token)) for each, token in zip(ids, found, strict=True)]
-
-    def _clean(self, token: str) -> str:
-        if token in self._special:
-            return token
-        if self._by_bytes:
-            return _as_text(bytes(map(_BYTES.__getitem__, token))) if _BYTES.keys() >= {*token} else token
-        if self._word_pieces:
-            return token.removeprefix("##")
-        if byte := _BYTE.fullmatch(token):
-            return _as_text(bytes.fromhex(byte[1]))
-        return token.replace("▁", " ")
-
-
-def _as_text(raw: bytes) -> str:
-    return raw.decode(errors="backslashreplace")
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    """The number of rows of the table of token embeddings. Raises InvalidCheckpoint without one."""
-    try:
-        table: Any = model.get_input_embeddings()
-        return int(table.num_embeddings)
-    except (AttributeError, NotImplementedError):
-        reason = f"{type(model).__name__} has no table of token embeddings, and a model here reads tokens"
-        raise InvalidCheckpoint.at("checkpoint", reason) from None
-
-
-def _first_token(model: PreTrainedModel, default: int) -> int:
-    """The token with which a decoder begins, found as ``generate`` finds it."""
-    generation = getattr(model, "generation_config", None)
-    places = (
-        (model.config, "decoder_start_token_id"), (generation, "decoder_start_token_id"), (generation, "bos_token_id"),
-    )  # fmt: skip
-    found = (getattr(place, name, None) for place, name in places)
-    return next((each for each in found if isinstance(each, int)), default)
-
-
-def _max_length(model: PreTrainedModel) -> int | None:
-    """The most tokens for which its config has positions; None if there is no limit."""
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit <= 0:
-        return None
-    rope: Any = getattr(config, "rope_parameters", None) or {}
-    rotations = [rope] if "rope_type" in rope else [each for each in rope.values() if isinstance(each, dict)]
-    return max([limit, *(_stretched(each, limit) for each in rotations)])
-
-
-def _stretched(rotation: Mapping[str, Any], limit: int) -> int:
-    """The positions that a rotation reaches; a config has one, or one for each type of its layers."""
-    if rotation.get("rope_type") not in _STRETCHED:
-        return limit
-    return int((rotation.get("factor") or 1) * (rotation.get("original_max_position_embeddings") or limit))
-
-
-def _positions_behind_padding(model: PreTrainedModel) -> int | None:
-    """The positions of a table in which they are counted from behind the padding's, as in RoBERTa; None without one."""
-    for path, module in model.named_modules():
-        table, padding = getattr(module, "weight", None), getattr(module, "padding_idx", None)
-        named = path.rpartition(".")[2] in {"position_embeddings", "embed_positions"}
-        if named and isinstance(table, Tensor) and padding is not None:
-            return int(table.shape[0]) - int(padding) - 1
-    return None

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidRequest
 from attention_service.models.head_kinds import Predicts, Unit, class_names, head_kind
-from attention_service.models.inputs.model_inputs import InputReader, Inputs, Stack
+from attention_service.models.inputs.input_stacks import Inputs, Stack
+from attention_service.models.inputs.model_inputs import InputReader
 
 Places = list[list[int]]
 """The indices of the positions of each text."""

@@ -24,16 +24,8 @@ from attention_service.models.inputs.encoder_inputs import (
     token_names,
 )
 from attention_service.models.inputs.image_decoding import decoded, shortest_edge
-from attention_service.models.inputs.model_inputs import (
-    InputReader,
-    Inputs,
-    SizedImage,
-    Span,
-    Stack,
-    Tokens,
-    default_template,
-    parted_answer,
-)
+from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Span, Stack, Tokens, parted_answer
+from attention_service.models.inputs.model_inputs import InputReader, default_template
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of
 from attention_service.models.passes.attention_places import AttentionPlace
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from attention_service.models.inputs.model_inputs import Seconds
+from attention_service.models.inputs.input_stacks import Seconds
 
 _MANY: Final = 2**24
 """Features by whose frames the stride of a model is found."""

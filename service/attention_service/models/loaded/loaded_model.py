@@ -18,8 +18,10 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.head_kinds import LISTED_CLASSES
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.key_stacks import extended, joined
-from attention_service.models.inputs.model_inputs import SOUND, InputReader, Inputs, Stack
+from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs

@@ -33,7 +33,7 @@ from attention_service.core.tensors import TORCH_DTYPES, torch_dtype_name
 from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
 from attention_service.models.gguf_facts import takes_of
 from attention_service.models.head_kinds import head_kind
-from attention_service.models.inputs.model_inputs import SOUND
+from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
 from attention_service.models.loaded.unpacked_file import UnpackedFile
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint

@@ -84,6 +84,7 @@ def test_a_checkpoint_tells_the_spec_of_each_layer_before_it_is_loaded(client):
     client.modules.delete("one")
 
 
+@pytest.mark.slow
 def test_the_model_that_ships_is_imported_like_any_other(client):
     pytest.importorskip("transformers")
     found = client.checkpoints.get("tiny")

@@ -109,6 +109,7 @@ def test_what_comes_out_is_held_in_the_budget(tmp_path):
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS)
+@pytest.mark.slow
 async def test_nothing_more_is_decompressed_once_the_caller_has_left(monkeypatch, coding, compress):
     monkeypatch.setattr(disconnection, "_WATCHED_AFTER_S", 0.001)
     bomb = compress(b" " * 2**27)

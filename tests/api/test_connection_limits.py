@@ -175,6 +175,7 @@ def test_a_body_above_the_least_rate_may_take_several_deadlines(url):
         assert received(raw).startswith("HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_caller_that_reads_nothing_is_cut_and_one_that_reads_slowly_is_not(url):
     value, one = np.ones((2000, 2048), np.float32), np.ones((2000, 1), np.float32)  # more than the system keeps
     body = b"".join(to_body(RawForwardRequest(query=one, key=one, value=value), SAFETENSORS, "request"))

@@ -74,6 +74,7 @@ def test_a_module_answers_all_four_questions(client, rng, named):
     weigh(spec, lambda: client.weights(made.name, x, top_k=1))
 
 
+@pytest.mark.slow
 def test_raw_attention_answers_too(client, rng, named):
     _, spec = named
     q, k = (rng.standard_normal((2, heads, LENGTH, D)) for heads in (H, HKV))

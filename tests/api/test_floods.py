@@ -195,6 +195,7 @@ def test_what_comes_is_parsed_a_share_in_each_turn_and_reading_waits(monkeypatch
     assert "resume" not in calls[:-1]
 
 
+@pytest.mark.slow
 def test_messages_that_do_not_end_count_against_the_budget_and_are_cut(url):
     length = 15 * 2**20
     connections = []

@@ -57,6 +57,7 @@ def question(client, name, kind, options):
 @pytest.mark.parametrize(
     ("kind", "kernel"), [("forward", None), ("forward", "blocked"), ("weights", None), ("gradients", None)]
 )
+@pytest.mark.slow
 def test_the_longest_of_a_module_is_the_longest_that_is_admitted(small, kind, kernel):
     ask, told = question(small, "m", kind, {"kernel": kernel} if kernel else {})
     assert told.bound == "memory"

@@ -268,6 +268,7 @@ def found(tmp_path_factory):
     return json.loads((folder / "found.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_statistic_is_its_field_and_its_formula(found):
     assert len(STATISTIC) <= 2
     np.testing.assert_allclose(found["last_key"], np.array(found["weights"])[..., -1].mean(-1), atol=1e-6)

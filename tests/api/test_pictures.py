@@ -371,6 +371,7 @@ def test_long_weights_are_pooled_where_they_are_computed(http, module, monkeypat
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_drawn(http):
     body = {"query": np.ones((256, 1, 2)).tolist()}
     path = "/v1/attention/weights?view=statistics&width=4096&dpi=600"
@@ -386,6 +387,7 @@ def test_a_label_that_no_file_can_hold_is_refused(http):
         assert document["param"] == "compare.0.label"
 
 
+@pytest.mark.slow
 def test_drawing_takes_memory_of_the_budget_and_ends_by_the_deadline(tmp_path, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
 

@@ -119,6 +119,7 @@ def test_a_cost_beyond_counting_is_refused(http, body):
     assert refused["param"].partition(".")[0] in {"shape", "spec", "sweep"}
 
 
+@pytest.mark.slow
 def test_the_most_masks_there_may_be_are_counted_in_time(http):
     masks = [{"name": "global_tokens", "positions": list(range(i, 8000, 2))[:4000]} for i in range(4)]
     masks += [{"name": "any", "of": [{"name": "sliding_window", "left": 9 * i, "right": i}] * 2} for i in range(12)]

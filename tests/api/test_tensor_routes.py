@@ -142,6 +142,7 @@ def test_middleware_that_somebody_adds_applies_to_every_operation(tmp_path):
             assert Seen.paths[-1] == path
 
 
+@pytest.mark.slow
 def test_a_route_that_somebody_adds_is_documented_and_its_faults_are_problems(tmp_path):
     app = create_app(Settings(_env_file=None, models_dir=tmp_path, calibrate=False))
 

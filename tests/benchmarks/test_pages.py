@@ -78,6 +78,7 @@ def test_what_keeps_others_waiting(server):
     assert 0 < float(rows[0][-1].removesuffix(" |")) < 1e4
 
 
+@pytest.mark.slow
 def test_what_is_asked_is_what_its_name_says():
     asked = list(demanding.demanding())
     assert len({one.name for one in asked}) == len(asked)
@@ -156,6 +157,7 @@ def test_a_peer_that_cannot_be_installed_says_why(tmp_path, monkeypatch):
         Environment("nowhere", ("nothing==1",), str(base)).install()
 
 
+@pytest.mark.slow
 def test_clients():
     tiny = Workload("tiny", 1, 4, 8, 2, concurrency=(1, 2))
     lines = "\n".join(client.sections(tiny, 1))

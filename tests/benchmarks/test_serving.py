@@ -71,6 +71,7 @@ def test_every_server_is_compared_and_the_page_written(tmp_path, sockets):
     assert own.ratio(own) == 1
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_is_noticed(tmp_path):
     entry = contestants.entries(TINY.name)[0]
     other = replace(entry, form=contestants.forms.raw("/echo"))

@@ -76,6 +76,7 @@ def by_loops(name, ids, weights):
     return np.mean(rows)
 
 
+@pytest.mark.slow
 def test_every_statistic_is_that_of_single_requests_and_a_distribution_is_of_them(models, survey):
     assert list(survey.heads) == HEADS
     assert len(survey.values) == 13

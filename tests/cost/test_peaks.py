@@ -203,6 +203,7 @@ ORDERED = ["padded", "decode", "entmax15", "nystrom", "linear: state"]
 
 
 @pytest.mark.parametrize("name", ORDERED)
+@pytest.mark.slow
 def test_more_takes_more_memory(name):
     bound = QUICK[name]
     exact = bound.spec.method.name == "exact"

@@ -33,6 +33,7 @@ CASES = {name: (more, "bfloat16") for name, more in SPECS.items()} | {
 
 
 @pytest.mark.parametrize(("more", "dtype"), CASES.values(), ids=CASES)
+@pytest.mark.slow
 def test_a_pass_that_is_captured_does_nothing_illegal_and_is_replayed_by_few_calls(cuda, monkeypatch, more, dtype):
     seconds = iter(range(9))
     monkeypatch.setattr(cuda_graphs, "_seconds", lambda _: next(seconds))

@@ -73,6 +73,7 @@ CASES = {name: (make, "bfloat16") for name, make in OPERATIONS.items()} | {
 
 
 @pytest.mark.parametrize(("make", "dtype"), CASES.values(), ids=CASES)
+@pytest.mark.slow
 def test_an_operation_waits_once(cuda, make, dtype):
     counts = counted(cuda, make, dtype)
     assert len(counts.waits) == 1
@@ -80,5 +81,6 @@ def test_an_operation_waits_once(cuda, make, dtype):
 
 
 @pytest.mark.parametrize("make", LOOKED_AT.values(), ids=LOOKED_AT)
+@pytest.mark.slow
 def test_an_operation_that_reads_numbers_keeps_devices_apart(cuda, make):
     counted(cuda, make, "float32")

@@ -130,6 +130,7 @@ def test_models_that_hear_need_their_extra(tmp_path, monkeypatch):
     assert "attention-service[sound]" in find_folder(tmp_path, folder.name).refused
 
 
+@pytest.mark.slow
 def test_the_types_that_read_other_things_are_those_of_transformers():
     speech = modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
     reads = {}

@@ -203,6 +203,7 @@ def test_many_at_once_are_right(client):
             is_right(reply)
 
 
+@pytest.mark.slow
 def test_what_is_kept_gives_way_before_a_model_does(stand_ins, repository, monkeypatch):
     monkeypatch.setattr(reply_memories, "_KEEP_S", 60.0)
     with (
@@ -227,6 +228,7 @@ def test_a_system_without_such_memory_uses_the_pipe(stand_ins, repository, monke
         assert client.models.get("one").bytes < PROCESS_BYTES + MIB
 
 
+@pytest.mark.slow
 def test_a_large_request_leaves_little(client):
     def held(images=()):
         process = psutil.Process(int(client.models.forward("one", "a text", images=images or None).ran.architecture))

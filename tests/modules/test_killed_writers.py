@@ -107,6 +107,7 @@ def run(root, operations, writers, seed):
     return tuple(map(int, ended.stdout.split()))
 
 
+@pytest.mark.slow
 def test_a_few_changes_of_killed_writers_are_all_there(tmp_path):
     done, acknowledged = run(tmp_path / "models", 15, 3, 0)
     assert done >= 15

@@ -65,6 +65,7 @@ def asking(drawn: Drawn, asked: str) -> GradientsRequest:
 
 @pytest.mark.parametrize("asked", ["check", "directions"])
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+@pytest.mark.slow
 def test_the_plan_tells_what_is_held(kind, asked):
     job = drawn_job(kind, asked)
     (actual,) = peaks([job.run])

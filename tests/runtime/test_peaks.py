@@ -31,6 +31,7 @@ def walked(request: pytest.FixtureRequest) -> list[tuple[Served, int]]:
     return [*zip(every, held(every), strict=True)]
 
 
+@pytest.mark.slow
 def test_a_plan_tells_what_is_held(walked):
     off = []
     for each, actual in walked:

@@ -73,6 +73,7 @@ def same(found, expected, extra=""):
 
 
 @pytest.mark.parametrize("question", MODELS)
+@pytest.mark.slow
 async def test_requests_alike_are_answered_by_their_own_numbers(engine, rng, question):
     model = MODELS[question]
     taken = [extra for extra in EXTRAS if EXTRAS[extra](rng).keys() <= model.model_fields.keys()]

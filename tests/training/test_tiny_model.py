@@ -56,6 +56,7 @@ def test_the_files_are_few_and_small():
     assert sum(sizes.values()) < 600_000
 
 
+@pytest.mark.slow
 def test_it_predicts_held_out_text_and_repeats_what_it_never_saw(found):
     assert found.loss < 1.4 < 4 < found.unigram
     assert found.second_loss < 1 < 6 < found.first_loss

@@ -146,6 +146,7 @@ def test_a_key_beyond_its_rate_is_refused_before_its_body_is_read_and_others_are
             assert client.server.info().limits.caller.requests_per_s == 2
 
 
+@pytest.mark.slow
 def test_requests_at_a_time_are_limited(tmp_path):
     body = long(4000)
     with keyed(tmp_path, concurrent=2) as (narrow, *_):
@@ -242,6 +243,7 @@ def test_a_request_that_is_predicted_to_take_too_long_is_refused_with_both_times
         assert httpx.get(f"{url}/v1").json()["limits"]["max_predicted_s"] == 0.01
 
 
+@pytest.mark.slow
 def test_a_request_without_a_preference_has_the_time_of_the_setting(tmp_path):
     with live_server(tmp_path, default_wait_s=0.2) as url:
         answer = httpx.post(url + FORWARD, content=long(20_000), headers=TENSORS)

@@ -51,6 +51,7 @@ def test_a_command_imports_what_it_needs(server, arguments, without):
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["models"]])
+@pytest.mark.slow
 def test_a_command_starts_soon(server, arguments):
     def seconds():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -213,6 +213,7 @@ def test_nested_tensors_are_refused_with_the_way_out(client, sent):
 # ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_first_and_second_gradients_are_those_of_differences(client):
     _, remote = pair(client, add_bias_kv=True, kdim=6, vdim=5)
     tensors = inputs(remote, 2, 3, 2)

@@ -145,6 +145,7 @@ def test_the_prompts_of_the_checkpoint_come_before_texts(sentences, generation, 
 
 @each_generation
 @pytest.mark.parametrize("mode", POOLINGS)
+@pytest.mark.slow
 def test_the_tokens_of_a_prompt_can_be_left_out(sentences, generation, mode):
     loaded = sentences(generation=generation, modes=(mode,), prompts=PROMPTS, include_prompt=False)
     for text, each in zip(TEXTS, vectors(loaded, prompt_name="query").data, strict=True):

@@ -360,6 +360,7 @@ def test_a_model_that_outgrows_its_estimate_ends_alone(http, monkeypatch):
     assert in_flight(http) == 0
 
 
+@pytest.mark.slow
 def test_files_that_a_process_maps_are_not_its_memory(http):
     """As the libraries of PyTorch's build for CUDA, on a machine without a GPU too."""
     before = ask(http, "a")["ran"]["architecture"]
@@ -387,6 +388,7 @@ def test_the_least_recently_used_model_gives_way(stand_ins, repository):
         assert count(http, "evictions") == 2
 
 
+@pytest.mark.slow
 def test_memory_of_a_model_that_answers_is_worth_a_second_try(stand_ins, repository):
     """413 says that a request never fits, and clients do not repeat it."""
     with live_server(repository, memory_budget=int(1.5 * PROCESS_BYTES)) as url, httpx.Client(base_url=url) as http:

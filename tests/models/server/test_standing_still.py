@@ -70,6 +70,7 @@ def test_a_process_that_goes_on_in_time_is_not_ended(http):
     assert http.get("/health/ready").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_load_that_never_ends_fails(http):
     with ThreadPoolExecutor() as threads:
         loading = threads.submit(http.post, "/v1/models", json={"checkpoint": "stands"})
@@ -79,6 +80,7 @@ def test_a_load_that_never_ends_fails(http):
     assert http.get("/health/ready").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_long_computation_is_not_ended(http):
     process = ask(http, "a").json()["ran"]["architecture"]
     assert post(http, "/v1/models/one/forward", text=f"compute {1.2 * PATIENCE_S}")["ran"]["architecture"] == process
@@ -106,6 +108,7 @@ async def test_a_request_that_waits_for_memory_does_not_stand_still(stand_ins, r
         await engine.stop()
 
 
+@pytest.mark.slow
 def test_a_process_is_looked_at_often_only_while_somebody_waits_for_it(http, monkeypatch):
     looks = []
     ask(http, "a")

@@ -198,6 +198,7 @@ DECODERS_OF_TRANSFORMERS = [tiny for tiny in TINY if tiny.decodes and tiny.model
     .values(),
     ids=name_of,
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_decoder_that_is_not_causal_by_its_config_gives_the_numbers_of_eager_attention(tiny, run, engine, root):
     """Transformers reads ``is_causal`` in the function that makes the masks of all families."""
     build = ModelOfTransformers(tiny.build.stem, tiny.build.options | {"is_causal": False})

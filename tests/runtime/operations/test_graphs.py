@@ -180,6 +180,7 @@ def test_many_keys_are_not_captured_again_and_again(quicker, keys):
 SHAPES = [*range(1, 129)]
 
 
+@pytest.mark.slow
 def test_128_lengths_are_few_buckets_and_as_many_captures(monkeypatch):
     rng, of = random.Random(0), module()
     with stand_in_gpu(monkeypatch) as device:

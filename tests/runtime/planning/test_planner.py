@@ -172,6 +172,7 @@ def requests(draw):
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(requests())
+@pytest.mark.slow
 def test_the_plan_of_a_bucket_bounds_the_exact_one(drawn):
     operation, sent = drawn
     plan = operation.prepare(None, sent, device(), ROOM).plan

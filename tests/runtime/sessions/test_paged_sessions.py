@@ -50,6 +50,7 @@ async def stepped(engine, ids, inputs):
     return (await engine.sessions.steps(validate(StepsRequest, {"steps": asked}))).steps
 
 
+@pytest.mark.slow
 async def test_steps_of_64_sessions_are_one_call(engine, calls, monkeypatch):
     monkeypatch.setattr(step_operation, "_PASS_S", 10.0)
     lengths, jobs, module = [1 + 8 * seed for seed in range(64)], [], engine.library.get("m")

@@ -68,6 +68,7 @@ def test_every_variant_has_its_turn() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.slow
 async def test_typical_trees(tmp_path, small_pages, dtype: str) -> None:
     specs = TYPICAL if dtype == "float64" else TYPICAL[1:2]
     async with running(tmp_path) as engine:

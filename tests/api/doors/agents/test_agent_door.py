@@ -96,6 +96,7 @@ async def test_every_tool_is_listed_with_its_schemas_in_few_tokens(agents, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.slow
 async def test_every_tool_answers_as_its_schema_says_in_both_levels_of_detail(agents, mode):
     async with connected(agents.url, agents.key, mode) as client:
         schemas = {tool.name: tool.output_schema for tool in (await client.list_tools()).tools}
@@ -250,6 +251,7 @@ async def test_a_wrong_call_is_told_the_next_one(agents, tool, arguments, told):
 
 
 @pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.slow
 async def test_no_value_of_an_argument_makes_the_server_fail(agents, tool):
     async with connected(agents.url, agents.key) as client:
         usual = (await calls(client, TEXT))[tool]

@@ -115,6 +115,7 @@ async def test_why_a_weight_is_what_it_is(agents, native):
     assert sum(key["weight"] for key in found["keys"]) + found["other_weight"] == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.slow
 async def test_what_a_text_costs_and_how_long_it_may_be(agents, native):
     async with connected(agents.url, agents.key) as client:
         handle = await opened(client, TEXT)

@@ -68,6 +68,7 @@ def test_a_module_by_both_protocols(client, http, rng, named):
     )
 
 
+@pytest.mark.slow
 def test_raw_attention_by_both_protocols(client, http, rng, named):
     _, spec = named
     q, k = (rng.standard_normal((2, heads, LENGTH, D)).astype(np.float32) for heads in (H, HKV))

@@ -76,6 +76,7 @@ def walk(http, count, seed):
     return statuses
 
 
+@pytest.mark.slow
 def test_no_mutated_envelope_is_a_fault_of_the_server(http):
     statuses = walk(http, 600, seed=1)
     assert statuses[200] > 20

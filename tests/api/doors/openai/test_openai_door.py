@@ -47,6 +47,7 @@ def test_a_caller_who_leaves_stops_the_generation(http):
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.slow
 def test_what_a_caller_has_not_read_counts_until_it_is_sent(http, door, stream):
     asked = {"model": "talker", "prompt": 1500 * "a", "max_tokens": 100, "attention": {"weights": True}}
     body = json.dumps(asked | {"stream": stream}).encode()

@@ -181,6 +181,7 @@ def test_attention_and_projections_cross_at_twice_the_width():
     assert ask().projections_crossover is None
 
 
+@pytest.mark.slow
 def test_time_has_an_interval_around_its_crossover():
     """Two clocks' worth: a window is faster from some length on, perhaps from before it, surely from after it."""
     request = raw(compare=[{"label": "window", "spec": WINDOW}], sweep={"values": [64, 2**16]})

@@ -124,6 +124,7 @@ def test_runs_that_take_a_known_time_cross_where_they_do(monkeypatch):
     assert {each.measured for each in reply.crossovers if each.of != "time"} == {None}
 
 
+@pytest.mark.slow
 def test_everything_is_run_as_it_would_be_asked_for_and_its_memory_is_admitted(monkeypatch):
     """Both are run, at sizes around the predicted one, with kernel, taps, dtype and projections as they are told."""
     ran = []

@@ -44,12 +44,17 @@ def default_model_name(checkpoint: str) -> str:
 
 
 KeysOf = Literal["tokens", "compressed", "decoder + encoder"]
+LayerKind = Literal["attention", "linear", "state_space"]
 
 
 class ModelLayer(WireModel):
     """One attention of a model."""
 
     layer: LayerRef
+    kind: LayerKind = "attention"
+    """``attention``: a normalizer over pairs of tokens. ``linear``: linear attention, such as a gated delta net.
+    ``state_space``: a selective state space, such as Mamba-2. The weights of the last two are implicit: the matrix M
+    for which M·V is the mixed output, with negative numbers and rows that do not sum to 1."""
     keys: KeysOf = "tokens"
     """``tokens``: one key for each token of a text, or each patch of an image. ``compressed``: the tokens, then keys
     that each stand for a span of them (as in DeepSeek V4). ``decoder + encoder``: one softmax over the

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.models import KeysOf, ModelLayer
+from attention_contract.schemas.models import KeysOf, LayerKind, ModelLayer
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
@@ -68,6 +68,8 @@ class AttentionPlace:
     """The taps that can be asked for of an attention that the model computes itself; None for all of its spec."""
     time_first: bool
     """True if the states around it are ``[L, B, width]``."""
+    mixes: LayerKind = "attention"
+    """The kind of its mixing of tokens."""
 
     @property
     def described(self) -> ModelLayer:
@@ -75,6 +77,7 @@ class AttentionPlace:
         widths = self.widths
         return ModelLayer(
             layer=self.key,
+            kind=self.mixes,
             keys=self.keys_of,
             heads=widths.heads,
             kv_heads=widths.kv_heads,

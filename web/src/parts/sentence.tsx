@@ -75,8 +75,11 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
 }
 
 /** What a model that is not resident is said to be in a choice. */
-export const modelLabel = ({ id, state, bytes: size, refused }: ModelInfo) =>
-  `${id} · ${refused ? "cannot be loaded" : state === "resident" ? "whole model" : `whole model, ${state === "loading" ? "loading" : "to be loaded"}, about ${bytes(size)}`}`;
+export function modelLabel({ id, state, bytes: size, refused, base }: ModelInfo): string {
+  if (refused) return `${id} · cannot be loaded`;
+  const waits = state === "resident" ? "" : `, ${state === "loading" ? "loading" : "to be loaded"}, about ${bytes(size)}`;
+  return `${id} · ${base ? `adapter of ${base}` : "whole model"}${waits}`;
+}
 
 const ASK_AGAIN_MS = 300;
 

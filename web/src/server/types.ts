@@ -63,6 +63,9 @@ export interface CheckpointInfo {
 export interface ModelInfo {
   id: string;
   checkpoint: string;
+  /** The model whose process answers for a variant, and its adapter. */
+  base?: string | null;
+  adapter?: string | null;
   state: "idle" | "loading" | "resident" | "stuck";
   /** The share that is loaded, 0 to 1, while it is loading. */
   progress?: number | null;
@@ -138,7 +141,7 @@ export interface Predictions {
   predicts: "next" | "own" | "class" | null;
   predictions: {
     position: number;
-    top: { token: string; id: number; logit: number; unedited_logit: number; probability: number; unedited_probability: number }[];
+    top: { token: string; id: number; logit: number; unedited_logit: number; probability: number; unedited_probability: number; base_probability?: number }[];
     divergence?: number | null;
   }[];
 }

@@ -15,6 +15,7 @@ import { headTitle, subjectKey } from "../../subjects/subject";
 import type { Subject, SubjectProps } from "../../subjects/subject";
 import { Choice, Commands, Export, FactList, Field, ProblemBox, Table, Waiting } from "../../parts/ui";
 import { openBeside, useSources } from "../../parts/with_subject";
+import { AdapterChanges } from "./adapter_changes";
 import { SimilarHeads } from "./similar_heads";
 
 /** The statistics of a head: the server's, where it computes those of long texts, else the page's own. */
@@ -27,10 +28,17 @@ async function statisticsAt(subject: Subject, layer: number, head: number): Prom
 /** What a subject is called beside another: by its sentence alone, if both are of one model. */
 const nameOf = ({ whole, title }: Subject, source: string) => (whole && !source ? `“${clip(whole.text, 90)}”` : clip(title, 90));
 
+/** The value of the choice of the subject itself, where that is not the first. */
+const SAME = "same";
+const SAME_ATTENTION = "the same attention";
+
 export function Compare({ subject, layer, head }: SubjectProps) {
-  const { params, go } = usePage();
+  const { params, go, models } = usePage();
   const sources = useSources();
-  const source = params.b_source ?? "";
+  const model = models?.find(({ id }) => params.source === `model:${id}`);
+  const base = model?.base ? `model:${model.base}` : "";
+  const chosen = params.b_source ?? "";
+  const source = chosen === SAME ? "" : chosen || base; // an adapter is compared with its base first
   const text = params.b_text ?? "";
   const beside = { ...params, ...(source ? { source } : {}), ...(text ? { text } : {}) };
   const reads = (source || (params.source ?? "")).startsWith("model:");
@@ -70,12 +78,13 @@ export function Compare({ subject, layer, head }: SubjectProps) {
   return (
     <>
       <div role="group" aria-label="Compared with"><Controls summary={`with ${otherLabel || "another head"}`}>
-        <Choice wide label="Compare with" value={source} set={(each) => go({ b_source: each, b_text: "", b_layer: "", b_head: "" })} options={[["", "the same attention"], ...sources.map(([each, name, group]): [string, string, string] => [each, clip(name, 80), group])]} />
+        <Choice wide label="Compare with" value={chosen} set={(each) => go({ b_source: each, b_text: "", b_layer: "", b_head: "" })} options={[...(base ? [["", `its base: ${model?.base}`], [SAME, SAME_ATTENTION]] as const : [["", SAME_ATTENTION]] as const), ...sources.map(([each, name, group]): [string, string, string] => [each, clip(name, 80), group])]} />
         {reads && <Field wide label="Its sentence" hint="empty: the same" value={text} set={(each) => go({ b_text: each.trim(), b_layer: "", b_head: "" })} />}
         {other && other.layers.length > 1 && <Choice label="Its layer" value={String(otherLayer)} set={(each) => go({ b_layer: each })} options={other.layers.map((each, i) => [String(i), each.name])} />}
         {heads.length > 1 && <Choice label="Its head" value={String(otherHead)} set={(each) => go({ b_head: each })} options={heads.map((each, i) => [String(i), each])} />}
         <Choice label="Colour range" value={range} set={(each) => go({ range: each })} options={Object.entries(RANGES)} />
       </Controls></div>
+      {model && base && source === base && !text && <AdapterChanges subject={subject} model={model} />}
       <ProblemBox problem={second.problem ?? problem} />
       {!here && !problem && !second.problem && <Waiting what="Reading the weights of both heads" />}
       {here && (

@@ -41,7 +41,7 @@ export function WholeModels() {
     await refreshModels();
     return { text, request: { method, path, body } };
   });
-  const load = ({ id, checkpoint }: ModelInfo) => ask("POST", "v1/models", `Loaded ${id}.`, { checkpoint, name: id });
+  const load = ({ id, checkpoint, base }: ModelInfo) => ask("POST", "v1/models", `Loaded ${id}.`, base ? { checkpoint } : { checkpoint, name: id });
   const end = (id: string) => ask("DELETE", `v1/models/${encodeURIComponent(id)}`, `Ended ${id}.`);
   const look = (id: string) => go({ view: "overview", source: `model:${id}`, layer: "", head: "", image: "", zoom: "", edits: "" });
   return (
@@ -53,7 +53,7 @@ export function WholeModels() {
         { head: "state", title: "running: requests that its process has; waiting: those that wait until others are answered, or until it is loaded", cell: stateOf },
         { head: "computed by", cell: (m) => m.architecture ?? "—" },
         { head: "takes", cell: (m) => m.takes.join(", ") },
-        { head: "bytes", number: true, title: "an estimate until it is resident", cell: (m) => bytes(m.bytes) },
+        { head: "bytes", number: true, title: "an estimate until it is resident", cell: (m) => (m.base ? `with ${m.base}` : bytes(m.bytes)) },
         { head: "refused", cell: (m) => <span class="wrap">{clip(m.refused ?? "", 90)}</span> },
         { head: <span class="hidden">actions</span>, cell: (m) => (
           <span class="actions">

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from attention_contract.base import WireModel
 from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import EditableTap, Tap
 from attention_contract.tensors import FloatName
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -45,10 +46,12 @@ def default_model_name(checkpoint: str) -> str:
 
 KeysOf = Literal["tokens", "compressed", "decoder + encoder"]
 LayerKind = Literal["attention", "linear", "state_space"]
+LayerTap = Tap | Literal["hidden"]
+"""The taps of a layer of a model: those of its attention, and ``hidden``, what the layer returns."""
 
 
 class ModelLayer(WireModel):
-    """One attention of a model."""
+    """One attention of a model, and what it can answer."""
 
     layer: LayerRef
     kind: LayerKind = "attention"
@@ -62,6 +65,14 @@ class ModelLayer(WireModel):
     heads: int
     kv_heads: int
     head_dim: int | None = None
+    taps: list[LayerTap] = Field(default_factory=list)
+    """The taps that ``return`` of a forward request can name. Its weights can be asked for if ``weights`` is one."""
+    edits: list[EditableTap] = Field(default_factory=list)
+    """The taps that an edit can change."""
+    gradients: list[LayerTap] = Field(default_factory=list)
+    """The taps that ``wrt`` of a gradients request can name."""
+    refused: dict[str, str] = Field(default_factory=dict)
+    """Why it has no other: the reason by tap."""
 
 
 class ModelInfo(WireModel):
@@ -121,6 +132,9 @@ class ModelInfo(WireModel):
     unseen: list[str] = Field(default_factory=list)
     """Kinds of layers whose attention transformers computes, so that it cannot be inspected, such as linear
     attention."""
+    without_weights: dict[str, str] = Field(default_factory=dict)
+    """Its layers that mix tokens and are not among ``layers``, with the reason, by number or by stack and number; known
+    once the model is resident."""
     left_out: list[str] = Field(default_factory=list)
     """The first 100 tensors of its checkpoint that the model does not take, such as a classifier of texts; known once
     the model is resident. Files of an adapter's folder that are not used, such as another tokenizer."""

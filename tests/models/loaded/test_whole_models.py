@@ -92,6 +92,17 @@ def test_logits_and_weights_are_those_of_the_eager_model(models, eager):
     np.testing.assert_allclose(layer.weights[:, 0, 0], expected.attentions[1][[0, 0], 2, 3], atol=1e-6)
 
 
+def test_each_layer_says_what_it_answers(models):
+    models.forward("llama", TEXT)
+    info = models.get("llama")
+    assert [(layer.layer, layer.kind, layer.refused) for layer in info.layers] == [
+        (0, "attention", {}), (1, "attention", {}),
+    ]  # fmt: skip
+    assert {"weights", "context", "hidden"} <= {*info.layers[0].taps}
+    assert {"weights", "output"} <= {*info.layers[0].edits} & {*info.layers[0].gradients}
+    assert info.without_weights == {}
+
+
 def test_edits_of_one_layer_change_what_the_model_predicts(models):
     edits = {"1": [{"tap": "context", "heads": [0], "set": 0}]}
     reply = models.forward("llama", TEXT, edits=edits, compare="unedited")

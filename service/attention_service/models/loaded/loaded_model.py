@@ -32,7 +32,6 @@ from attention_service.models.loaded.model_loading import load_checkpoint, place
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
     BOTH,
-    VISION,
     AttentionPlace,
     kinds_of,
 )
@@ -52,6 +51,10 @@ _NAMED: Final = 3
 """Tensors that an error names of those that the model leaves out."""
 _LISTED: Final = 100
 """The same of the description of the model."""
+_OF_WINDOWS: Final = (
+    "the layers of this model that see images attend over windows of patches that merge from layer to layer; their "
+    "weights have no tokens in common, and cannot be multiplied"
+)
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,8 @@ class LoadedModel:
         self.head = PredictionHead.of(model)
         self.recording: RecordingFile | None = None
         """The recording of the last request, if it said ``keep``."""
-        self.seen_in_parts = False
-        """True if images are seen in windows, or in patches that merge between layers: such layers are not asked."""
+        self._in_parts: dict[str, str] = {}
+        """The layers that see images in windows, or in patches that merge between layers, with the reason."""
         self.short_products: dict[nn.Module, int] = {}
         """The FLOPs of the matrices of each module in the short run, over a gray image if the model reads images."""
         try:
@@ -156,8 +159,8 @@ class LoadedModel:
         of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
         if isinstance(self.reader, EncoderInputs | PromptInputs) and of_images:
             known = self.reader.find_patches(of_images, partial(self.run, asking=AttentionPass({})))
-            self.seen_in_parts = not known
             if not known:
+                self._in_parts = {str(place.key): _OF_WINDOWS for place in of_images}
                 self.places = {key: place for key, place in self.places.items() if place not in of_images}
         first = next(iter(self.places.values()), None)
         if isinstance(self.reader, SoundInputs) and first is not None and first.queries != "text":
@@ -241,7 +244,8 @@ class LoadedModel:
 
     def info(self) -> dict[str, Any]:
         """The fields of ``ModelInfo`` that the model itself knows."""
-        others = {kind for number, kind in other_mixers(self.model).items() if str(number) not in self.places}
+        others = {str(number): kind for number, kind in other_mixers(self.model).items()}
+        others = {number: kind for number, kind in others.items() if number not in self.places}
         return {
             "architecture": type(self.model).__name__,
             "model_type": self.model.config.model_type,
@@ -256,13 +260,14 @@ class LoadedModel:
             "left_out": self.left_out[:_LISTED],
             "layers": [place.described for place in self.places.values()],
             "attention": self.attention.way,
-            "unseen": sorted(others.union(type_names(not_observed(self.model, self.places.values())))),
+            "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | self._in_parts,
+            "unseen": sorted({*others.values()}.union(type_names(not_observed(self.model, self.places.values())))),
         }
 
     def unseen(self) -> dict[LayerKey, str]:
         """The layers whose weights no recording holds, as they are not of pairs of tokens, and the reason."""
         kinds = other_mixers(self.model)
-        others = {number: f"{kind} has no weights of pairs of tokens" for number, kind in kinds.items()}
+        others = {number: _no_pairs(kind) for number, kind in kinds.items()}
         found: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in self.places}
         for place in self.places.values():
             if place.keys_of != "tokens":
@@ -344,12 +349,8 @@ class LoadedModel:
 
     def _place(self, key: LayerKey, param: str) -> AttentionPlace:
         place = self.places.get(str(key))
-        if place is None and self.seen_in_parts and str(key).startswith(f"{VISION}."):
-            raise InvalidRequest.at(
-                param,
-                "the layers of this model that see images attend over windows of patches that merge from "
-                "layer to layer; their weights have no tokens in common, and cannot be multiplied",
-            )
+        if place is None and str(key) in self._in_parts:
+            raise InvalidRequest.at(param, self._in_parts[str(key)])
         if place is None:
             known = list(self.places)
             reason = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
@@ -378,6 +379,11 @@ class LoadedModel:
         part = self.model.base_model if self.reader.shifts else None
         with counted_products(self.model) as self.short_products:
             return (part or self.model)(**self._options(arguments, whole=part is None), **more)
+
+
+def _no_pairs(kind: str) -> str:
+    """The reason for which a layer of another kind has no weights."""
+    return f"{kind} has no weights of pairs of tokens"
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
-from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.models import KeysOf, LayerKind, ModelLayer
+from attention_contract.schemas.attention import Edit, EditableTap
+from attention_contract.schemas.model_requests import ModelGradient
+from attention_contract.schemas.models import KeysOf, LayerKind, LayerTap, ModelLayer
 from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
@@ -23,7 +24,7 @@ from attention_service.models.passes.layer_keys import Compression
 from attention_service.models.passes.module_hooks import State, after, turned
 from attention_service.models.passes.ways import Attention
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
-from attention_service.runtime.binding.selection import check_edit, check_tap
+from attention_service.runtime.binding.selection import check_edit
 from attention_service.runtime.planning.blank_requests import raw_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_transformers.function_calls import RawAttentionInputs
@@ -39,6 +40,7 @@ VISION: Final = "vision"
 TokensOf = Literal["text", "target", "images", "target and text"] | None
 """The tokens that queries or keys stand for; None for others."""
 BOTH: Final = "target and text"
+_EVERY_TAP: Final[tuple[LayerTap, ...]] = tuple(tap for each in get_args(LayerTap) for tap in get_args(each))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +75,10 @@ class AttentionPlace:
 
     @property
     def described(self) -> ModelLayer:
-        """The sizes of the attention."""
+        """The sizes of the attention, and what it can answer."""
         widths = self.widths
+        reasons = {tap: self.refusal(tap) for tap in _EVERY_TAP}
+        taps = [tap for tap in _EVERY_TAP if reasons[tap] is None]
         return ModelLayer(
             layer=self.key,
             kind=self.mixes,
@@ -82,6 +86,10 @@ class AttentionPlace:
             heads=widths.heads,
             kv_heads=widths.kv_heads,
             head_dim=widths.head_dim if self.taps is None or "v" in self.taps else None,
+            taps=taps,
+            edits=[tap for tap in get_args(EditableTap) if tap in taps],
+            gradients=[tap for tap in taps if tap in get_args(ModelGradient)],
+            refused={tap: why for tap, why in reasons.items() if why is not None},
         )
 
     @cached_property
@@ -133,15 +141,15 @@ class AttentionPlace:
 
     def check_tap(self, tap: str, param: str) -> None:
         """Raise InvalidRequest, for the field ``param``, for a tap that this attention has not, or that is not seen."""
-        if self.taps is None:
-            if tap != "hidden":
-                check_tap(tap, self.spec, param)
-        elif tap not in self.taps:
-            raise InvalidRequest.at(
-                param,
-                f"the model computes the attention of layer {self.key} itself, and {tap} is not seen there; take "
-                f"{', '.join(sorted(self.taps))}",
-            )
+        if (reason := self.refusal(tap)) is not None:
+            taps = [each for each in _EVERY_TAP if self.refusal(each) is None]
+            raise InvalidRequest.at(param, f"layer {self.key}: {reason}; take {', '.join(taps)}")
+
+    def refusal(self, tap: str) -> str | None:
+        """The reason for which this attention does not answer for a tap; None if it does."""
+        if self.taps is None or tap in self.taps:
+            return None
+        return f"the model computes this attention itself, and {tap} is not seen there"
 
     def batch_first(self, change: State) -> State:
         """A change of states ``[B, L, width]`` as one of those around this attention."""

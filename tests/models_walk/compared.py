@@ -25,6 +25,7 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 from transformers.models.auto import modeling_auto
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.utils import logging
 
 from attention_contract.errors import AttentionError, InvalidRequest
@@ -262,7 +263,7 @@ def error(found: Any, expected: Any) -> float:
 def _processor(model: PreTrainedModel) -> Any:
     """Return the processor of images, of the model's size or of four patches, or of sounds."""
     if model.main_input_name == "input_features":
-        return WhisperFeatureExtractor(feature_size=getattr(model.config, "num_mel_bins", 80), chunk_length=6)
+        return _extractor(model.config)
     if model.main_input_name == "input_values":
         kind = model.config.model_type
         return sounds.extractor(kind if kind in sounds.HEARS else "wav2vec2")
@@ -271,6 +272,16 @@ def _processor(model: PreTrainedModel) -> Any:
     size = getattr(model.config, "image_size", None) or 8
     height, width = (size, size) if isinstance(size, int) else size[-2:]
     return ViTImageProcessorPil(size={"height": height, "width": width})
+
+
+def _extractor(config: Any) -> Any:
+    """Return the feature extractor of a type, or of the type that it is the encoder of; else that of Whisper."""
+    kind, known = config.model_type, FEATURE_EXTRACTOR_MAPPING_NAMES
+    name = known.get(max((each for each in known if kind.startswith(each)), key=len, default=""))
+    make = getattr(transformers, name or "WhisperFeatureExtractor")
+    own = getattr(config, "encoder_config", config)
+    size = getattr(own, "num_mel_bins", None) or getattr(config, "feature_size", 80)
+    return make(feature_size=size, **({"chunk_length": 6} if make is WhisperFeatureExtractor else {}))
 
 
 def input_of(loaded: LoadedModel) -> dict[str, Any]:

@@ -34,9 +34,10 @@ _MOST: Final[dict[int, str]] = {
         shared_expert_intermediate_size hidden_dim intermediate_size_mlp expert_ffn_hidden_size
         moe_shared_expert_intermediate_size shared_intermediate_size d_inner mlp_hidden_size expert_ffn_size
         feed_forward_hidden_size decoder_intermediate_size block_ff_dim""",
-    64: """max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len context_length max_source_positions
+    64: """max_position_embeddings n_positions n_ctx max_sequence_length max_seq_len context_length
         max_target_positions model_max_length max_encoder_position_embeddings max_decoder_position_embeddings
         max_position_embedding""",
+    300: "max_source_positions",
     VOCABULARY: "vocab_size text_vocab_size vocab_size_per_layer_input decoder_vocab_size entity_vocab_size "
     "pronunciation_vocab_size shape_vocab_size",
 }  # fmt: skip
@@ -124,6 +125,7 @@ OWN: Final[dict[str, dict[str, Any]]] = {
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
     "led": {"attention_window": [4, 4]},
     "lilt": {"hidden_size": 48},
+    "granite_speech5_encoder": {"context_size": 16},
     "longformer": {"attention_window": [4, 4]},
     "ministral": {"head_dim": 8},
     "nemotron_h": {"n_groups": 2},

@@ -16,6 +16,8 @@ from transformers import (
     CONFIG_MAPPING,
     ASTFeatureExtractor,
     GenerationConfig,
+    LasrFeatureExtractor,
+    ParakeetFeatureExtractor,
     Wav2Vec2FeatureExtractor,
     WhisperFeatureExtractor,
 )
@@ -86,6 +88,15 @@ _MOONSHINE = {
     "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4,
     "max_position_embeddings": 64, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
 }  # fmt: skip
+_TOWER = {
+    "num_mel_bins": 8, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_source_positions": _FRAMES,
+}  # fmt: skip
+_CONFORMER = {
+    "num_mel_bins": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 48, "subsampling_conv_channels": 8,
+}  # fmt: skip
 HEARS = {
     "wav2vec2": ("Wav2Vec2ForCTC", "wav2vec2", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
     "wav2vec2-base": ("Wav2Vec2Model", "wav2vec2", _WAVES, Wav2Vec2FeatureExtractor, _UNMASKED),
@@ -110,6 +121,17 @@ HEARS = {
     "moonshine": (
         "MoonshineForConditionalGeneration", "moonshine", _MOONSHINE, Wav2Vec2FeatureExtractor,
         _PLAIN | {"return_attention_mask": True, "do_normalize": False},
+    ),
+    "voxtral_encoder": (
+        "VoxtralEncoder", "voxtral_encoder", _TOWER, WhisperFeatureExtractor,
+        {"feature_size": 8, "chunk_length": SECONDS},
+    ),
+    "parakeet": (
+        "ParakeetForCTC", "parakeet_ctc", {"vocab_size": 32, "encoder_config": _CONFORMER, "pad_token_id": 0},
+        ParakeetFeatureExtractor, {"feature_size": 16},
+    ),
+    "lasr_encoder": (
+        "LasrEncoder", "lasr_encoder", _CONFORMER | {"conv_kernel_size": 9}, LasrFeatureExtractor, {"feature_size": 16},
     ),
 }  # fmt: skip
 """Class, model type, config, feature extractor and its settings of checkpoints besides Whisper's."""

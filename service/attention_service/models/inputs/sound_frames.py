@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention_service.models.inputs.input_stacks import Seconds
 
+_RULES: Final = "_get_feat_extract_output_lengths", "_get_subsampling_output_length"
 _MANY: Final = 2**24
 """Features by whose frames the stride of a model is found."""
 
@@ -35,7 +37,7 @@ class Frames(Protocol):
 class StridedFrames:
     """Frames of equal strides, one behind the other."""
 
-    lengths: Callable[..., Any]
+    lengths: Callable[[Tensor], Any]
     """The number of frames of so many features, as the model itself finds it."""
     stride: float
     """Seconds."""
@@ -95,19 +97,35 @@ def frames_of(model: PreTrainedModel, extractor: Any) -> Frames | None:
         )  # fmt: skip
         most = round(config.max_length * step * rate)
         return SpectrogramPatches(rows, columns, config.time_stride * step, patch * step, most)
-    lengths = getattr(model, "_get_feat_extract_output_lengths", None)
-    if lengths is None:
+    lengths, hop = _lengths(model), feature_samples(model, extractor)
+    if lengths is None or hop is None:
         return None
-    if "add_adapter" in inspect.signature(lengths).parameters:
-        own = lengths  # an adapter stands behind the layers
-
-        def lengths(features: Any) -> Any:
-            return own(features, add_adapter=False)
-
-    hop = 1 if model.main_input_name == "input_values" else int(extractor.hop_length)
     many = int(lengths(torch.tensor(2 * _MANY))) - int(lengths(torch.tensor(_MANY)))
     filled = getattr(extractor, "n_samples", None)
     return StridedFrames(lengths, hop * round(_MANY / many) / rate, filled if isinstance(filled, int) else None)
+
+
+def feature_samples(model: PreTrainedModel, extractor: Any) -> int | None:
+    """The samples of a feature; None if the extractor does not tell."""
+    if model.main_input_name == "input_values":
+        return 1
+    hop = getattr(extractor, "hop_length", None)
+    return hop if isinstance(hop, int) else None
+
+
+def _lengths(model: PreTrainedModel) -> Callable[[Tensor], Any] | None:
+    """The model's own function from features to the frames of its layers; None if it has none."""
+    own: Any = next((found for name in _RULES if (found := getattr(model, name, None)) is not None), None)
+    if own is None:
+        return None
+    # An adapter stands behind the layers.
+    options = {"add_adapter": False} if "add_adapter" in inspect.signature(own).parameters else {}
+
+    def lengths(features: Tensor) -> Any:
+        found = own(features, **options)
+        return found[0] if isinstance(found, tuple) else found  # the second is the length of what is pooled after them
+
+    return lengths
 
 
 def _part(begin: float, end: float, last: float) -> Seconds:

@@ -13,13 +13,15 @@ from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.sound_decoding import Sound, decoded
-from attention_service.models.inputs.sound_frames import frames_of
+from attention_service.models.inputs.sound_frames import feature_samples, frames_of
 from attention_service.models.passes.attention_places import TARGET
 
 _SHORT: Final = 16_000
 """Samples of the silent sound of short runs."""
 _UNMASKED: Final = frozenset({"data2vec-audio"})
 """Types whose convolutions of positions, one behind the other, reach into what fills up a batch."""
+_MASKS: Final = "attention_mask", "input_features_mask", "feature_attention_mask"
+"""The names that models give to the mask of their features."""
 _COPIES: Final = 4
 """Tensors as wide as the widest convolution that are in memory at once."""
 
@@ -40,9 +42,14 @@ class SoundInputs(InputReader):
         self._extractor, self._made, self._main = extractor, frames, model.main_input_name
         self.rate = int(extractor.sampling_rate)
         """Samples a second."""
-        padding = inspect.signature(extractor.__call__).parameters.get("padding")
-        self._padding: dict[str, Any] = {} if padding is None or padding.default else {"padding": True}
-        self._hop = 1 if self._main == "input_values" else int(extractor.hop_length)
+        options = inspect.signature(extractor.__call__).parameters
+        self._mask = next((name for name in _MASKS if name in self.names), None)
+        self._options: dict[str, Any] = {}
+        if "padding" in options and not options["padding"].default:
+            self._options["padding"] = True
+        if self._mask not in {None, _MASKS[0]} and "return_attention_mask" in options:
+            self._options["return_attention_mask"] = True  # no such model runs without
+        self._hop = feature_samples(model, extractor) or 1
         """Samples of a feature."""
         self.short_text = self._made.count(self._features(self.short_runs()[0]))
         self._masks = model.config.model_type not in _UNMASKED and not any(
@@ -96,7 +103,7 @@ class SoundInputs(InputReader):
                 raise InvalidRequest.at(f"audio.{index}", f"{sound.seconds:.4f} s is too short for one frame")
         arguments = self._processed(sounds)
         unlike = len({len(sound.samples) for sound in sounds}) > 1
-        if unlike and most is None and not (self._masks and "attention_mask" in arguments):
+        if unlike and most is None and not (self._masks and self._mask in arguments):
             raise InvalidRequest.at(
                 "audio",
                 "sounds of different lengths: what fills up a batch would change this model's numbers. Send one",
@@ -108,7 +115,9 @@ class SoundInputs(InputReader):
         length = self._made.count(self._features(arguments))
         ids = torch.arange(length, device=self._device).expand(len(sounds), -1)
         mask = None
-        if self._made.most_samples is None and (real := arguments.get("attention_mask")) is not None:
+        # Whisper, whose mask has the first name, attends to what its sounds are filled up with.
+        hides = self._made.most_samples is None or self._mask != _MASKS[0]
+        if hides and (real := arguments.get(self._mask or "")) is not None:
             own = torch.tensor([self._made.count(int(each)) for each in real.sum(1)], device=self._device)
             mask = torch.arange(length, device=self._device) < own[:, None]
             mask = None if bool(mask.all()) else mask
@@ -141,12 +150,13 @@ class SoundInputs(InputReader):
     def _processed(self, sounds: Sequence[Sound]) -> dict[str, Tensor]:
         try:
             made = self._extractor(
-                [sound.samples for sound in sounds], sampling_rate=self.rate, return_tensors="pt", **self._padding
+                [sound.samples for sound in sounds], sampling_rate=self.rate, return_tensors="pt", **self._options
             )
         except (ValueError, TypeError, RuntimeError, IndexError) as fault:
             reason = str(fault).partition("\n")[0][:120]
             raise InvalidRequest.at("audio", f"the model's feature extractor refuses them: {reason}") from None
-        return {name: torch.as_tensor(x).to(self._device) for name, x in made.items() if name in self.names}
+        named = {self._mask if name in _MASKS else name: torch.as_tensor(x) for name, x in made.items()}
+        return {name: x.to(self._device) for name, x in named.items() if name in self.names}
 
 
 def _widest(model: PreTrainedModel) -> float:

@@ -167,6 +167,12 @@ class LoadedModel:
             raise InvalidCheckpoint.at(
                 "checkpoint", "its layers attend over other tokens than the frames that it makes of a sound"
             )
+        if isinstance(self.reader, SoundInputs) and self.head.predicts is None and not self.reader.pairs:
+            states = self.run(self.reader.short_runs()[0], AttentionPass({})).last_hidden_state
+            if states.shape[1] != self.reader.short_text:
+                raise InvalidCheckpoint.at(
+                    "checkpoint", "its output pools the frames of its layers; load the model whose encoder it is"
+                )
         self.embeds_time_first = any(place.time_first for place in self.places.values()) and self._embeds_time_first()
 
     @property

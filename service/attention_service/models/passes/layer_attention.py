@@ -128,8 +128,9 @@ class LayerAttention:
         checkpoint()
         if self._eager:
             options["is_causal"] = False
-        raw = attention_call(module, query, key, value, attention_mask, **options).raw()
         layer, attention_pass = self.turns.layer_of(module), self._pass
+        call = attention_call(module, query, key, value, attention_mask, **options)
+        raw = call.raw(whole=attention_pass is not None)  # its labels name the last keys too, which no query may see
         if attention_pass is not None:
             attention_pass.saw(layer, raw, options.get("sliding_window"))
         context = self._context(layer, raw, attention_pass)

@@ -10,6 +10,7 @@ import transformers
 from safetensors.numpy import save_file
 from tests.api.talk import post, refuse
 from tests.models.conftest import write_checkpoint
+from tests.models.inputs.small_sounds import HEARS
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint
@@ -128,6 +129,10 @@ def test_models_that_hear_need_their_extra(tmp_path, monkeypatch):
     assert find_folder(tmp_path, "net").refused is None
     monkeypatch.setattr(checkpoint_facts, "find_spec", lambda name: None if name == "soundfile" else find_spec(name))
     assert "attention-service[sound]" in find_folder(tmp_path, folder.name).refused
+
+
+def test_every_type_that_hears_is_tried():
+    assert {family for _, family, *_ in HEARS.values()} == HEARD - {"whisper", "parakeet_encoder", "lasr_ctc"}
 
 
 @pytest.mark.slow

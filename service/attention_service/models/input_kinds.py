@@ -32,7 +32,8 @@ READS: Final = {
 }
 """The input of each of these types."""
 HEARD: Final = frozenset({
-    "audio-spectrogram-transformer", "data2vec-audio", "hubert", "moonshine", "unispeech", "unispeech-sat",
-    "wav2vec2", "wav2vec2-conformer", "whisper",
+    "audio-spectrogram-transformer", "data2vec-audio", "hubert", "lasr_ctc", "lasr_encoder", "moonshine",
+    "parakeet_ctc", "parakeet_encoder", "unispeech", "unispeech-sat", "voxtral_encoder", "wav2vec2",
+    "wav2vec2-conformer", "whisper",
 })  # fmt: skip
 """Types whose sounds are read here, of those that read audio."""

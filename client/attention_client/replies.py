@@ -45,7 +45,7 @@ def piece_of(call: Call[ReplyT], response: httpx.Response, line: str) -> ReplyT 
     if not line.startswith("data: {"):
         return None
     body = bytearray(line.removeprefix("data: ").encode())
-    if line.startswith('data: {"error":'):
+    if line.startswith(('data: {"error":', 'data: {"type":"error"')):
         raise _problem(response, body) or _unexpected(response, EVENTS, body)
     return cast("ReplyT", _read_body(call.operation, response, body, JSON))
 

@@ -16,8 +16,10 @@ from attention_contract.schemas import models as n
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
+from attention_contract.schemas import responses as p
 from attention_contract.schemas import server as s
 from attention_contract.schemas import sessions as t
+from attention_contract.schemas import tokenization as z
 from attention_contract.schemas import transcriptions as x
 from attention_contract.schemas.analyses import circuits as u
 from attention_contract.schemas.analyses import hopfield as h
@@ -345,6 +347,16 @@ create_completion = Operation(
     "create_completion", "POST", "/v1/completions", i.CompletionRequest, i.Completion,
     "The continuation of a text by a whole model, in OpenAI's format, with the attention that chose each token",
     (*READS_BODY, *OF_MODEL, *WRITES), example=i.EXAMPLE_TEXT, scopes=INFER,
+)  # fmt: skip
+create_response = Operation(
+    "create_response", "POST", "/v1/responses", p.ResponseRequest, p.ModelResponse,
+    "The answer of a whole model to a text or a conversation, in the format of OpenAI's Responses API",
+    (*READS_BODY, *OF_MODEL, *WRITES), example=p.EXAMPLE, scopes=INFER,
+)  # fmt: skip
+tokenize = Operation(
+    "tokenize", "POST", "/v1/tokenize", z.TokenizeRequest, z.Tokenization,
+    "The tokens of a text or a conversation with their places in it, in vLLM's format",
+    (*READS_BODY, *OF_MODEL), example=z.EXAMPLE, scopes=INFER,
 )  # fmt: skip
 create_embedding = Operation(
     "create_embedding", "POST", "/v1/embeddings", i.EmbeddingRequest, i.Embeddings,

@@ -191,7 +191,7 @@ SPEC = {
     "normalizer": {"name": "softmax", "temperature": 0.5}, "method": {"name": "exact"},
 }  # fmt: skip
 X = [[0.1 * i for i in range(8)], [0.3] * 8]
-OPENAIS = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings"}
+OPENAIS = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/tokenize"}
 """Paths whose errors have OpenAI's form."""
 VALID: list[tuple[str, dict[str, Any]]] = [
     *((operation.path, operation.example) for operation in OPERATIONS if operation.example),

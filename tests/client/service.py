@@ -37,8 +37,10 @@ from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as g
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
-from attention_contract.schemas.prompts import ModelRan
+from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
+from attention_contract.schemas.responses import ModelResponse, OutputMessage, OutputText
 from attention_contract.schemas.text_similarity import TextSimilarityReply
+from attention_contract.schemas.tokenization import Tokenization
 from attention_contract.schemas.transcriptions import HeardDuration, Transcription
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
@@ -69,6 +71,8 @@ EXAMPLES = {
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
     "create_completion": (("net", "the cat"), {"attention": {"top_k": 2}}, "/v1/completions"),
+    "create_response": (("net", "the cat"), {"instructions": "be brief"}, "/v1/responses"),
+    "tokenize": (("net", "the cat"), {"return_token_strs": True}, "/v1/tokenize"),
     "create_embedding": (("net", ["the", "cat"]), {}, "/v1/embeddings"),
     "create_transcription": (("net", b"RIFF"), {"language": "en"}, "/v1/audio/transcriptions"),
     "list_parameters": (("demo",), {}, "/v1/modules/demo/parameters"),
@@ -131,7 +135,7 @@ CALLS = {
 """The methods of the blocking client that make a call, by their dotted names."""
 COMPOSED = {
     "modules.import_all", "recordings.read", "recordings.download", "models.stream", "models.stream_chat",
-    "models.survey", "models.passages", "models.export_headvis",
+    "models.stream_response", "models.survey", "models.passages", "models.export_headvis",
 }  # fmt: skip
 """Methods that make several calls, or ask for a part of a reply or for its pieces."""
 METHODS = {
@@ -356,6 +360,17 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         ),
         "create_embedding": i.Embeddings(
             data=[i.Embedding(index=0, embedding=[1.0, 0.0])], model="net", usage=GENERATED["usage"]
+        ),
+        "create_response": ModelResponse(
+            id="resp_1", created_at=0, completed_at=1, status="completed", incomplete_details=None, model="net",
+            output=[OutputMessage(id="msg_1", status="completed", content=[OutputText(text=" sat")])], usage=None,
+            instructions="be brief", temperature=1.0, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+            top_logprobs=0, max_output_tokens=None, metadata={}, user=None, safety_identifier=None,
+            prompt_cache_key=None,
+        ),
+        "tokenize": Tokenization(
+            count=1, max_model_len=None, tokens=[4], text="the",
+            labels=TokenLabelsReply(tokens=["the"], ids=[4], spans=[(0, 3)]),
         ),
         "create_transcription": Transcription(text="the cat", usage=HeardDuration(seconds=2.5)),
         "list_hardware": g.HardwareList(

@@ -16,7 +16,9 @@ from attention_contract.schemas.openai import (
     Completion,
     Embeddings,
 )
+from attention_contract.schemas.responses import ModelResponse, ResponseEvent
 from attention_contract.schemas.text_similarity import Pooling
+from attention_contract.schemas.tokenization import Tokenization
 from attention_contract.schemas.transcriptions import Transcription
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -26,8 +28,6 @@ Messages = Sequence[Mapping[str, Any]]
 class SamplingFields(CallOptions, total=False):
     """The settings of a generation that are None by default, and those of the call; see ``client.models.generate``."""
 
-    max_tokens: int | None
-    n: int | None
     temperature: float | None
     top_p: float | None
     seed: int | None
@@ -50,18 +50,47 @@ class SamplingFields(CallOptions, total=False):
 class CompletionFields(SamplingFields, total=False):
     """The same, of a text."""
 
+    max_tokens: int | None
+    n: int | None
     logprobs: int | None
     echo: bool | None
 
 
-class ChatFields(SamplingFields, total=False):
-    """The same, of a conversation."""
+class TemplateFields(CallOptions, total=False):
+    """The settings of a chat template, and those of the call; see ``client.models.chat``."""
 
-    logprobs: bool | None
-    top_logprobs: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
+
+
+class ChatFields(SamplingFields, TemplateFields, total=False):
+    """The settings of a conversation's answer."""
+
+    max_tokens: int | None
+    n: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+
+
+class ResponseFields(SamplingFields, TemplateFields, total=False):
+    """The same, of the Responses API; see ``client.models.respond``."""
+
+    instructions: str | None
+    max_output_tokens: int | None
+    include: Sequence[Literal["message.output_text.logprobs"]] | None
+    top_logprobs: int | None
+
+
+class TokenizeFields(TemplateFields, total=False):
+    """The settings of ``client.models.tokenize`` that are None by default."""
+
+    text_pair: str | None
+    answer: str | None
+    messages: Messages | None
+    add_special_tokens: bool | None
+    return_token_strs: bool | None
+    adapter: str | None
 
 
 class TranscriptionFields(CallOptions, total=False):
@@ -116,6 +145,34 @@ class Generation(Group[WayT]):
         """Yield what ``chat`` returns piece by piece, as it comes."""
         whole = cast("Operation[Any]", operations.create_chat_completion)
         return call(replace(whole, reply=ChatCompletionChunk), _streaming(locals()))
+
+    @method
+    def respond(self, model: str, input: str | Messages, **options: Unpack[ResponseFields]) -> Call[ModelResponse]:  # noqa: A002
+        """Answer a text or a conversation by the Responses API; the text is ``output_text`` of the reply.
+
+        ``instructions`` are a message of the system before it. ``top_logprobs`` returns the log-probability of each
+        token, beside so many of the likeliest. The other arguments are those of ``chat``.
+        """
+        return call(operations.create_response, locals())
+
+    @streamed
+    def stream_response(
+        self, model: str, input: str | Messages, **options: Unpack[ResponseFields]  # noqa: A002
+    ) -> Call[ResponseEvent]:  # fmt: skip
+        """Yield the events of the answer that ``respond`` returns, as they come."""
+        whole = cast("Operation[Any]", operations.create_response)
+        return call(replace(whole, reply=ResponseEvent), _streaming(locals()))
+
+    @method
+    def tokenize(
+        self, model: str, prompt: str | None = None, **options: Unpack[TokenizeFields]
+    ) -> Call[Tokenization]:  # fmt: skip
+        """Return the tokens of a text, or of ``messages``, with their places in it: the positions of edits.
+
+        ``text_pair`` is a second text, and ``answer`` a given continuation, as in ``weights``. The arguments of the
+        chat template are those of ``chat``. Raises ModelNotFound and InvalidRequest.
+        """
+        return call(operations.tokenize, locals())
 
     @method
     def transcribe(self, model: str, file: AudioLike, **options: Unpack[TranscriptionFields]) -> Call[Transcription]:

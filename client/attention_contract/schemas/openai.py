@@ -79,6 +79,8 @@ class OpenAIRequest(WireModel):
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """The values, besides null, of fields that are refused with any other."""
+    reasons: ClassVar[dict[str, str]] = {}
+    """The reason to refuse such a field, if it is another one than that it changes the answer."""
 
     model: str = Field(min_length=1, max_length=1024)
     """The name of a model: ``GET /v1/models`` lists them. ``base:adapter`` is a model with an adapter."""
@@ -90,18 +92,14 @@ class OpenAIRequest(WireModel):
     def _only_neutral(self) -> "OpenAIRequest":
         for name, values in self.neutral.items():
             if (given := getattr(self, name)) is not None and given not in values:
-                raise at_fault(name, "it would change the answer, and cannot here; leave it out")
+                reason = "it would change the answer, and cannot here; leave it out"
+                raise at_fault(name, self.reasons.get(name, reason))
         return self
 
 
-class GenerationOptions(OpenAIRequest):
-    """The fields of both requests for generated text."""
+class SamplingOptions(OpenAIRequest):
+    """The fields of every request for generated text."""
 
-    max_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
-    """The largest number of tokens to generate for each choice. Default: 16 for a completion; for a chat the number of
-    positions that the model has left, at most 4,096."""
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    """The choices for each prompt; default: 1."""
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     """Divides the logits before sampling; 0 takes the most likely token. Default: that of the checkpoint, or 1."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -134,11 +132,21 @@ class GenerationOptions(OpenAIRequest):
     """Added to the logits of these token ids."""
     stream: bool | None = None
     """Send each token as a server-sent event as soon as it is generated."""
-    stream_options: StreamOptions | None = None
     attention: AttentionOfTokens | None = None
     """Return the attention of each token, and edit attention."""
     alone: bool | None = None
     """Share no pass with other requests: the same numbers to the last bit, whoever asks at the same time."""
+
+
+class GenerationOptions(SamplingOptions):
+    """The fields of requests whose replies have choices."""
+
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
+    """The largest number of tokens to generate for each choice. Default: 16 for a completion; for a chat the number of
+    positions that the model has left, at most 4,096."""
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    """The choices for each prompt; default: 1."""
+    stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GenerationOptions":

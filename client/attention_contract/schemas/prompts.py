@@ -81,19 +81,23 @@ class ImagePart(WireModel):
     type: Literal["image"]
 
 
+def _check_data(url: str) -> str:
+    if not re.match(r"data:image/(png|jpe?g|webp|gif);base64,", url):
+        raise ValueError("expected data:image/png;base64,… (or jpeg, webp, gif): the server fetches nothing")
+    return url
+
+
+ImageAddress = Annotated[str, Field(max_length=2**26), AfterValidator(_check_data)]
+"""``data:image/png;base64,…``; jpeg, webp and gif too. Nothing is fetched."""
+
+
 class DataUrl(WireModel):
     """An image inside its address."""
 
-    url: str = Field(max_length=2**26)
+    url: ImageAddress
     """``data:image/png;base64,…``; jpeg, webp and gif too. Nothing is fetched."""
     detail: Any = None
     """Accepted, but without effect."""
-
-    @model_validator(mode="after")
-    def _is_data(self) -> "DataUrl":
-        if not re.match(r"data:image/(png|jpe?g|webp|gif);base64,", self.url):
-            raise at_fault("url", "expected data:image/png;base64,… (or jpeg, webp, gif): the server fetches nothing")
-        return self
 
 
 class ImageUrlPart(WireModel):

@@ -49,6 +49,8 @@ _TAGS = {
     "/v1/chat": "OpenAI's API",
     "/v1/completions": "OpenAI's API",
     "/v1/embeddings": "OpenAI's API",
+    "/v1/responses": "OpenAI's API",
+    "/v1/tokenize": "OpenAI's API",
     "/v1/audio": "OpenAI's API",
     "/v1/modules/{name}/passes": "kept passes",
     "/v1/attention/passes": "kept passes",

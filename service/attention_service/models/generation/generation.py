@@ -15,6 +15,7 @@ from transformers import LogitsProcessorList
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.cancellation import checkpoint, deadline
 from attention_service.models.answers.model_inspection import forward_reply
@@ -25,6 +26,7 @@ from attention_service.models.generation.echoed_prompts import echoed
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation_plan import GenerationPlan, GenerationRequest
 from attention_service.models.generation.heard_frames import HeardFrames
+from attention_service.models.generation.model_responses import ResponseObjects
 from attention_service.models.generation.running_text import RunningText, begin_text
 from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.generation.token_logprobs import logprob_of
@@ -33,7 +35,7 @@ from attention_service.models.generation.transcription_plan import language_of
 from attention_service.models.inputs.input_stacks import Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 
-Objects = CompletionObjects | TranscriptionObjects
+Objects = CompletionObjects | ResponseObjects | TranscriptionObjects
 Emit = Callable[[list[Json]], None]
 """Takes the objects of a step, in the order in which they are sent."""
 _OF_SETTINGS: Final = ValueError, TypeError, LookupError, AttributeError, RuntimeError
@@ -66,7 +68,9 @@ class Generation:
         self._reader = reader
         self._heard: HeardFrames | None = None
         self._objects: Objects
-        if not isinstance(request, TranscriptionRequest):
+        if isinstance(request, ResponseRequest):
+            self._objects = ResponseObjects(request, len(plan.rows[0]), plan.sampling)
+        elif not isinstance(request, TranscriptionRequest):
             self._objects = CompletionObjects(request, sum(map(len, plan.rows)), plan.choices)
         elif (heard := plan.heard) is not None:
             self._heard = HeardFrames(heard.heads, heard.seconds, heard.median_width)

@@ -11,13 +11,14 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
-from attention_contract.schemas.prompts import ImageBytes, Message, images_in
+from attention_contract.schemas.prompts import ImageBytes, images_in
+from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.generation.joined_past import ROWS_OF_TEXTS, slab_places
 from attention_service.models.generation.logit_processors import DrawableLogits, LogitChanges
-from attention_service.models.inputs.conversations import ChatForm
+from attention_service.models.inputs.conversations import ChatForm, messages_of
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
@@ -46,7 +47,7 @@ _OF_CHECKPOINT: Final[dict[str, Any]] = {
     "guidance_scale": None,  # two passes a token
 }  # fmt: skip
 """The settings of a checkpoint that are not taken, since each token is chosen from one pass over those before."""
-GenerationRequest = ChatCompletionRequest | CompletionRequest | TranscriptionRequest
+GenerationRequest = ChatCompletionRequest | CompletionRequest | ResponseRequest | TranscriptionRequest
 TextRequest = ChatCompletionRequest | CompletionRequest
 
 
@@ -314,7 +315,7 @@ def _prompts(loaded: LoadedModel, request: TextRequest) -> list[list[int]]:
         raise InvalidRequest.at("model", f"{reader.no_tokenizer}, so its tokens have no text")
     if isinstance(request, ChatCompletionRequest):
         ids = reader.tokens(
-            reader.conversation(_messages(request), ChatForm.of(request)).text, "messages", special=False
+            reader.conversation(messages_of(request.messages), ChatForm.of(request)).text, "messages", special=False
         ).ids
         reader.check(ids, "messages")
         return [ids]
@@ -343,17 +344,12 @@ def _echo(loaded: LoadedModel, request: TextRequest) -> bool:
     return echoes
 
 
-def _messages(request: ChatCompletionRequest) -> list[Message]:
-    known = set(Message.model_fields)
-    return [Message.model_validate(each.model_dump(include=known)) for each in request.messages]
-
-
 def _read_with_images(loaded: LoadedModel, request: ChatCompletionRequest) -> Inputs:
     """Read a conversation with images. Raises InvalidRequest."""
     try:
         form = ChatForm.of(request)
         return loaded.reader.read(ModelForwardRequest(
-            messages=_messages(request), chat_template_kwargs=request.chat_template_kwargs,
+            messages=messages_of(request.messages), chat_template_kwargs=request.chat_template_kwargs,
             add_generation_prompt=form.prompt, continue_final_message=form.continues,
         ))  # fmt: skip
     except InvalidRequest as fault:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.openai import ChatMessage
 from attention_contract.schemas.prompts import ChatTemplateFields, Message, ModelInput
 
 ANSWER: Final = "answer"
@@ -62,6 +63,12 @@ class Conversation(NamedTuple):
     parts: list[tuple[int, int, str]]
     """First and last (exclusive) character of the content of each message that is found in it, and its role: of an
     answer that ends it, ``answer``."""
+
+
+def messages_of(messages: Sequence[ChatMessage]) -> list[Message]:
+    """The messages of OpenAI's API as those of a question."""
+    known = set(Message.model_fields)
+    return [Message.model_validate(each.model_dump(include=known)) for each in messages]
 
 
 def as_template_reads(message: Message, content: Any) -> TemplateMessage:

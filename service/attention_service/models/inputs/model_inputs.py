@@ -103,7 +103,7 @@ class InputReader:
             raise InvalidRequest.at("images", self.takes_no_images)
         if request.audio:
             raise InvalidRequest.at("audio", "this model hears none; send text, tokens or messages")
-        texts, field, several = self._texts(request)
+        texts, field, several = self.texts(request)
         for index, text in enumerate(texts):
             self.check(text.ids, f"{field}.{index}" if several else field)
         stack, target = self.batch(texts), None
@@ -224,7 +224,7 @@ class InputReader:
             raise InvalidRequest.at("messages", f"images: {self.takes_no_images}")
         return "".join(part.text for part in message.content if isinstance(part, TextPart))
 
-    def _texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
+    def texts(self, request: ModelInput) -> tuple[list[Tokens], str, bool]:
         """The texts of a request, the field that they came in, and True if they came as a list."""
         if request.tokens is not None:
             several = isinstance(request.tokens[0], list)

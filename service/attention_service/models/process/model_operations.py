@@ -13,7 +13,9 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, ModelInput, images_in
+from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
+from attention_contract.schemas.tokenization import TokenizeRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import JSON, from_body
 from attention_service.models.answers.base_comparison import compared_weights
@@ -21,6 +23,7 @@ from attention_service.models.answers.joined_questions import group_of, joined_r
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
+from attention_service.models.answers.tokenized_inputs import tokenize, tokenizing_bytes
 from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.generation.decoder import Decoder
@@ -31,7 +34,9 @@ from attention_service.models.generation.generation_plan import (
     TextRequest,
     plan_generation,
 )
+from attention_service.models.generation.model_responses import chat_of, plan_response
 from attention_service.models.generation.transcription_plan import plan_transcription
+from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
 from attention_service.models.inputs.sound_decoding import sound_bytes
 from attention_service.models.inputs.sound_inputs import SoundInputs
@@ -171,6 +176,26 @@ class ServedModel:
     def _complete(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         return self._generating(_read(CompletionRequest, body), facts, emit)
 
+    def _respond(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
+        request = _read(ResponseRequest, body)
+        chat = chat_of(request)
+
+        def work() -> PricedRun:
+            plan = plan_response(self.loaded, chat)
+            return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
+
+        with fields_named(images="input"):
+            return self._after_images(images_in(chat.messages), work)
+
+    def _tokenize(self, body: memoryview, *_: object) -> PricedRun:
+        request = _read(TokenizeRequest, body)
+
+        def work() -> PricedRun:
+            return PricedRun(tokenizing_bytes(request), lambda: Answer(tokenize(self.loaded, request)))
+
+        with fields_named(images="messages"):
+            return self._after_images(images_in(request.messages or ()), work)
+
     def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         request, reader = _read(TranscriptionRequest, body), self.loaded.reader
 
@@ -269,6 +294,8 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Pr
     "complexity": ServedModel._complexity,
     "chat": ServedModel._chat,
     "complete": ServedModel._complete,
+    "respond": ServedModel._respond,
+    "tokenize": ServedModel._tokenize,
     "embed": ServedModel._embed,
     "similarity": ServedModel._similarity,
     "transcribe": ServedModel._transcribe,

@@ -16,6 +16,7 @@ from attention_contract.errors import InternalError, InvalidRequest, ModelExists
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, GenerationOptions
 from attention_contract.schemas.recordings import RecordingFile
+from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
@@ -301,6 +302,8 @@ def cost_of(request: WireModel) -> float:
     """The share of a model's time that a generation takes, where a question takes 1."""
     if isinstance(request, TranscriptionRequest):
         return 1 + _TRANSCRIPT_TOKENS / _TOKENS_OF_ONE
+    if isinstance(request, ResponseRequest):
+        return 1 + (request.max_output_tokens or _CHAT_TOKENS) / _TOKENS_OF_ONE
     if not isinstance(request, GenerationOptions):
         return 1.0
     tokens, prompts = request.max_tokens, 1

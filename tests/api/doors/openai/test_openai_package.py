@@ -190,7 +190,7 @@ def test_keys_are_those_of_the_server(door):
 @pytest.mark.parametrize(
     ("ask", "code"),
     [
-        (lambda client: client.responses.create(model="talker", input="Hello"), "not_found"),
+        (lambda client: client.responses.retrieve("one"), "not_found"),
         (lambda client: client.moderations.create(input="Hello"), "not_found"),
         (lambda client: client.files.list(), "not_found"),
         (lambda client: client.chat.completions.retrieve("one"), "not_found"),

@@ -10,16 +10,19 @@ from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, Cancelled
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.schemas.responses import ResponseRequest
+from attention_contract.schemas.tokenization import TokenizeRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import EVENTS, JSON, to_json
 from attention_service.api.doors.openai.openai_errors import openai_error
 from attention_service.api.handlers import Call, Handler, Reply, request_id, unless_gone
 
+_OPERATIONS: Final = {ChatCompletionRequest: "chat", CompletionRequest: "complete", ResponseRequest: "respond"}
 
-async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest) -> Response:
+
+async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest | ResponseRequest) -> Response:
     """Generate: one object, or a stream of them."""
-    operation = "chat" if isinstance(body, ChatCompletionRequest) else "complete"
-    objects = call.engine.models.stream(body.model, operation, body, call.deadline)
+    objects = call.engine.models.stream(body.model, _OPERATIONS[type(body)], body, call.deadline)
     if body.stream:
         first = await anext(objects)  # a fault before it has a status of its own
         return EventStream(first, objects, call.deadline)
@@ -27,9 +30,10 @@ async def generate(call: Call, body: ChatCompletionRequest | CompletionRequest) 
         return Reply([each async for each in objects], JSON, 200, {})
 
 
-async def embed(call: Call, body: EmbeddingRequest) -> Response:
-    """A vector for each text."""
-    reply = await call.engine.models.ask(body.model, "embed", body, JSON)
+async def ask(call: Call, body: EmbeddingRequest | TokenizeRequest) -> Response:
+    """A vector for each text, or the tokens of one."""
+    operation = "embed" if isinstance(body, EmbeddingRequest) else "tokenize"
+    reply = await call.engine.models.ask(body.model, operation, body, JSON)
     return Reply(reply.pieces, reply.media_type, 200, {})
 
 
@@ -49,10 +53,14 @@ async def transcribe(call: Call, body: TranscriptionRequest) -> Response:
 OPENAI_HANDLERS: Final[Mapping[str, Handler]] = {
     "create_chat_completion": generate,
     "create_completion": generate,
-    "create_embedding": embed,
+    "create_response": generate,
+    "create_embedding": ask,
+    "tokenize": ask,
     "create_transcription": transcribe,
 }
 """The handler of each operation of OpenAI's API by its name."""
+_TYPE: Final = b'{"type":"'
+"""The beginning of an event with a type."""
 _HEADERS: Final = (
     (b"content-type", EVENTS.encode()),
     (b"cache-control", b"no-cache"),
@@ -70,6 +78,10 @@ class EventStream(Response):
         self.status_code = 200
         self.raw_headers = [*_HEADERS]
         self._first, self._objects, self._deadline = first, objects, deadline
+        self._typed = bytes(first[: len(_TYPE)]) == _TYPE
+        """True if its objects are events with types, which their lines then name too."""
+        self._sent = 0
+        """The number of objects that were sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the head, then every object, unless the caller goes away."""
@@ -81,16 +93,26 @@ class EventStream(Response):
                 raise
             except AttentionError as error:
                 error.request_id = request_id.get()
-                await _send_lines(send, to_json(openai_error(error)))
+                fault = openai_error(error)
+                if self._typed:
+                    fault = {"type": "error", "sequence_number": self._sent} | fault
+                await self._send_lines(send, to_json(fault))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._objects) as objects:
-            await _send_lines(send, self._first)
+            await self._send_lines(send, self._first)
             async for lines in objects:
-                await _send_lines(send, lines)
+                await self._send_lines(send, lines)
+
+    async def _send_lines(self, send: Send, lines: bytes | memoryview) -> None:
+        events = bytes(lines).split(b"\n")
+        self._sent += len(events)
+        body = b"".join([b"%bdata: %b\n\n" % (_named(event) if self._typed else b"", event) for event in events])
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _send_lines(send: Send, lines: bytes | memoryview) -> None:
-    body = b"".join([b"data: %b\n\n" % line for line in bytes(lines).split(b"\n")])
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+def _named(event: bytes) -> bytes:
+    """The line that names the type of an event, which is its first field."""
+    kind = event[len(_TYPE) :].partition(b'"')[0]
+    return b"event: %b\n" % kind

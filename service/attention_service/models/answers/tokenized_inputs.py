@@ -1,0 +1,56 @@
+"""The tokens of a text or a conversation, as the model reads them, without a pass."""
+
+from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.prompts import TextPart
+from attention_contract.schemas.tokenization import Tokenization, TokenizeRequest
+from attention_service.models.inputs.conversations import ChatForm, messages_of
+from attention_service.models.inputs.field_names import fields_named
+from attention_service.models.inputs.input_stacks import Stack
+from attention_service.models.loaded.loaded_model import LoadedModel
+
+_CHARACTER = 512
+"""Bytes that a character may take: as a token of its own with its labels, and as text of the reply."""
+
+
+def tokenizing_bytes(request: TokenizeRequest) -> int:
+    """Estimate the memory of the tokens of an input."""
+    texts = [request.prompt, request.text_pair, request.answer]
+    for message in request.messages or ():
+        if isinstance(message.content, str):
+            texts.append(message.content)
+        else:
+            texts += [part.text for part in message.content or () if isinstance(part, TextPart)]
+    return _CHARACTER * sum(len(each) for each in texts if each)
+
+
+def tokenize(loaded: LoadedModel, request: TokenizeRequest) -> Tokenization:
+    """The tokens of an input. Raises InvalidRequest that names the field at fault."""
+    reader = loaded.reader
+    stack, text = _read(loaded, request)
+    (labels,) = reader.labels(stack)
+    found = Tokenization(
+        count=len(labels.ids), max_model_len=reader.max_length, tokens=labels.ids, text=text, labels=labels
+    )
+    if not request.return_token_strs or reader.tokenizer is None:
+        return found
+    return found.model_copy(update={"token_strs": reader.tokenizer.convert_ids_to_tokens(labels.ids)})
+
+
+def _read(loaded: LoadedModel, request: TokenizeRequest) -> tuple[Stack, str]:
+    """The tokens, and the text whose characters they are."""
+    reader = loaded.reader
+    if request.messages is not None:
+        messages, form = messages_of(request.messages), ChatForm.of(request)
+        given = ModelForwardRequest(
+            messages=messages, chat_template_kwargs=request.chat_template_kwargs, add_generation_prompt=form.prompt,
+            continue_final_message=form.continues,
+        )  # fmt: skip
+        with fields_named(images="messages"):
+            stack = reader.read(given).text if given.all_images else reader.batch(reader.texts(given)[0])
+            return stack, reader.conversation(messages, form).text
+    prompt = request.prompt or ""
+    if request.add_special_tokens is False:
+        return reader.batch([reader.tokens(prompt, "prompt", special=False)]), prompt
+    given = ModelForwardRequest(text=prompt, text_pair=request.text_pair, answer=request.answer)
+    with fields_named(text="prompt"):
+        return reader.batch(reader.texts(given)[0]), prompt + (request.answer or "")

@@ -10,6 +10,7 @@ from attention_contract.schemas.analyses.attribution import Readout
 from attention_contract.schemas.analyses.effects import SweptEdit
 from attention_contract.schemas.analyses.hopfield import Projections
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
+from attention_contract.schemas.context import ContextSource
 from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
 from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, ModelStatisticOptions, PredictedLogit
@@ -88,6 +89,25 @@ class ModelWeightsFields(SelectedFields, total=False):
     statistics: Sequence[StatisticName] | None
     statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
     compare: Literal["unedited", "base"] | None
+
+
+class ContextOptions(CallOptions, total=False):
+    """The fields of a request for sources that are None by default; see ``client.models.context``."""
+
+    messages: Sequence[Message | Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    sources: Sequence[ContextSource | Mapping[str, Any]] | None
+    split: Literal["sentences", "messages"] | None
+    answer: str | None
+    max_tokens: int | None
+    min_tokens: int | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    adapter: str | None
 
 
 class SurveyFields(CallOptions, total=False):

@@ -28,6 +28,7 @@ from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
 from attention_contract.schemas.analyses.effects import EffectsReply, EffectsRequest, RawEffectsRequest
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
+from attention_contract.schemas.context import EXAMPLE_CONTEXT, ContextReply, ContextRequest
 from attention_contract.schemas.costs import accuracy as y
 from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as w
@@ -332,6 +333,11 @@ model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", ModelComplexityRequest, ModelComplexityReply,
     "The cost of a text or a generation for a whole model",
     (*READS_BODY, *OF_MODEL), example={"length": 512, "new_tokens": 64}, scopes=ASK,
+)  # fmt: skip
+model_context = Operation(
+    "model_context", "POST", "/v1/models/{model}/context", ContextRequest, ContextReply,
+    "The parts of a prompt that each sentence of an answer of a whole model comes from",
+    (*READS_BODY, *OF_MODEL), tensors=True, example=EXAMPLE_CONTEXT, scopes=INFER,
 )  # fmt: skip
 model_similarity = Operation(
     "model_similarity", "POST", "/v1/models/{model}/similarity", TextSimilarityRequest, TextSimilarityReply,

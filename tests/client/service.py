@@ -32,6 +32,7 @@ from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, Attributions, Completeness
 from attention_contract.schemas.analyses.effects import Effects, EffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
+from attention_contract.schemas.context import ContextReply
 from attention_contract.schemas.costs import accuracy as y
 from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as g
@@ -67,6 +68,7 @@ EXAMPLES = {
     "model_forward": (("net", "the cat"), {"return_": ["weights"]}, "/v1/models/net/forward"),
     "model_weights": (("net", ["the", "cat"]), {"top_k": 2}, "/v1/models/net/weights"),
     "model_gradients": (("net", "the cat"), {"wrt": ["tokens"]}, "/v1/models/net/gradients"),
+    "model_context": (("net", "The cat sat. A dog ran."), {"answer": " A cat.", "heads": 2}, "/v1/models/net/context"),
     "model_similarity": (("net", [["the cat", "a dog"]]), {"pooling": "mean"}, "/v1/models/net/similarity"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
@@ -250,6 +252,9 @@ def model_reply(kind: Any) -> Any:
         ModelComplexityReply: lambda: ModelComplexityReply(**numbers | {"model": "net"}),
         q.ModelForwardReply: lambda: q.ModelForwardReply(labels=[], ran=ran),
         q.ModelGradientsReply: lambda: q.ModelGradientsReply(labels=[], ran=ran, value=np.ones(())),
+        ContextReply: lambda: ContextReply(
+            labels=[], ran=ran, prompt="The cat sat.", answer_text=" A cat.", generated=False, sources=[], answer=[]
+        ),
         TextSimilarityReply: lambda: TextSimilarityReply(similarity=[], labels=[], ran=ran),
         q.ModelWeightsReply: lambda: q.ModelWeightsReply(labels=[], ran=ran, layers=[]),
     }

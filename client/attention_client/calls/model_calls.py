@@ -1,15 +1,16 @@
 """Whole models: loading and listing them, and questions about a text, tokens, messages or images."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Unpack
+from typing import Final, Literal, Unpack
 
-from attention_client.arguments import ModelForwardFields, ModelGradientsFields, ModelWeightsFields
+from attention_client.arguments import ContextOptions, ModelForwardFields, ModelGradientsFields, ModelWeightsFields
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
 from attention_client.media_files import with_media
 from attention_contract import operations
+from attention_contract.schemas.context import ContextReply, Measure
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.model_requests import (
     ModelForwardReply,
@@ -21,6 +22,9 @@ from attention_contract.schemas.model_requests import (
 from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.schemas.text_similarity import Pooling, TextSimilarityReply
 from attention_contract.tensors import FloatName
+
+MEASURES: Final[tuple[Measure, ...]] = "attention", "gradient", "hidden", "lookback"
+"""The measures of ``context`` by default."""
 
 
 class Models(Generation[WayT], Surveys[WayT]):
@@ -106,6 +110,22 @@ class Models(Generation[WayT], Surveys[WayT]):
         return call(operations.model_gradients, with_media(locals()))
 
     @method
+    def context(
+        self, model: str, text: str | None = None, *, return_: Sequence[Measure] = MEASURES, heads: int = 8,
+        temperature: float = 0.0, alone: bool = False, **options: Unpack[ContextOptions],
+    ) -> Call[ContextReply]:  # fmt: skip
+        """Return which parts of a prompt made each sentence of an answer.
+
+        The prompt is ``text``, ``messages``, or ``sources`` by themselves. ``sources`` name its parts, as in
+        ``[{"name": "report", "text": "…"}, {"span": [10, 80]}]``; by default they are its sentences, with
+        ``split="messages"`` its messages. ``answer`` is given, or generated first by the settings of ``generate``, of
+        which ``temperature`` is 0 by default. ``return_`` names the measures: ``attention``, ``gradient``, ``hidden``,
+        ``removed`` and ``lookback``. ``heads`` is the number of heads to tell of by themselves. Raises ModelNotFound
+        and InvalidRequest.
+        """
+        return call(operations.model_context, locals())
+
+    @method
     def similarity(
         self, model: str, pairs: Sequence[Sequence[str]], *, gradients: bool = True,
         prompt_names: Sequence[str] | None = None, pooling: Pooling | None = None, **options: Unpack[CallOptions],
@@ -121,11 +141,13 @@ class Models(Generation[WayT], Surveys[WayT]):
     @method
     def complexity(
         self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
-        new_tokens: int = 0, weights: bool = False, **options: Unpack[CallOptions],
+        new_tokens: int = 0, weights: bool = False, text: str | None = None, return_: Sequence[Measure] = MEASURES,
+        heads: int = 8, temperature: float = 0.0, alone: bool = False, **options: Unpack[ContextOptions],
     ) -> Call[ModelComplexityReply]:  # fmt: skip
         """Return what a text of so many tokens costs, and a generation of new ones after it.
 
         ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
-        "height": 480}]``. Raises InvalidRequest for a model that reads none.
+        "height": 480}]``. The arguments of ``context`` give the cost of that call, in place of sizes. Raises
+        InvalidRequest for images if the model reads none.
         """
         return call(operations.model_complexity, locals())

@@ -13,6 +13,7 @@ from attention_contract import operations
 from attention_contract.base import WireModel
 from attention_contract.errors import Forbidden, InvalidRequest
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
+from attention_contract.schemas.context import ContextReply
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
@@ -132,6 +133,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "model_forward": _model_handler("forward", ModelForwardReply),
     "model_weights": _model_handler("weights", ModelWeightsReply),
     "model_gradients": _model_handler("gradients", ModelGradientsReply),
+    "model_context": _model_handler("context", ContextReply),
     "model_similarity": _model_handler("similarity", TextSimilarityReply),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},

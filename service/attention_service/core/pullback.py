@@ -8,13 +8,19 @@ from torch.autograd.graph import _engine_run_backward
 
 
 def pullback(
-    outputs: Sequence[Tensor], at: Sequence[Tensor], upstreams: Sequence[Tensor], *, again: bool = False
+    outputs: Sequence[Tensor],
+    at: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    *,
+    again: bool = False,
+    keep: bool = False,
 ) -> list[Tensor]:
     """∂ Σ ⟨output, upstream⟩ with respect to each of ``at``: zeros for one that no output depends on.
 
-    upstreams: one of each output's shape. ``again``: to be differentiated. Raises ValueError.
+    upstreams: one of each output's shape. ``again``: to be differentiated. ``keep``: keep the graph for another
+    pullback. Raises ValueError.
     """
-    found = pullback_where_used(outputs, at, upstreams, again=again)
+    found = pullback_where_used(outputs, at, upstreams, again=again, keep=keep)
     return [
         torch.zeros_like(x, requires_grad=again) if gradient is None else gradient
         for x, gradient in zip(at, found, strict=True)
@@ -22,7 +28,12 @@ def pullback(
 
 
 def pullback_where_used(
-    outputs: Sequence[Tensor], at: Sequence[Tensor], upstreams: Sequence[Tensor], *, again: bool = False
+    outputs: Sequence[Tensor],
+    at: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    *,
+    again: bool = False,
+    keep: bool = False,
 ) -> Sequence[Tensor | None]:
     """Compute ``pullback``, but None for a tensor that no output depends on.
 
@@ -32,4 +43,6 @@ def pullback_where_used(
     for output, upstream in zip(outputs, upstreams, strict=True):
         if output.shape != upstream.shape:
             raise ValueError(f"upstream: expected shape {list(output.shape)}, got {list(upstream.shape)}")
-    return _engine_run_backward(tuple(outputs), tuple(upstreams), again, again, tuple(at), True, accumulate_grad=False)
+    return _engine_run_backward(
+        tuple(outputs), tuple(upstreams), again or keep, again, tuple(at), True, accumulate_grad=False
+    )

@@ -1,10 +1,12 @@
 """The cost of a whole model for a text, for images or for a generation."""
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 
-from attention_contract.base import ABSENT, IfRequested, WireModel
+from attention_contract.base import ABSENT, IfRequested, WireModel, assembled, at_fault
+from attention_contract.schemas.context import ContextFields, ContextRequest
 
 
 class ImageSize(WireModel):
@@ -14,8 +16,11 @@ class ImageSize(WireModel):
     height: int = Field(ge=1, lt=2**31)
 
 
-class ModelComplexityRequest(WireModel):
-    """Ask for the cost of a text, of images or of a generation."""
+class ModelComplexityRequest(ContextFields):
+    """Ask for the cost of a text, of images or of a generation; or of a request for the sources of an answer.
+
+    The fields of ``/v1/models/{model}/context`` give the cost of that request, in place of sizes.
+    """
 
     length: int = Field(default=1024, ge=1, lt=2**31)
     """The number of tokens of each text, without those of images; an image encoder has none."""
@@ -27,6 +32,36 @@ class ModelComplexityRequest(WireModel):
     """The number of tokens to generate."""
     weights: bool = False
     """True if the request returns the weights of every layer."""
+
+    @model_validator(mode="after")
+    def _sizes_or_prompt(self) -> "ModelComplexityRequest":
+        changed = {name for name, about in type(self).model_fields.items() if getattr(self, name) != _default(about)}
+        sizes, of_prompt = changed & _SIZES, changed & ContextFields.model_fields.keys() - _ANYWHERE
+        if self.has_prompt and sizes:
+            raise at_fault(min(sizes), "the prompt has its own; leave one of the two out")
+        if not self.has_prompt and of_prompt:
+            name = ContextFields.model_fields[min(of_prompt)].alias or min(of_prompt)
+            raise at_fault(name, "it goes with text, messages or sources; leave it out, or send one of these")
+        return self
+
+    @property
+    def context(self) -> ContextRequest | None:
+        """The request for sources that is to be priced; None if only sizes came."""
+        if not self.has_prompt:
+            return None
+        own = ContextFields.model_fields
+        return assembled(
+            ContextRequest, {name: getattr(self, name) for name in own}, self.model_fields_set & own.keys()
+        )
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
+_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights"})
+_ANYWHERE: Final = frozenset({"adapter", "alone", "encoding"})
+"""Fields of a request for sources that other requests have too."""
 
 
 class PassCost(WireModel):
@@ -52,6 +87,16 @@ class ImageTokens(WireModel):
     """The number of tokens in the vision layers, for all crops."""
 
 
+class ContextCost(PassCost):
+    """The cost of a request for sources, without the generation of its answer."""
+
+    passes: int
+    """The times that the model reads the prompt, or most of it, with the answer."""
+    sources: int
+    tokens: int
+    """Tokens of prompt and answer; of an answer that is to be generated, as many as it may have."""
+
+
 class ModelComplexityReply(WireModel):
     """The cost of a text with its images, and of a generation after it."""
 
@@ -67,6 +112,8 @@ class ModelComplexityReply(WireModel):
     """Each image, in the order asked."""
     per_token: PassCost
     """The cost of one further token after all others; zeros for an image encoder."""
+    context: IfRequested[ContextCost] = ABSENT
+    """For the fields of a request for sources."""
     total_ms: float
     cache_bytes_per_token: int
     cache_bytes: int

@@ -35,7 +35,7 @@ from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
-from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask
 from attention_service.models.passes.attention_places import AttentionPlace, turns_of
@@ -75,17 +75,24 @@ class GraphRun:
 class ModelGradients:
     """The gradients that one request asks for."""
 
-    def __init__(self, loaded: LoadedModel, request: ModelGradientsRequest) -> None:
-        """Check the request. Raises InvalidRequest that names the field at fault."""
+    def __init__(
+        self, loaded: LoadedModel, request: ModelGradientsRequest, checked: CheckedRequest | None = None
+    ) -> None:
+        """Check the request; ``checked``: its input and layers, if they were read before.
+
+        Raises InvalidRequest that names the field at fault.
+        """
         if loaded.head.predicts is None and not isinstance(request.of, GivenUpstream):
             raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
         self._loaded = loaded
         self._request = request
-        self.checked = loaded.checked(request)
+        self.checked = checked or loaded.checked(request)
         """The request's input and layers."""
         self._selections: dict[LayerKey, Selection] = {
             place.key: bind_selection(request.select, self.checked.bound(place)) for place in self.checked.places
         }
+        self.kernels: dict[str, None] = {}
+        """The kernels of the run of ``by_part``."""
         taps = tuple(name for name in dict.fromkeys(request.wrt) if name not in _BY_TOKEN | _STATES)
         self._taps = taps
         self._traced = tuple(dict.fromkeys((*taps, *(("context",) if request.by_head else ()))))
@@ -139,6 +146,19 @@ class ModelGradients:
             del run, gradients
             fields["check"] = self._checks()
         return valid(ModelGradientsReply, fields | about)
+
+    def by_part(self, parts: Sequence[range]) -> Iterator[dict[Point, Tensor]]:
+        """Yield gradient · tensor at each point, of each part of the answer, from one graph."""
+        self._objective = replace(self._objective, parts=parts)
+        run = self._run()
+        self.kernels = run.asking.kernels
+        points = [*run.at]
+        for index in range(len(parts)):
+            checkpoint()
+            upstream = torch.zeros_like(run.value)
+            upstream[index] = 1
+            found = pullback([run.value], [run.at[point] for point in points], [upstream], keep=index < len(parts) - 1)
+            yield {point: x * run.at[point].detach() for point, x in zip(points, found, strict=True)}
 
     @property
     def _any_of_layer(self) -> bool:

@@ -1,5 +1,6 @@
 """The number that gradients differentiate, as a function of a model's logits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,12 +34,16 @@ class Objective:
     """The tokens of each text's given answer, if L is the logarithm of its probability."""
     mean: bool = False
     """True for the mean over the tokens of an answer."""
+    parts: Sequence[range] | None = None
+    """Parts of the answer of the only text, each of which is differentiated by itself."""
 
     def value(self, rows: Rows) -> Tensor:
-        """L ``[B]`` of logits ``[B, positions, V]``."""
+        """L ``[B]`` of logits ``[B, positions, V]``; with ``parts``, that of each."""
         logits = rows.logits.to(torch.promote_types(rows.logits.dtype, torch.float32))
         if self.answers is not None:
             logs = answer_logs(logits, self.answers)
+            if self.parts is not None:
+                return torch.stack([logs[0][part.start : part.stop].sum() for part in self.parts])
             return torch.stack([row.mean() if self.mean else row.sum() for row in logs])
         if self.upstream is not None:
             return (logits * self.upstream.to(logits)).sum((1, 2))

@@ -16,6 +16,7 @@ from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import scores_at_once
 from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import ImageCosts, image_tokens
+from attention_service.models.costs.model_pace import ModelPace
 from attention_service.models.inputs.input_stacks import SizedImage, Stack
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
@@ -45,7 +46,7 @@ _STATISTICS: Final = 16
 _COPIES: Final = 2
 """Times that a reply is in memory, if it goes through the pipe: in the model's process and in the server's."""
 _OF_POINTS: Final = 2**29
-"""Bytes that the points of an integrated gradient which are one batch may take; more would hardly be faster."""
+"""Bytes that texts, or points of an integrated gradient, which are one batch may take; more would hardly be faster."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
 _COUNTS: Final = 2**63
 """A count that no reply can have."""
@@ -67,6 +68,7 @@ class ModelCosts:
         model = loaded.model
         vision = getattr(model.config, "vision_config", None)
         self._loaded, self._images = loaded, ImageCosts(loaded)
+        self.pace = ModelPace()
         encodes, every = self._images.encodes, [*loaded.places.values()]
         config = vision if encodes and vision is not None else model.config.get_text_config()
         self._width = int(config.hidden_size)
@@ -132,6 +134,25 @@ class ModelCosts:
     def graph_bytes(self, texts: int, length: int) -> int:
         """Estimate the memory of a differentiated pass over texts of so many tokens, without a head."""
         return self._pass_bytes(texts, length, length, 0) + self._graph_bytes(texts, length, length)
+
+    def rows_cost(self, texts: int, length: int, rows: int) -> PassCost:
+        """The cost of a pass over texts of so many tokens that tells of so many rows of logits of each."""
+        rows = rows if self._rows_alone else length
+        found = self._cost(texts, length, length, weights=False)
+        products = found.flops + 2 * texts * self._head * (rows - 1)
+        return PassCost(
+            flops=products, bytes=found.bytes, peak_bytes=self._pass_bytes(texts, length, length, rows),
+            predicted_ms=found.predicted_ms * products / max(1, found.flops),
+        )  # fmt: skip
+
+    def attention_flops(self, length: int) -> int:
+        """The matrix products of all attentions over one text."""
+        return sum(_attention_flops(place, 1, length, length) for place in self._places)
+
+    def texts_at_once(self, texts: int, length: int, rows: int, free_bytes: int) -> int:
+        """Return the texts of so many that are one pass, with so many bytes of memory free."""
+        of_one = self.rows_cost(1, length, rows).peak_bytes
+        return max(1, min(texts, min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
 
     def silent_seconds(self, checked: CheckedRequest, passes: int = 1) -> float:
         """Return a bound of the time of so many passes; 0 if they are short."""

@@ -86,7 +86,7 @@ class Generation:
         self._reading: RunningText | None = None
         self.texts: list[RunningText] = []
         """The texts that wait for their next token."""
-        self._kept: list[int] = []
+        self.first: list[int] = []
         """The tokens of the first choice, once it has ended."""
         self.joined = 1
         """The most requests that shared a pass."""
@@ -191,8 +191,8 @@ class Generation:
         self.texts.remove(text)
         is_first = text.choice % self._plan.sampling.choices == 0  # each other begins with the same prompt
         self._decoder.drop(text, self._reader if is_first else None)
-        if self._plan.keeps:
-            self._kept = text.ids
+        if text.choice == 0:
+            self.first = text.ids
 
     def leave(self) -> None:
         """Forget all texts."""
@@ -205,7 +205,7 @@ class Generation:
         """Return the end. With ``keep``, ``LoadedModel.recording`` then holds the run."""
         if self._plan.keeps:
             with self._loaded.adapters.using(self._adapter):
-                _keep(self._loaded, self._request, self._plan, self._kept)
+                _keep(self._loaded, self._request, self._plan, self.first)
         return Generated(self._objects.end(keeps=self._plan.keeps, joined=self.joined), self._objects.generated)
 
     # ── its texts ────────────────────────────────────────────────────────────────────────────────────────────────────

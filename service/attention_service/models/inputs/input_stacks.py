@@ -60,7 +60,8 @@ class Stack:
     def repeated(self, times: int) -> "Stack":
         """The same tokens so many times, one batch behind the other."""
         mask = None if self.mask is None else self.mask.repeat(times, 1)
-        return replace(self, ids=self.ids.repeat(times, 1), mask=mask, spans=self.spans * times)
+        parts = None if self.parts is None else self.parts * times
+        return replace(self, ids=self.ids.repeat(times, 1), mask=mask, spans=self.spans * times, parts=parts)
 
     @cached_property
     def host_ids(self) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ import torch
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.context import ContextRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
@@ -19,6 +20,9 @@ from attention_contract.schemas.tokenization import TokenizeRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import JSON, from_body
 from attention_service.models.answers.base_comparison import compared_weights
+from attention_service.models.answers.context.context_costs import context_report
+from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
+from attention_service.models.answers.context.context_run import ContextRun
 from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
@@ -42,6 +46,7 @@ from attention_service.models.inputs.sound_decoding import sound_bytes
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.adapters import Adapter, needed_bytes
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.process.answered_contexts import AnswerGeneration, generating, staged
 from attention_service.models.process.served import Answer, Emit, Facts, PricedRun
 from attention_service.models.process.turns import lines_of
 from attention_service.modules.checkpoints.adapter_files import AdapterFiles
@@ -132,8 +137,10 @@ class ServedModel:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
         return decode(self.decoder, running)
 
-    def finish(self, running: Generation) -> Answer:
-        """Return the end of a generation."""
+    def finish(self, running: Generation) -> Answer | PricedRun:
+        """Return the end of a generation, or the work that it was the first part of."""
+        if isinstance(running, AnswerGeneration):
+            return running.then()
         done = running.end()
         return Answer(recording=self.loaded.take_recording(), last=done.last, tokens=done.tokens)
 
@@ -167,6 +174,8 @@ class ServedModel:
 
     def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
+        if request.context is not None:
+            return PricedRun(0, lambda: Answer(context_report(self.loaded, self.costs, request, facts["free_bytes"])))
         needed = sized_bytes(request.images, self.loaded.reader.edge)
         return PricedRun(needed, lambda: Answer(self.costs.report(request, facts["free_bytes"])))
 
@@ -209,6 +218,19 @@ class ServedModel:
             return PricedRun(sound_bytes([request.file], reader.rate), work)
         except InvalidRequest as fault:
             raise InvalidRequest(fault.detail.replace("audio.0", "file"), param="file", **fault.facts) from None
+
+    def _context(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
+        request, adapter = _read(ContextRequest, body), self.loaded.adapters.active
+        free_bytes = facts["free_bytes"]
+        plan = plan_context(self.loaded, request)
+        if plan.answers:
+            return staged(ContextRun(self.loaded, self.costs, request, plan, free_bytes))
+
+        def then(answered: ContextPlan) -> PricedRun:
+            run = ContextRun(self.loaded, self.costs, request, answered, free_bytes)
+            return staged(run) if adapter is None else self._with(adapter, lambda: staged(run))
+
+        return generating(self.decoder, self.costs, request, plan, facts, then)
 
     def _similarity(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(TextSimilarityRequest, body)
@@ -297,6 +319,7 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Pr
     "respond": ServedModel._respond,
     "tokenize": ServedModel._tokenize,
     "embed": ServedModel._embed,
+    "context": ServedModel._context,
     "similarity": ServedModel._similarity,
     "transcribe": ServedModel._transcribe,
     "adapt": ServedModel._adapt,

@@ -91,8 +91,8 @@ class Served(Protocol):
     def step(self, running: Sequence[Any]) -> dict[int, Exception]:
         """Give each text of these generations its next token. Returns the faults by the place of a generation."""
 
-    def finish(self, running: Any) -> Answer:
-        """Return the end of a generation."""
+    def finish(self, running: Any) -> Answer | PricedRun:
+        """Return the end of a generation, or the work that it was the first part of."""
 
     def recover(self, fault: Exception) -> None:
         """Free what a failed request holds. Raises Stuck, which ends the process, if its device is lost."""

@@ -239,7 +239,13 @@ class Turns:
         """Send the end of a generation that has all its tokens."""
         if question.running is not None and question.running.has_ended:
             with self.guarded(question):
-                self.end(question, self.model.finish(question.running))
+                found = self.model.finish(question.running)
+                if isinstance(found, PricedRun):
+                    self.running.remove(question)
+                    question.running, question.work = None, found
+                    self.price(question)
+                else:
+                    self.end(question, found)
 
     def emit(self, number: int, event: bytes) -> None:
         """Send an event of a request."""

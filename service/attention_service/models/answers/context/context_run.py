@@ -1,0 +1,134 @@
+"""A request for the sources of an answer as it runs: one pass a turn, so that other requests run between."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_contract.base import valid
+from attention_contract.schemas.context import (
+    Ablation,
+    AnswerSentence,
+    ContextReply,
+    ContextRequest,
+    HeadSources,
+    LayerLookback,
+    SourcePlace,
+)
+from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.context.answer_gradients import AnswerGradients, answer_gradients
+from attention_service.models.answers.context.context_ablation import (
+    hidden_logs,
+    logs_of,
+    removed_logs,
+    sentence_logs,
+)
+from attention_service.models.answers.context.context_attention import ContextAttention
+from attention_service.models.answers.context.context_costs import ContextSizes, Stage, stages
+from attention_service.models.answers.context.context_plan import ContextPlan
+from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import AttentionPass
+
+
+class ContextRun:
+    """The passes of one request, and what they found."""
+
+    def __init__(
+        self, loaded: LoadedModel, costs: ModelCosts, request: ContextRequest, plan: ContextPlan, free_bytes: int
+    ) -> None:
+        self._loaded, self._costs, self._request, self._plan = loaded, costs, request, plan
+        self.stages = stages(costs, loaded, request, ContextSizes.of(loaded, request, plan), free_bytes)
+        self._compute_ms = 0.0
+        self._kernels: dict[str, None] = {}
+        self._gradients: AnswerGradients | None = None
+        self._attention: ContextAttention | None = None
+        self._logs: Tensor = torch.empty(0)
+        """``[A]``: with all sources."""
+        self._without: dict[str, dict[int, Tensor]] = {"hidden": {}, "removed": {}}
+        """``[A]`` without a source, by its index."""
+
+    @property
+    def pace(self) -> float:
+        """The time of passes as a multiple of the prediction."""
+        return self._costs.pace.factor
+
+    def advance(self, stage: Stage) -> None:
+        """Run one stage."""
+        started = time.perf_counter()
+        asking = AttentionPass({})
+        if stage.measure == "gradient":
+            self._gradients = answer_gradients(self._loaded, self._plan, self._request.heads)
+            self._kernels |= self._gradients.kernels
+        elif stage.measure == "attention":
+            asking = self._attention = self._attend()
+        else:
+            logs = hidden_logs if stage.measure == "hidden" else removed_logs
+            found = logs(self._loaded, self._plan, stage.sources, asking)
+            self._without[stage.measure] |= dict(zip(stage.sources, found, strict=True))
+        self._kernels |= asking.kernels
+        took_ms = 1e3 * (time.perf_counter() - started)
+        self._compute_ms += took_ms
+        self._costs.pace.note(stage.predicted_ms, took_ms)
+
+    @torch.no_grad()
+    def _attend(self) -> ContextAttention:
+        """The pass that reads the whole prompt, and sums its attention."""
+        wanted, plan = self._request.return_, self._plan
+        chosen: dict[Any, list[int]] = {}
+        for each in () if self._gradients is None else self._gradients.heads:
+            chosen.setdefault(each.layer, []).append(each.head)
+        looks = ContextAttention(plan, chosen, lookback="lookback" in wanted)
+        if not {"attention", "lookback"} & set(wanted) and not chosen:
+            looks.tasks = {}
+        [logs] = logs_of(self._loaded, plan.inputs, looks)
+        self._logs = sentence_logs(plan, logs)
+        return looks
+
+    def reply(self) -> ContextReply:
+        """Return what was found."""
+        plan, wanted, looks = self._plan, self._request.return_, self._attention
+        answers = plan.answers
+        fields: dict[str, Any] = {
+            "prompt": plan.prompt, "answer_text": plan.answer, "generated": plan.generated,
+            "sources": [
+                SourcePlace(
+                    name=each.name, text=plan.prompt[slice(*each.span)], span=each.span,
+                    tokens=(each.tokens.start, each.tokens.stop),
+                )
+                for each in plan.sources
+            ],
+            "answer": [
+                AnswerSentence(
+                    text=plan.answer[slice(*each.span)], span=each.span,
+                    tokens=(answers[each.tokens.start], answers[each.tokens.stop - 1] + 1), logprob=logprob,
+                )
+                for each, logprob in zip(plan.sentences, self._logs.tolist(), strict=True)
+            ],
+        }  # fmt: skip
+        if looks is not None and "attention" in wanted:
+            fields["attention"] = to_numpy(looks.mean)
+        if looks is not None and "lookback" in wanted:
+            fields["lookback"] = [
+                valid(LayerLookback, {"layer": layer, "heads": to_numpy(x)}) for layer, x in looks.lookback.items()
+            ]
+        if self._gradients is not None:
+            fields["gradient"] = to_numpy(self._gradients.sources)
+        if self._gradients is not None and looks is not None:
+            fields["heads"] = [
+                valid(HeadSources, {**each._asdict(), "attention": to_numpy(looks.of_heads[each.layer, each.head])})
+                for each in self._gradients.heads if (each.layer, each.head) in looks.of_heads
+            ]  # fmt: skip
+        without = {name: self._changes(found) for name, found in self._without.items() if found}
+        if without:
+            fields["ablation"] = valid(Ablation, without)
+        whole = AttentionPass({})
+        whole.kernels = self._kernels
+        about = self._loaded.about(plan.checked, whole)
+        about["ran"] = about["ran"].model_copy(update={"compute_ms": self._compute_ms})
+        return valid(ContextReply, fields | about)
+
+    def _changes(self, found: dict[int, Tensor]) -> Any:
+        """``[S, A]``: the log-probabilities without each source, minus those with all."""
+        return to_numpy(torch.stack([found[index] - self._logs for index in range(len(self._plan.sources))]))

@@ -1,0 +1,101 @@
+"""Requests for the sources of an answer, in the turns of a process: the answer is generated first if none is given."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.context import ContextRequest
+from attention_contract.schemas.openai import CompletionRequest
+from attention_service.models.answers.context.context_costs import ContextSizes, new_tokens, stages
+from attention_service.models.answers.context.context_plan import ContextPlan
+from attention_service.models.answers.context.context_run import ContextRun
+from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.generation.decoder import Decoder
+from attention_service.models.generation.generated_text import GeneratedText
+from attention_service.models.generation.generation import Generation
+from attention_service.models.generation.generation_plan import GenerationPlan, plan_generation
+from attention_service.models.process.served import Answer, Facts, PricedRun
+
+Then = Callable[[ContextPlan], PricedRun]
+"""The work that follows an answer."""
+
+
+class AnswerGeneration(Generation):
+    """A generation whose text is the answer that a request for sources is about."""
+
+    def __init__(
+        self, decoder: Decoder, request: CompletionRequest, plan: GenerationPlan, context: ContextPlan, then: Then,
+        reader: str,
+    ) -> None:  # fmt: skip
+        super().__init__(decoder, request, plan, lambda _: None, reader)
+        self._context, self._then, self._ends, self._stops = context, then, plan.ends, plan.sampling.stops
+
+    def then(self) -> PricedRun:
+        """Return the work about the answer. Raises InvalidRequest for one without a token."""
+        prompt = self._context.inputs.text.ids[0].tolist()
+        ids = self.first[len(prompt) :]
+        ids = ids[:-1] if ids and ids[-1] in self._ends else ids
+        answer, ends = _text_of(self._loaded.reader.tokenizer, prompt, ids, self._stops)
+        if not ends:
+            raise InvalidRequest.at("answer", "the model ends its answer before a first word; send one")
+        return self._then(self._context.answered(self._loaded, ids[: len(ends)], ends, answer))
+
+
+def _text_of(tokenizer: Any, prompt: Sequence[int], ids: Sequence[int], stops: Sequence[str]) -> tuple[str, list[int]]:
+    """A generated text before the first stop text, and its characters up to each of its tokens."""
+    decoded, text = GeneratedText(tokenizer, prompt, ()), ""
+    ends = []
+    for token in ids:
+        text += decoded.add(token)
+        ends.append(len(text))
+    text += decoded.rest()
+    if ends:
+        ends[-1] = len(text)
+    cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if not cuts:
+        return text, ends if text else []
+    kept = [end for begin, end in zip([0, *ends[:-1]], ends, strict=True) if begin < min(cuts)]
+    return text[: min(cuts)], [min(end, *cuts) for end in kept]
+
+
+def staged(run: ContextRun, index: int = 0) -> PricedRun:
+    """The work of one stage, and then of those after it."""
+    stage = run.stages[index]
+
+    def work() -> Answer | PricedRun:
+        run.advance(stage)
+        return Answer(run.reply()) if index + 1 == len(run.stages) else staged(run, index + 1)
+
+    return PricedRun(max(each.peak_bytes for each in run.stages), work, stage.seconds(run.pace))
+
+
+def generating(
+    decoder: Decoder, costs: ModelCosts, request: ContextRequest, context: ContextPlan, facts: Facts, then: Then
+) -> PricedRun:
+    """The work that generates the answer first. Raises InvalidRequest that names the field at fault."""
+    loaded = decoder.loaded
+    most = new_tokens(loaded, request, context)
+    names = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")
+    asked = CompletionRequest.model_validate(
+        {name: getattr(request, name) for name in names}
+        | {
+            "model": loaded.name,
+            "prompt": context.inputs.text.ids[0].tolist(),
+            "max_tokens": most,
+            "alone": request.alone,
+        }
+    )
+    try:
+        plan = plan_generation(loaded, asked)
+    except InvalidRequest as fault:
+        if fault.param != "prompt":
+            raise
+        field = "text" if request.messages is None else "messages"
+        raise InvalidRequest(fault.detail.replace("prompt", field, 1), param=field, **fault.facts) from None
+    sizes = ContextSizes.of(loaded, request, context, most)
+    later = max(each.peak_bytes for each in stages(costs, loaded, request, sizes, facts["free_bytes"]))
+
+    def run() -> AnswerGeneration:
+        return AnswerGeneration(decoder, asked, plan, context, then, facts["reader"])
+
+    return PricedRun(max(plan.needed_bytes(loaded), later), run, generates=True)

@@ -12,7 +12,10 @@ import { HeatMap } from "./heatmap";
 import { largest, matrix } from "../numbers/matrix";
 import type { Matrix } from "../numbers/matrix";
 import { shownToken } from "../subjects/model_subject";
+import { sounds } from "../subjects/media";
+import { NOWHERE, usePointing } from "../drawing/pointed";
 import { OverImage } from "./patches";
+import { SoundStrip } from "./sound_strip";
 import { headName } from "../subjects/subject";
 import type { Body, Tensor } from "../server/tensors";
 import type { ModelLabels, ModelRan } from "../server/types";
@@ -116,13 +119,14 @@ interface DependsOnProps {
   /** The token after which it is predicted, or in whose own place; none of a class. */
   at?: string;
   own?: boolean;
-  /** The image that the model read. */
+  /** The image that the model read, and the sound that it heard. */
   picture?: string | undefined;
+  sound?: string | undefined;
   /** A head was chosen. */
   pick?: (layer: number, head: number) => void;
 }
 
-export function DependsOn({ model, input, of, named, at, own = false, picture, pick }: DependsOnProps) {
+export function DependsOn({ model, input, of, named, at, own = false, picture, sound, pick }: DependsOnProps) {
   const { params, go } = usePage();
   const by = params.by && params.by in MEASURES ? (params.by as keyof typeof MEASURES) : "input";
   const { about, label: measured, asks } = MEASURES[by];
@@ -136,7 +140,7 @@ export function DependsOn({ model, input, of, named, at, own = false, picture, p
       </Controls>
       <ProblemBox problem={problem} />
       {!value && !problem && <p class="small" role="status">Differentiating…</p>}
-      {value && <Shown of={value} signed={value.by !== "norm"} measured={MEASURES[value.by].label} token={named(value.token) ?? String(value.token)} at={at} own={own} picture={picture} {...(pick ? { pick } : {})} />}
+      {value && <Shown of={value} signed={value.by !== "norm"} measured={MEASURES[value.by].label} token={named(value.token) ?? String(value.token)} at={at} own={own} picture={picture} sound={sound} {...(pick ? { pick } : {})} />}
       <p class="small">{about}</p>
       {value?.key === key && <p class="hidden" role="status">{measured} is there.</p>}
     </section>
@@ -151,18 +155,21 @@ interface ShownProps {
   at: string | undefined;
   own: boolean;
   picture: string | undefined;
+  sound: string | undefined;
   pick?: (layer: number, head: number) => void;
 }
 
-function Shown({ of, signed, measured, token, at, own, picture, pick }: ShownProps) {
+function Shown({ of, signed, measured, token, at, own, picture, sound, pick }: ShownProps) {
   const { theme } = usePage();
   const { labels, values, heads, layers, logProbability } = of;
   const names = labels.tokens.map(shownToken);
   const places = labels.rectangles?.map((each) => each ?? null);
   const over = picture !== undefined && places !== undefined;
+  const heard = sound === undefined || !labels.seconds ? undefined : sounds.get(sound);
+  const pointing = usePointing();
   const log = `log p(${token})`;
   const most = largest(values);
-  const spans = names.map((name, i) => ({ name, i })).filter(({ i }) => !(over && places[i])).slice(0, MOST_SPANS);
+  const spans = heard ? [] : names.map((name, i) => ({ name, i })).filter(({ i }) => !(over && places[i])).slice(0, MOST_SPANS);
   const strongest = placed(names).map((name, i) => ({ name, value: values[i] })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, MOST_ROWS);
   const columns = Array.from({ length: heads.columns }, (_, i) => headName("", i));
   const title = `gradient · context of each head, of ${log}`;
@@ -175,6 +182,12 @@ function Shown({ of, signed, measured, token, at, own, picture, pick }: ShownPro
           <figcaption>{measured} of {log}, by patch</figcaption>
           <OverImage picture={picture} places={places} values={values} label={`${picture} with ${measured} of ${log}`}
             describe={(patch) => (patch === null ? "Point at a patch. Orange is above 0, blue below." : `${log} by ${names[patch]}: ${precise(values[patch], 4)}`)} />
+        </figure>
+      )}
+      {heard && (
+        <figure>
+          <figcaption>{measured} of {log}, by frame</figcaption>
+          <SoundStrip sound={heard} spans={labels.seconds ?? []} values={values} signed={signed} label={`${heard.name} with ${measured} of ${log}; the table has the largest.`} point={(frame) => pointing.set(frame === null ? NOWHERE : { query: null, key: frame })} />
         </figure>
       )}
       {spans.length > 0 && <p class="generated dependence">{spans.map(({ name, i }) => <span key={i} title={precise(values[i])} style={paint(theme, values[i], most, signed)}>{name}</span>)}<b class="predicted">→ {token}</b></p>}

@@ -5,7 +5,7 @@ import { usePage, useWidth } from "../page/context";
 import { precise } from "../numbers/format";
 import { largest, marginals, row } from "../numbers/matrix";
 import type { Matrix } from "../numbers/matrix";
-import { pictures } from "../subjects/model_subject";
+import { pictures } from "../subjects/media";
 import { integer } from "../page/state";
 import type { Layer, Place } from "../subjects/subject";
 import { Choice } from "./ui";

@@ -1,4 +1,4 @@
-/** The box on top of every view of a whole model: its sentence, its image, and its loading. */
+/** The box on top of every view of a whole model: its sentence, its image or its sound, and its loading. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { call, problemOf } from "../server/api";
@@ -6,7 +6,8 @@ import type { ProblemDocument } from "../server/api";
 import { usePage } from "../page/context";
 import { bytes } from "../numbers/format";
 import { mostTokens } from "../page/limits";
-import { FIRST_TEXT, pictures, readPicture } from "../subjects/model_subject";
+import { SOUND_FILES, pictures, readPicture, readSound, remember, sounds } from "../subjects/media";
+import { FIRST_TEXT } from "../subjects/model_subject";
 import type { ModelInfo } from "../server/types";
 import { Button, Field, ProblemBox } from "./ui";
 
@@ -21,7 +22,7 @@ interface SentenceProps {
   again: (() => void) | undefined;
 }
 
-/** The sentence and the image of a model, to be changed. */
+/** The sentence, the image and the sound of a model, to be changed. */
 export function Sentence({ id, tokens, again }: SentenceProps) {
   const { view, params, go, models } = usePage();
   const model = models?.find((each) => each.id === id);
@@ -29,25 +30,37 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
   const text = params.text ?? FIRST_TEXT;
   const [draft, setDraft] = useState(text);
   const [target, setTarget] = useState(params.target ?? "");
+  const [busy, setBusy] = useState(false);
   const [pair, setPair] = useState(params.pair ?? "");
   useEffect(() => setDraft(text), [text]);
   useEffect(() => setPair(params.pair ?? ""), [params.pair]);
   useEffect(() => setTarget(params.target ?? ""), [params.target]);
-  useEffect(() => setProblem(null), [id, text, params.image]);
+  useEffect(() => setProblem(null), [id, text, params.image, params.sound]);
   const takes = (what: string) => model?.takes.includes(what) ?? what === "text";
-  const take = (file: File | undefined) => {
+  /** Take a file that was chosen or dropped, as what the model takes. */
+  const take = async (file: File | undefined) => {
     setProblem(null);
     if (!file) return;
-    readPicture(file).then(
-      (picture) => {
-        // Of two images of one name the page keeps both.
-        const kept = pictures.get(file.name);
-        const name = kept && kept.base64 !== picture.base64 ? `${pictures.size}-${file.name}` : file.name;
-        pictures.set(name, { ...picture, name });
-        go({ ...CHANGED, image: name });
-      },
-      (fault: unknown) => setProblem(problemOf(fault)),
-    );
+    try {
+      if (takes("audio")) go({ ...CHANGED, sound: remember(sounds, await readSound(file)) });
+      else go({ ...CHANGED, image: remember(pictures, await readPicture(file)) });
+    } catch (fault) {
+      setProblem(problemOf(fault));
+    }
+  };
+  const sound = params.sound === undefined ? undefined : sounds.get(params.sound);
+  /** Have the model write down what it hears, which becomes the decoder's text. */
+  const transcribe = async (base64: string) => {
+    setProblem(null);
+    setBusy(true);
+    try {
+      const { text: heard } = await call<{ text: string }>("POST", "v1/audio/transcriptions", { model: id, file: { base64 } });
+      if (heard.trim()) go({ ...CHANGED, target: heard.trim() });
+      else setProblem({ title: "No words", detail: `${id} heard none in ${params.sound ?? ""}.`, waits: true });
+    } catch (fault) {
+      setProblem(problemOf(fault));
+    }
+    setBusy(false);
   };
   const ofView = mostTokens(view) ?? Infinity;
   const ofModel = model?.max_length ?? Infinity;
@@ -56,7 +69,7 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
   const about = draft === text && tokens !== null ? tokens : Math.ceil((draft.length * (tokens ?? 1)) / (tokens === null ? 4 : Math.max(1, text.length)));
   const counted = `${draft === text && tokens !== null ? "" : "about "}${about}${limit ? ` of at most ${limit}` : ""} tokens${ofView < ofModel ? " in this view" : ""}`;
   return (
-    <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images")) take(event.dataTransfer?.files[0]); }}
+    <form class="sentence" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); if (takes("images") || takes("audio")) void take(event.dataTransfer?.files[0]); }}
       onSubmit={(event) => { event.preventDefault(); go({ ...CHANGED, text: draft.trim() === FIRST_TEXT ? "" : draft.trim(), pair: pair.trim(), target: target.trim() }); again?.(); }}>
       {takes("text") && (
         <label class="wide"><span>Type a sentence <span class={limit && about > limit ? "hint over" : "hint"}>{counted}</span></span>
@@ -64,15 +77,27 @@ export function Sentence({ id, tokens, again }: SentenceProps) {
       )}
       {takes("text_pair") && <Field label="A second text" hint="or nothing" value={pair} live set={setPair} />}
       {takes("target") && <Field label="The decoder's text" hint="or nothing" value={target} live set={setTarget} />}
-      {takes("images") && (
-        <label><span>Image <span class="hint">{params.image ?? "or drop one here"}</span></span>
-          <input type="file" accept="image/png,image/jpeg,image/webp,image/gif" onChange={({ currentTarget }) => { take(currentTarget.files?.[0]); currentTarget.value = ""; }} /></label>
-      )}
-      {takes("text") && <button type="submit" class="primary" disabled={!draft.trim()}>Look</button>}
+      {takes("images") && <Chosen label="Image" name={params.image} accept="image/png,image/jpeg,image/webp,image/gif" take={take} />}
+      {takes("audio") && <Chosen label="Sound" name={params.sound} accept={SOUND_FILES} take={take} />}
+      {sound && takes("target") && model?.generates && <Button disabled={busy} onClick={() => void transcribe(sound.base64)}>{busy ? "Listening…" : "Transcribe"}</Button>}
+      {(takes("text") || takes("target")) && <button type="submit" class="primary" disabled={takes("text") && !draft.trim()}>Look</button>}
       <ProblemBox problem={problem} />
     </form>
   );
 }
+
+interface ChosenProps {
+  label: string;
+  name: string | undefined;
+  accept: string;
+  take: (file: File | undefined) => Promise<void>;
+}
+
+/** A file of this browser, by its name. */
+const Chosen = ({ label, name, accept, take }: ChosenProps) => (
+  <label><span>{label} <span class="hint">{name ?? "or drop one here"}</span></span>
+    <input type="file" accept={accept} onChange={({ currentTarget }) => { void take(currentTarget.files?.[0]); currentTarget.value = ""; }} /></label>
+);
 
 /** What a model that is not resident is said to be in a choice. */
 export function modelLabel({ id, state, bytes: size, refused, base }: ModelInfo): string {

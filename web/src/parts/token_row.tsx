@@ -26,13 +26,15 @@ export function TokenRow({ of, queries, keys, at = NOWHERE, pick, say = false }:
   const { theme } = usePage();
   const pointing = usePointing();
   const now = usePointed(pointing);
-  if (Math.max(queries.length, keys.length) > MOST_TOKENS || of.rows !== queries.length || of.columns !== keys.length) return null;
+  const few = keys.length <= MOST_TOKENS; // else the queries stand alone, as the words of a text about a long sound
+  const whole = of.rows === queries.length && of.columns === keys.length;
+  if (queries.length > MOST_TOKENS || (few && !whole)) return null;
   const pointed = now.query === null && now.key === null ? at : now;
   const { query, key } = pointed;
   const one = queries.length === keys.length && queries.every((each, i) => each === keys[i]); // queries and keys are the same tokens
   /** Weights from the query to the keys, or to the key from the queries. */
-  const toKeys = (j: number) => (query !== null && query < of.rows ? of.data[query * of.columns + j] : 0);
-  const fromQueries = (i: number) => (query === null && key !== null && key < of.columns ? of.data[i * of.columns + key] : 0);
+  const toKeys = (j: number) => (whole && query !== null && query < of.rows ? of.data[query * of.columns + j] : 0);
+  const fromQueries = (i: number) => (whole && query === null && key !== null && key < of.columns ? of.data[i * of.columns + key] : 0);
   const list = (tokens: string[], isKey: boolean, weight: (i: number) => number) => {
     const point = (i: number) => () => pointing.set(isKey ? { query: null, key: i } : { query: i, key: null });
     const enter = (i: number) => (event: TargetedPointerEvent<HTMLSpanElement>) => event.pointerType !== "touch" && point(i)();
@@ -46,8 +48,8 @@ export function TokenRow({ of, queries, keys, at = NOWHERE, pick, say = false }:
   };
   return (
     <div class="tokens" onPointerLeave={() => pointing.set(NOWHERE)}>
-      {one ? <p>{list(queries, false, (i) => toKeys(i) || fromQueries(i))}</p> : <><p><small>queries</small> {list(queries, false, fromQueries)}</p><p><small>keys</small> {list(keys, true, toKeys)}</p></>}
-      {say && <p class="told" aria-hidden="true">{readout([{ of }], queries, keys, pointed)}</p>}
+      {one ? <p>{list(queries, false, (i) => toKeys(i) || fromQueries(i))}</p> : <><p><small>queries</small> {list(queries, false, fromQueries)}</p>{few && <p><small>keys</small> {list(keys, true, toKeys)}</p>}</>}
+      {say && whole && <p class="told" aria-hidden="true">{readout([{ of }], queries, keys, pointed)}</p>}
     </div>
   );
 }

@@ -7,7 +7,9 @@ import { PageContext, useCorrected, useHeadKeys, useLoaded, usePage } from "../p
 import { openModel } from "../subjects/model_subject";
 import { Controls } from "./controls";
 import { MoreModels } from "./more_models";
+import { Player } from "./player";
 import { Opening, Sentence, modelLabel } from "./sentence";
+import { sounds } from "../subjects/media";
 import { recordingNames } from "../subjects/names";
 import { useNowhere } from "../drawing/pointed";
 import { integer } from "../page/state";
@@ -120,7 +122,13 @@ function Corrected({ subject }: { subject: Subject }) {
 function Chosen({ subject, Component }: { subject: Subject; Component: OfSubject }) {
   const { layer, head } = placeOf(usePage().params, subject);
   useNowhere(subject);
-  return <Component subject={subject} layer={layer} head={head} />;
+  const sound = subject.sound === undefined ? undefined : sounds.get(subject.sound);
+  return (
+    <>
+      {sound && <Player subject={subject} layer={layer} head={head} sound={sound} />}
+      <Component subject={subject} layer={layer} head={head} />
+    </>
+  );
 }
 
 /** The views that show all layers. */

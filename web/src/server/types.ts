@@ -109,6 +109,8 @@ export interface ModelLabels {
   tokens: string[];
   ids: number[];
   rectangles?: ([number, number, number, number] | null)[];
+  /** Begin and end of each frame of a sound. */
+  seconds?: ([number, number] | null)[];
 }
 /** A generated token and what the heads looked at when they chose it. */
 export interface GeneratedToken {

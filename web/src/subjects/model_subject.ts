@@ -1,9 +1,10 @@
-/** Whole models as subjects: a text or an image in, the weights of every layer out. */
+/** Whole models as subjects: a text, an image or a sound in, the weights of every layer out. */
 
 import { Problem, call, callTensors } from "../server/api";
 import type { ApiRequest } from "../server/api";
 import { duration, isolated, waits } from "../numbers/format";
 import { ofSequence } from "./live";
+import { pictures, sounds } from "./media";
 import { matrix } from "../numbers/matrix";
 import type { Counting } from "../numbers/matrix";
 import { integer } from "../page/state";
@@ -14,39 +15,6 @@ import type { Body, Tensor } from "../server/tensors";
 import type { ModelInfo, ModelLabels, ModelRan } from "../server/types";
 
 export const FIRST_TEXT = "Kate met Tamiro in the park. Then Tam";
-/** The most pixels of an image, and bytes of its file, that a request may have. */
-export const MOST_PIXELS = 2 ** 25;
-const MOST_FILE = 48 * 2 ** 20;
-
-/** An image that was chosen in this browser. */
-export interface Picture {
-  name: string;
-  type: string;
-  base64: string;
-  bitmap: ImageBitmap;
-}
-
-/** Images by the name in the URL. */
-export const pictures = new Map<string, Picture>();
-
-/** Read an image for a request, upright as its EXIF data say. Throws Problem for one that no request may have. */
-export async function readPicture(file: File): Promise<Picture> {
-  const refuse = (detail: string) => new Problem({ title: "This image cannot be sent", detail: `${file.name}: ${detail}`, param: "images" });
-  if (!/^image\/(png|jpeg|webp|gif)$/.test(file.type)) throw refuse("expected a PNG, JPEG, WebP or GIF file.");
-  if (file.size > MOST_FILE) throw refuse("its file has more than 48 MiB.");
-  let bitmap;
-  try {
-    bitmap = await createImageBitmap(file);
-  } catch {
-    throw refuse("it cannot be decoded.");
-  }
-  if (bitmap.width * bitmap.height > MOST_PIXELS) throw refuse(`it has ${bitmap.width} × ${bitmap.height} pixels; a request may have 33,554,432.`);
-  const raw = new Uint8Array(await file.arrayBuffer());
-  let text = "";
-  for (let at = 0; at < raw.length; at += 8192) text += String.fromCharCode(...raw.subarray(at, at + 8192));
-  return { name: file.name, type: file.type, base64: btoa(text), bitmap };
-}
-
 /** A token as the page shows it: a space before it is a dot, an end of a line an arrow. */
 export const shownToken = (token: string) => isolated(token.replace(/^ /, "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅");
 
@@ -55,13 +23,21 @@ const bare = (token: string) => token.trim() || token;
 
 /** The input of a request, by the parameters of the page. Throws Problem. */
 export function inputOf(params: Params, model: Pick<ModelInfo, "id" | "takes">): Body {
+  const takes = (what: string) => model.takes.includes(what);
+  const waits = (title: string, detail: string, param: string) => new Problem({ title, detail, param, waits: true });
   const picture = params.image ? pictures.get(params.image) : undefined;
-  if (params.image && !picture) throw new Problem({ title: "The image is not open", detail: `Choose ${params.image} again: a page cannot reopen a file by itself.`, param: "images", waits: true });
-  const reads = model.takes.includes("text");
-  if (!reads && !picture) throw new Problem({ title: "Choose an image", detail: `${model.id} takes images alone. Choose one above, or drop it on the page.`, param: "images", waits: true });
-  const images = picture && model.takes.includes("images") ? { images: [{ base64: picture.base64 }] } : {};
-  const target = params.target && model.takes.includes("target") ? { target: params.target } : {};
-  const pair = params.pair && model.takes.includes("text_pair") ? { text_pair: params.pair } : {};
+  if (params.image && !picture) throw waits("The image is not open", `Choose ${params.image} again: a page cannot reopen a file by itself.`, "images");
+  if (takes("audio")) {
+    const sound = params.sound ? sounds.get(params.sound) : undefined;
+    if (params.sound && !sound) throw waits("The sound is not open", `Choose ${params.sound} again: a page cannot reopen a file by itself.`, "audio");
+    if (!sound) throw waits("Choose a sound", `${model.id} hears. Choose a WAV, FLAC, OGG or MP3 file above, or drop it on the page.`, "audio");
+    return { audio: [{ base64: sound.base64 }], ...(params.target && takes("target") ? { target: params.target } : {}) };
+  }
+  const reads = takes("text");
+  if (!reads && !picture) throw waits("Choose an image", `${model.id} takes images alone. Choose one above, or drop it on the page.`, "images");
+  const images = picture && takes("images") ? { images: [{ base64: picture.base64 }] } : {};
+  const target = params.target && takes("target") ? { target: params.target } : {};
+  const pair = params.pair && takes("text_pair") ? { text_pair: params.pair } : {};
   return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...pair, ...target, ...images };
 }
 
@@ -104,10 +80,10 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   if (model.refused) throw new Problem({ title: "This model cannot be asked", detail: model.refused, param: "model" });
   const input = inputOf(params, model);
   const ask = (body: Body, until?: AbortSignal) => callTensors<WeightsReply>(`${path}/weights`, { ...input, statistics: [], ...body }, until);
-  const text = typeof input.text === "string" ? input.text : (params.image ?? "");
+  const text = typeof input.text === "string" ? input.text : ((input.audio ? params.sound : params.image) ?? "");
   // The tokens are known once the model has read the text; a text has more characters than tokens, but for the ends.
   const most = (text.length + 8) ** 2 * model.layers.reduce((sum, { heads }) => sum + heads, 0);
-  const sure = !input.images && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
+  const sure = !input.images && !input.audio && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
   let answer = await ask(sure ? {} : { return_weights: false, statistics: ["entropy"] }, signal);
   const { reply } = answer;
   const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
@@ -118,7 +94,8 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     const name = /^\d+$/.test(ref) ? `layers.${ref}` : ref;
     const heads = Array.from({ length: headsOf(at) }, (_, head) => headName(ref, head));
     const places = keys.rectangles ? { places: keys.rectangles } : {};
-    return { ref, name, heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places };
+    const seconds = queries.seconds || keys.seconds ? { seconds: { ...(queries.seconds && { queries: queries.seconds }), ...(keys.seconds && { keys: keys.seconds }) } } : {};
+    return { ref, name, heads, queries: queries.tokens.map(shownToken), keys: keys.tokens.map(shownToken), ids: queries.ids, ...places, ...seconds };
   });
   const all = layers.reduce((sum, { heads, queries, keys }) => sum + heads.length * queries.length * keys.length, 0);
   const whole = all <= MOST_CELLS;
@@ -157,6 +134,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     layers,
     sequences: reply.image_labels?.length ?? 1,
     ...(params.image && input.images ? { picture: params.image } : {}),
+    ...(params.sound && input.audio ? { sound: params.sound } : {}),
     weights: cached(async (layer, head) => {
       const { ref = "" } = layers[layer];
       if (whole) return cut(answer.tensors[`layers.${layer}.weights`], ref, head);

@@ -30,7 +30,12 @@ export interface Layer {
   ids?: number[];
   /** The pixels that each token shows, of a layer that sees an image: left, top, right and bottom. */
   places?: Place[];
+  /** The seconds of the queries and of the keys that are frames of a sound. */
+  seconds?: { queries?: Span[]; keys?: Span[] };
 }
+
+/** Begin and end of a frame in seconds; null for other tokens, and behind the end of the sound. */
+export type Span = [number, number] | null;
 
 /** Left, top, right and bottom of a patch in pixels of its image; null for other tokens. */
 export type Place = [number, number, number, number] | null;
@@ -90,6 +95,8 @@ export interface Subject {
   recording?: string;
   /** The name of the image that the model read. */
   picture?: string;
+  /** The name of the sound that the model heard. */
+  sound?: string;
   facts: [string, string][];
   layers: Layer[];
   /** The layers that also mix tokens, but have no weights of pairs of tokens. */
@@ -148,7 +155,7 @@ export const subjectKey = (params: Params, prefix = "") =>
   SUBJECT_PARAMS.map((name) => params[prefix + name] ?? "").join("\u0000");
 
 export const SUBJECT_PARAMS = [
-  "source", "text", "pair", "target", "image", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
+  "source", "text", "pair", "target", "image", "sound", "opened", "tokens", "seed", "states", "input", "labels", "keys", "further", "sequence", "q", "k", "v", "score", "normalizer", "heads", "causal",
   "window", "sinks", "classes",
 ];
 

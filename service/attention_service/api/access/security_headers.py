@@ -7,10 +7,10 @@ Lines = tuple[tuple[bytes, bytes], ...]
 
 _NOTHING: Final = b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _PAGE: Final = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src blob:; connect-src 'self'; "
     b"frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-"""The built-in page: its own files alone."""
+"""The built-in page: its own files alone, and sounds that its reader chose, which it plays."""
 _DOCS: Final = (
     b"default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     b"font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; "

@@ -140,7 +140,7 @@ export function Gradient(props: SubjectProps) {
   const at = integer(params.at, (whole?.tokens ?? 1) - 1, 0, (whole?.tokens ?? 1) - 1);
   const id = whole?.id;
   const input = whole?.input;
-  const reads = input !== undefined && "text" in input && !whole?.classifies; // else the model says what has a class
+  const reads = input !== undefined && ("text" in input || "audio" in input) && !whole?.classifies; // else the model says what has a class
   const { value, problem, busy } = useLoaded(`${subjectKey(params)}/${at}`, async (signal) => {
     if (!id || !input) return { prediction: null };
     const body = { ...input, top_k: LIKELIEST, ...(reads ? { positions: [at] } : {}) };
@@ -158,7 +158,7 @@ export function Gradient(props: SubjectProps) {
 }
 
 /** The choice of the token whose log-probability is L, and what that depends on, token by token and patch by patch. */
-function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: string | undefined }) {
+function OfPrediction({ predicted, picture, sound }: { predicted: Predicted; picture: string | undefined; sound: string | undefined }) {
   const { params, go } = usePage();
   const { id, input, at, of, prediction: { predicts, predictions, labels } } = predicted;
   const several = predicts === "class" && predictions.length > 1;
@@ -181,7 +181,7 @@ function OfPrediction({ predicted, picture }: { predicted: Predicted; picture: s
         <Choice label={predicts === "class" ? "Class" : "Token"} value={known ? wanted : ""} set={(each) => go({ predicted: each })} options={[["", `the likeliest: ${likeliest}`], ...options]} />
         {predicts !== "class" && <Field label="Another token" hint="one token of the model" param="of.token" value={known ? "" : wanted} set={(each) => go({ predicted: each })} />}
       </Controls>
-      <DependsOn model={id} input={input} of={of} named={named} {...(predicts === "class" ? {} : { at: `${at} ${shownToken(labels.tokens[at])}`, own: predicts === "own" })} picture={picture} pick={(layer, head) => go({ layer, head })} />
+      <DependsOn model={id} input={input} of={of} named={named} {...(predicts === "class" ? {} : { at: `${at} ${shownToken(labels.tokens[at])}`, own: predicts === "own" })} picture={picture} sound={sound} pick={(layer, head) => go({ layer, head })} />
     </>
   );
 }
@@ -243,7 +243,7 @@ function Shaped({ subject, layer, head: wanted, predicted }: SubjectProps & { pr
       {loss === "readout" && <Faulty problem={problem}><Area label="Readout" hint="a linear classifier of each query's output: weight [classes, width], bias, and the class of each query as targets (−1: not counted)" param="readout" rows={3} value={params.readout ?? ""} placeholder={READOUT} set={(readout) => go({ readout })} /></Faulty>}
       {predicts && loss === PREDICTION && (
         <>
-          <OfPrediction predicted={predicted} picture={subject.picture} />
+          <OfPrediction predicted={predicted} picture={subject.picture} sound={subject.sound} />
           <h3>The weights of {label}</h3>
           <p class="small">The gradient goes through all layers behind this one.</p>
         </>

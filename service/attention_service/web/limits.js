@@ -1,1 +1,0 @@
-var e={edit:1024,effects:512,gradient:512,rollout:1024,logits:512},t=t=>e[t];export{t as n,e as t};

@@ -91,7 +91,7 @@ check-clients: $(VENV)/.dev ## Generate clients of the OpenAPI document in Pytho
 release: | $(BIN)/python ## Build sdist, wheel, SBOM, images and chart, and try the wheel (VERSION=X.Y.Z names the version first)
 	$(BIN)/python deploy/release.py $(VERSION)
 
-test-interop: $(VENV)/.test ## Ask a server by tritonclient and KServe's client, which get an environment of their own
+test-interop: $(VENV)/.test ## Ask a server by tritonclient, KServe's client, and the suites of MCP and Open Responses, each apart
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.interop
 
 findings: ## Run every finding about other libraries (needs a network; not part of CI)

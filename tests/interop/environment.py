@@ -16,11 +16,18 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 
 def ask_by_clients() -> subprocess.CompletedProcess[str]:
     """Run every call of every client against a server of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        models, specs = Path(folder) / "models", Path(folder) / "specs.json"
+    with tempfile.TemporaryDirectory() as temporary:
+        models, specs = Path(temporary) / "models", Path(temporary) / "specs.json"
         models.mkdir()
         specs.write_text(json.dumps(SPECS))
         with process(models, "--oip", "true", "--log-level", "error") as (_, url):
-            command = [PYTHON, ROOT / "tests" / "interop" / "calls.py", url, specs, ROOT / "docs" / "oip.md"]
-            clean = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "SSL_CERT_FILE"}}
-            return subprocess.run(command, capture_output=True, text=True, env=clean, timeout=600, check=False)
+            folder = ROOT / "tests" / "interop"
+            done = _run(folder / "calls.py", url, specs, ROOT / "docs" / "oip.md")
+            types = _run(folder / "response_types.py", url)
+            output, errors = done.stdout + types.stdout, done.stderr + types.stderr
+            return subprocess.CompletedProcess(types.args, done.returncode or types.returncode, output, errors)
+
+
+def _run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "SSL_CERT_FILE"}}
+    return subprocess.run([PYTHON, *command], capture_output=True, text=True, env=clean, timeout=600, check=False)

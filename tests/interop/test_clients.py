@@ -12,7 +12,7 @@ from tests.interop.raw_requests import raw_requests
 def test_stock_clients_are_answered_as_they_expect():
     done = ask_by_clients()
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 5
+    assert done.stdout.count("\n") == 6
 
 
 def test_the_document_names_requests_that_are_sent_to_triton():

@@ -72,6 +72,23 @@ def test_every_statistic_follows_its_definition(http, rng, causal):
             np.testing.assert_allclose(share, of.sum(-1).mean(), atol=2e-5, err_msg=name)
 
 
+def test_the_mass_of_a_learned_sink_is_its_share_of_the_softmax(http, rng):
+    x, sinks = rng.normal(size=(2, 3, 9, 4)), rng.normal(size=3)
+    fields = {"query": x.tolist(), "key_lengths": [*REAL], "statistics": ["sink_mass"]}
+    spec = {"normalizer": {"name": "softmax", "sinks": True}}
+    reply = post(http, "/v1/attention/weights", spec=spec, parameters={"sinks": sinks.tolist()}, **fields)
+    for row, head in np.ndindex(2, 3):
+        own = x[row, head, : REAL[row]]
+        sink = np.exp(sinks[head])
+        mass = sink / (sink + np.exp(own @ own.T / 2).sum(-1))
+        np.testing.assert_allclose(reply["statistics"]["sink_mass"][row][head], mass.mean(), atol=1e-6)
+    learned = {"spec": spec, "parameters": {"sinks": sinks.tolist()}}
+    for other in (
+        fields, learned | fields | {"edits": [{"tap": "weights", "set": 0}]}, fields | {"statistics": ["chosen_share"]}
+    ):  # fmt: skip
+        assert refuse(http, "/v1/attention/weights", **other)["param"] == "statistics.0"
+
+
 def test_tokens_of_queries_may_be_given(http, rng):
     q, k = rng.normal(size=(3, 4)).tolist(), rng.normal(size=(5, 4)).tolist()
     options = {"tokens": [1, 2, 3, 1, 9], "query_tokens": [0, 0, 1]}

@@ -133,7 +133,7 @@ from pathlib import Path
 from typing import get_args
 import httpx
 from attention_contract.schemas.analyses.attribution import AttributionMethod
-from attention_contract.schemas.weights import StatisticName
+from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, StatisticName
 from attention_service.api.app import create_app
 from attention_service.settings import Settings
 
@@ -147,7 +147,8 @@ async def main():
             module = {"name": "m", "config": {"d_model": 8, "num_heads": 2}, "seed": 0}
             assert (await http.post("/v1/modules", json=module)).status_code == 201
             options = {"tokens": [1, 2, 1, 2], "classes": {"c": [True, False, True, True]}}
-            told = {"statistics": list(get_args(StatisticName)), "statistic_options": options, "pool": 2}
+            names = sorted({*get_args(StatisticName)} - OF_SOME_ATTENTIONS)
+            told = {"statistics": names, "statistic_options": options, "pool": 2}
             for question, more in (
                 ("forward", {}),
                 ("weights", {}),

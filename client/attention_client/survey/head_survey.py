@@ -12,9 +12,9 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.model_requests import ModelWeightsReply
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.weights import StatisticName
+from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, StatisticName
 
-SURVEYED: Final = [name for name in get_args(StatisticName) if name != "classes"]
+SURVEYED: Final = [name for name in get_args(StatisticName) if name not in {"classes", *OF_SOME_ATTENTIONS}]
 """The statistics of a survey, by default all: numbers of a head. ``classes`` are several."""
 
 

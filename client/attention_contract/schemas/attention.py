@@ -19,7 +19,10 @@ from attention_contract.tensors import AnyNumber, BoolArray, Encoding, FloatArra
 Tap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "lse", "output"]
 """The points along one attention, in order."""
 
-EditableTap = Literal["q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output"]
+EditableTap = Literal[
+    "q", "k", "v", "scores", "capped_scores", "masked_scores", "weights", "context", "output", "gate", "index_scores"
+]
+"""The taps that an edit can change. Only layers of whole models may have the last two."""
 KernelName = Annotated[str, Field(min_length=1, max_length=64)]
 """The name of a registered kernel: ``GET /v1/variants`` lists them, those of installed packages among them."""
 MAX_INDICES: Final = 65_536

@@ -9,25 +9,25 @@ from pydantic import Field, model_validator
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
-from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Select, Tap, Taps
+from attention_contract.schemas.attention import MAX_INDICES, MAX_TAPS, Select, Taps
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
-from attention_contract.schemas.models import LayerRef
+from attention_contract.schemas.models import LayerRef, LayerTap
 from attention_contract.schemas.prompts import ModelInput, ModelReply
 from attention_contract.schemas.weights import ClassName, HeadStatistics, StatisticName, TopKeys, WeightsDifferences
-from attention_contract.tensors import AnyNumber, FloatArray, IntArray
+from attention_contract.tensors import AnyNumber, BoolArray, FloatArray, IntArray
 
 MAX_PREDICTED: Final = 16_384
 """Predictions and tokens named in them, of all texts of a request."""
-ModelTap = Tap | Literal["hidden", "logits", "pooled"]
+ModelTap = LayerTap | Literal["logits", "pooled"]
 
 
 class ModelForwardRequest(ModelInput):
     """Run a whole model, and return its predictions and any taps of any layers."""
 
     return_: Listed[ModelTap] = Field(default_factory=list, alias="return", max_length=MAX_TAPS)
-    """Taps of the attention of each layer; ``hidden``, the output of each layer; ``logits``, for all tokens of the
-    vocabulary; ``pooled``, one vector for each image."""
+    """Taps of the attention of each layer, as ``taps`` of the layers of a model names them; ``hidden``, the output of
+    each layer; ``logits``, for all tokens of the vocabulary; ``pooled``, one vector for each image."""
     select: Select | None = None
     """The heads and queries of those taps; default: all."""
     positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
@@ -125,7 +125,9 @@ class GivenUpstream(WireModel):
     """``[B, L, V]``, or ``[L, V]`` for one text; a first dimension of 1 is the last position alone."""
 
 
-ModelGradient = Literal["tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "output"]
+ModelGradient = Literal[
+    "tokens", "embeddings", "hidden", "q", "k", "v", "scores", "weights", "context", "gate", "output"
+]
 
 
 def by_token() -> list[ModelGradient]:
@@ -208,6 +210,16 @@ class LayerTaps(Taps):
     """The taps of one layer."""
 
     layer: LayerRef
+    gate: IfRequested[FloatArray] = ABSENT
+    """``[B, H, Lq, Dv]``, or ``[B, H, Lq, 1]`` if a head has one number: the factor of the context, before the
+    projection. Source: Qiu et al. 2025."""
+    index_scores: IfRequested[FloatArray] = ABSENT
+    """``[B, Lq, T]``: the scores of the T candidates among which an indexer chooses for each query; −∞ for one that it
+    may not choose. A candidate is a key, or the n-th pool of several tokens. Source: DeepSeek-AI 2025, DeepSeek-V3.2.
+    """
+    chosen: IfRequested[BoolArray] = ABSENT
+    """``[B, Lq, Lk]``: true for a key that the query may look at: the masks allow it, and the choice keeps it. The
+    weight of another key is 0 since it was not looked at."""
     hidden: IfRequested[FloatArray] = ABSENT
     """``[B, L, d_model]``: the output of the layer that has this attention; ``[B, L, streams, d_model]`` with
     hyper-connections."""

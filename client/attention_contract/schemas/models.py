@@ -46,8 +46,10 @@ def default_model_name(checkpoint: str) -> str:
 
 KeysOf = Literal["tokens", "compressed", "decoder + encoder"]
 LayerKind = Literal["attention", "linear", "state_space"]
-LayerTap = Tap | Literal["hidden"]
-"""The taps of a layer of a model: those of its attention, and ``hidden``, what the layer returns."""
+LayerTap = Tap | Literal["gate", "index_scores", "chosen", "hidden"]
+"""The taps of a layer of a model: those of its attention, and ``hidden``, what the layer returns. ``gate`` is what a
+gated attention multiplies its context by. An attention that chooses keys has ``index_scores``, by which its indexer
+chooses, and ``chosen``, the keys that a query may look at."""
 
 
 class ModelLayer(WireModel):
@@ -72,7 +74,7 @@ class ModelLayer(WireModel):
     gradients: list[LayerTap] = Field(default_factory=list)
     """The taps that ``wrt`` of a gradients request can name."""
     refused: dict[str, str] = Field(default_factory=dict)
-    """Why it has no other: the reason by tap."""
+    """Why it has no other of those that every attention has: the reason by tap."""
 
 
 class ModelInfo(WireModel):

@@ -1,6 +1,6 @@
 """Attention weights and their statistics. Notation as in ``attention``."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -12,8 +12,11 @@ from attention_contract.tensors import BoolArray, FloatArray, IntArray
 StatisticName = Literal[
     "entropy", "effective_keys", "max_weight", "mean_distance", "signed_distance", "locality", "first_key",
     "sink_share", "own_position", "previous_token", "next_token", "duplicate_token", "induction", "classes",
+    "sink_mass", "chosen_share",
 ]  # fmt: skip
 """The statistics of a head."""
+OF_SOME_ATTENTIONS: Final = frozenset({"sink_mass", "chosen_share"})
+"""The statistics of attentions that have a learned sink, or that choose keys."""
 MAX_CLASSES = 64
 """The most classes of tokens in one request."""
 ClassName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^.]*$")]
@@ -106,6 +109,12 @@ class HeadStatistics(WireModel):
     """The share of the keys right after a key before the query that has its token. Source: Olsson et al. 2022."""
     classes: IfRequested[dict[str, FloatArray]] = ABSENT
     """The share of the keys of each class, by name. Source: Clark et al. 2019, attention to separators."""
+    sink_mass: IfRequested[FloatArray] = ABSENT
+    """1 − Σ w: the weight that a softmax with learned sinks gives to the sink of the head. NaN for a layer of a model
+    without one. Refused beside an edit of ``weights``. Source: Agarwal et al. 2025."""
+    chosen_share: IfRequested[FloatArray] = ABSENT
+    """Σ p over the keys that an indexer chose, p the weights of the same attention without the choice. Only layers of
+    whole models choose keys; NaN for one that does not. Source: DeepSeek-AI 2025, DeepSeek-V3.2."""
 
 
 class TopKeys(WireModel):

@@ -20,8 +20,12 @@ AXES: dict[str, dict[str, int]] = {
     "weights": {"heads": 1, "queries": 2, "keys": 3},
     "context": {"heads": 1, "queries": 2},
     "output": {"queries": 1},
+    "gate": {"heads": 1, "queries": 2},
+    "index_scores": {"queries": 1, "keys": 2},
+    "chosen": {"queries": 1, "keys": 2},
 }
-"""The dimensions of each tap by name; ``output`` is that of a module, ``[B, Q, d_model]``."""
+"""The dimensions of each tap by name; ``output`` is that of a module, ``[B, Q, d_model]``. Only layers of whole models
+have ``gate`` and ``index_scores [B, Q, candidates]`` (``models.passes.module_taps``), and ``chosen``."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def _with(edit: BoundEdit, axis: str, indices: tuple[int, ...] | None, places: S
     """Return the edit of other indices of an axis, with these entries of its value, unless that is broadcast there."""
     value = edit.value
     if value is not None:
-        rank = 3 if edit.tap == "output" else 4
+        rank = 3 if edit.tap in {"output", "index_scores"} else 4
         dim = AXES[edit.tap][axis] - rank + value.ndim
         value = value if dim < 0 or value.shape[dim] == 1 else pick(value, dim, places)
     changed: dict[str, Any] = {axis: indices, "value": value}

@@ -27,7 +27,7 @@ from attention_service.runtime.device.freed_memory import MUCH, private_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork")  # JAX warns, if another test of this process imported it
 TEXT = "the cat sat on the mat"
-FAMILIES = ("llama", "t5")
+FAMILIES = ("llama", "t5", "deepseek_v32")
 TEXT_SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
     "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2,
@@ -101,6 +101,22 @@ def test_each_layer_says_what_it_answers(models):
     assert {"weights", "context", "hidden"} <= {*info.layers[0].taps}
     assert {"weights", "output"} <= {*info.layers[0].edits} & {*info.layers[0].gradients}
     assert info.without_weights == {}
+
+
+def test_the_keys_that_an_indexer_chose_are_told_and_changed(models):
+    told = models.forward("deepseek_v32", TEXT, return_=["index_scores", "chosen", "weights"]).layers[0]
+    assert "chosen" in models.get("deepseek_v32").layers[0].taps
+    assert told.chosen.dtype == bool
+    assert told.chosen.shape == told.index_scores.shape == (6, 6)
+    assert (told.chosen.sum(-1) == [1, 2, 3, 3, 3, 3]).all()  # of the keys that it may see, index_topk
+    assert (told.chosen == (told.weights > 0).any(0)).all()
+    edits = {"0": [{"tap": "index_scores", "keys": [0], "set": 1e4}]}
+    changed = models.forward("deepseek_v32", TEXT, return_=["chosen"], layers=[0], edits=edits).layers[0]
+    assert changed.chosen[:, 0].all()
+    shares = models.weights("deepseek_v32", TEXT, statistics=["chosen_share"]).layers[0].statistics.chosen_share
+    assert ((shares > 0) & (shares < 1)).all()
+    with pytest.raises(InvalidRequest, match="chosen_share needs"):
+        models.weights("llama", TEXT, statistics=["chosen_share"])
 
 
 def test_edits_of_one_layer_change_what_the_model_predicts(models):

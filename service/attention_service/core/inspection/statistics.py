@@ -16,7 +16,7 @@ from torch import Tensor
 Formula = Callable[["WeightTile"], Tensor]
 """A statistic of each query of a tile, ``[B, H, R]``."""
 HEAD_STATISTICS: Final[dict[str, Formula]] = {}
-"""Every statistic by name. A new one is one entry."""
+"""The statistics that every attention has, by name. A new one is one entry."""
 DEFAULT_STATISTICS: Final = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
 TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction"})
 """The statistics that compare tokens."""
@@ -42,6 +42,10 @@ class StatisticInputs:
     """``[B]``: the first key of each sequence that is no padding; None for key 0."""
     key_positions: Tensor | None = None
     """``[K]``: the position of each key, first of those with position j; NaN for a key of another text; None for j."""
+    learned_sinks: bool = False
+    """True for weights of a softmax with learned sinks."""
+    chosen: Tensor | None = None
+    """Bool ``[B, Q, K]``: the keys that a choice keeps; None without a choice."""
 
     @cached_property
     def tokens_first(self) -> int | None:
@@ -51,9 +55,10 @@ class StatisticInputs:
 
     def queries(self, rows: slice | list[int]) -> "StatisticInputs":
         """The inputs of these queries."""
-        if self.query_tokens is None:
+        if self.query_tokens is None and self.chosen is None:
             return self
-        return replace(self, query_tokens=self.query_tokens[:, rows])
+        tokens, chosen = (None if x is None else x[:, rows] for x in (self.query_tokens, self.chosen))
+        return replace(self, query_tokens=tokens, chosen=chosen)
 
 
 @dataclass(frozen=True)
@@ -243,6 +248,25 @@ def duplicate_token(tile: WeightTile) -> Tensor:
 def induction(tile: WeightTile) -> Tensor:
     """Σ p [token j − 1 = token of i, j − 1 < i + offset]. Source: Olsson et al. 2022."""
     return tile.share_of(torch.nn.functional.pad(tile.earlier_tokens, (1, 0))[..., :-1])
+
+
+def sink_mass(tile: WeightTile) -> Tensor:
+    """1 − Σ w, NaN without learned sinks. Source: Agarwal et al. 2025, 2.2."""
+    total = tile.weights.sum(-1)
+    return (1 - total).clamp_(min=0) if tile.inputs.learned_sinks else torch.full_like(total, torch.nan)
+
+
+def chosen_share(tile: WeightTile) -> Tensor:
+    """Σ p [key j is chosen], of the weights without the choice; NaN without one. Source: DeepSeek-AI 2025."""
+    if tile.inputs.chosen is None:
+        return torch.full_like(tile.total, torch.nan)
+    return tile.share_of(tile.inputs.chosen[:, None, :, : tile.weights.shape[-1]])
+
+
+EVERY_STATISTIC: Final[Mapping[str, Formula]] = HEAD_STATISTICS | {
+    "sink_mass": sink_mass, "chosen_share": chosen_share,
+}  # fmt: skip
+"""Every statistic: those of all attentions, and those of a learned sink or a choice of keys."""
 
 
 def class_share(tile: WeightTile, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from attention_service.core.edits import BoundEdit
 from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
     DEFAULT_STATISTICS,
-    HEAD_STATISTICS,
+    EVERY_STATISTIC,
     Formula,
     StatisticInputs,
     WeightTile,
@@ -194,7 +194,7 @@ class Totals:
     ) -> None:  # fmt: skip
         batch, heads, queries = shape
         self._inputs = inputs
-        self._formulas: dict[str, Formula] = {name: HEAD_STATISTICS[name] for name in names if name != CLASS_SHARES}
+        self._formulas: dict[str, Formula] = {name: EVERY_STATISTIC[name] for name in names if name != CLASS_SHARES}
         if CLASS_SHARES in names:
             self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
         self._sums = torch.zeros(len(self._formulas), batch, heads, dtype=torch.float64, device=device)

@@ -31,6 +31,8 @@ from attention_service.models.answers.model_inspection import (
 from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass, OwnTexts
+from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
+from attention_service.models.passes.module_taps import MODULE_TAPS
 
 Question = tuple[Any, CheckedRequest]
 """A request, and what was read of it."""
@@ -52,7 +54,9 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
     # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
     if seen or loaded.head.unit == "choice" or loaded.attention.way == "observed":
         return None
-    if inputs.text.length > LONGEST or {place.keys_of for place in places} - {"tokens"}:
+    edited = {edit.tap for edits in checked.edits.values() for edit in edits}
+    beside = edited & MODULE_TAPS or CHOSEN_SHARE in (getattr(request, "statistics", None) or ())
+    if beside or inputs.text.length > LONGEST or {place.keys_of for place in places} - {"tokens"}:
         return None
     apart = None if checked.adapter is None or checked.adapter.mixes else checked.adapter
     if isinstance(request, ModelForwardRequest):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -38,9 +39,15 @@ from attention_service.models.inputs.token_predictions import pooled, prediction
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, KeptAttentions, LayerTask, OwnTexts
 from attention_service.models.passes.attention_places import VISION, AttentionPlace
+from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
-from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
+from attention_service.runtime.binding.bound_statistics import (
+    BoundStatistics,
+    bind_statistics,
+    check_able,
+    check_sink_mass,
+)
 from attention_service.runtime.binding.selection import bind_selection
 from attention_service.runtime.scheduling.operation import Fields
 from attention_transformers.model_layers import (
@@ -70,13 +77,16 @@ def weights_pass(
     Raises InvalidRequest.
     """
     inspected = _inspection(request)
+    check_able(request.statistics, {name for place, _ in checked.kinds for name in place.own_statistics})
+    check_sink_mass(request.statistics, chain.from_iterable(checked.edits.values()))
     statistics: dict[Hashable, BoundStatistics] = {}
 
     def task(place: AttentionPlace, bound: BoundRequest) -> LayerTask:
-        over = place.queries, place.keys, place.compression
+        over = place.queries, place.keys, place.compression, "sink_mass" in place.own_statistics
         if over not in statistics:
             statistics[over] = _statistics(request, checked, place, bound)
-        return LayerTask(weights=inspected, statistics=statistics[over])
+        share = CHOSEN_SHARE in (request.statistics or ())
+        return LayerTask(weights=inspected, statistics=statistics[over], chosen_share=share)
 
     tasks = _tasks(loaded, checked, request, task)
     before = unedited or {}
@@ -290,7 +300,12 @@ def _statistics(
         tokens=keys.host_ids if of_tokens else None,
         query_tokens=queries.host_ids if of_tokens else None,
     )
-    found = bind_statistics(request.statistics, given, batch=bound.batch, queries=bound.queries, keys=bound.keys)
+    names = request.statistics  # the share of a choice is computed of other weights
+    found = bind_statistics(
+        names if names is None else [name for name in names if name != CHOSEN_SHARE],
+        given, batch=bound.batch, queries=bound.queries, keys=bound.keys,
+        learned_sinks="sink_mass" in place.own_statistics,
+    )  # fmt: skip
     return replace(found, starts=keys.starts, key_positions=keys.positions)
 
 

@@ -194,6 +194,8 @@ class ModelCosts:
         for tap in request.return_:
             if tap in _PAIR_TAPS:
                 numbers += batch * heads * queries * keys
+            elif tap in {"index_scores", "chosen"}:
+                numbers += batch * length * keys
             elif tap in {"hidden", "output"}:
                 numbers += batch * length * max(self._width, place.output_width)
             elif tap != "logits":

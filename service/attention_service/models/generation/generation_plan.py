@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from torch import Tensor
@@ -22,6 +23,8 @@ from attention_service.models.inputs.conversations import ChatForm, messages_of
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import BOTH, AttentionPlace
+from attention_service.models.passes.module_taps import MODULE_TAPS
+from attention_service.runtime.binding.bound_statistics import check_able, check_sink_mass
 from attention_service.runtime.binding.selection import check_indices
 from attention_transformers.model_layers import LayerKey
 
@@ -382,6 +385,9 @@ def _places(loaded: LoadedModel, wanted: AttentionOfTokens) -> list[AttentionPla
         raise InvalidRequest.at(
             "attention.statistic_options.token_classes", "the statistic classes has no class; name some"
         )
+    sinks = any("sink_mass" in able[name].own_statistics for name in names)
+    check_able(wanted.statistics, {"sink_mass"} if sinks else (), "attention.statistics")
+    check_sink_mass(wanted.statistics, chain.from_iterable(wanted.edits.values()), "attention.statistics")
     return [able[name] for name in names]
 
 
@@ -401,6 +407,10 @@ def _edits(
             known = ", ".join(each for each, other in loaded.places.items() if other.queries != "images")
             raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
         place.check_edits(edits, place.bound(1, length, length), "attention.edits")
+        if beside := sorted(MODULE_TAPS.intersection(edit.tap for edit in edits)):
+            raise InvalidRequest.at(
+                "attention.edits", f"{beside[0]} is not edited while tokens are generated; edit it in a forward request"
+            )
         if place.keys_of != "tokens" and any(edit.keys or edit.value is not None for edit in edits):
             raise InvalidRequest.at(
                 "attention.edits",

@@ -122,7 +122,8 @@ class TokenAttention:
         """Equal for layers whose keys stand for the same; those that are no tokens of the text differ by text."""
         place = self._places[layer]
         alone = is_cross(layer) or place.keys_of != "tokens"
-        return (is_cross(layer), place.keys, place.compression, id(self) if alone else None)
+        own = place.own_statistics
+        return (is_cross(layer), place.keys, place.compression, own, id(self) if alone else None)
 
     def placed(self, layer: LayerKey, weights: Tensor, lengths: Sequence[int]) -> Tensor:
         """The weights ``[R, H, 1, K]`` of texts of so many tokens, by the position of the key.
@@ -155,7 +156,11 @@ class TokenAttention:
                 of_keys = torch.tensor(rows, device=device)
             last = torch.tensor([[each[-1]] for each in tokens], device=device)
             own = 0 if is_cross(layer) else len(tokens[0])
-            inputs = replace(self._inputs(of_keys, last), key_positions=_positions(place, own, keys))
+            inputs = replace(
+                self._inputs(of_keys, last),
+                key_positions=_positions(place, own, keys),
+                learned_sinks="sink_mass" in place.own_statistics,
+            )
             totals = Totals((count, heads, 1), device, self._names, inputs)
             totals.add(weights.double(), torch.ones_like(lengths, dtype=torch.bool), lengths - 1)
             means = {name: _arrays(mean) for name, mean in totals.means().items()}

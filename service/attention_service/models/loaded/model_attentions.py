@@ -67,7 +67,9 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
         layers = _named(model, reader, modules)
         computed = LayerAttention(layers, device)
         computed.install(model, modules)
-        if places := find_places(model, computed, layers, _within(computed, reader, run), reader.short_text):
+        with computed.beside.trying():
+            places = find_places(model, computed, layers, _within(computed, reader, run), reader.short_text)
+        if places:
             return FoundAttentions(computed, places)
         computed.remove()  # its text passes others
         model.set_attn_implementation("eager")

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.weights import WeightsRequest
 from attention_service.core.blocks import SCORES_AT_ONCE, scores_at_once
-from attention_service.core.edits import BoundEdit
+from attention_service.core.edits import AXES, BoundEdit
 from attention_service.core.kernels import MATERIALIZED
 from attention_service.core.problem import Problem, Selection, Widths
-from attention_service.core.tensors import torch_dtype_name
+from attention_service.core.tensors import pick, torch_dtype_name
+from attention_service.models.passes.chosen_keys import CHOSEN_SHARE, chosen_share
+from attention_service.models.passes.module_taps import GATE, INDEX_SCORES, MODULE_TAPS
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.bound_statistics import BoundStatistics
 from attention_service.runtime.operations import compute
@@ -51,6 +53,8 @@ class LayerTask:
     before: Problem | None = None
     """The attention of the run without edits that the inspection compares with, if any layer has edits."""
     statistics: BoundStatistics = field(default_factory=BoundStatistics)
+    chosen_share: bool = False
+    """True to add the statistic ``chosen_share``: NaN for an attention that chooses no keys."""
     key_mask: Tensor | None = None
     """Bool ``[B, Lk]``, True for a key that is no padding, which edits do not touch; None if none is."""
     query_mask: Tensor | None = None
@@ -64,6 +68,12 @@ class LayerTask:
     def asks(self) -> bool:
         """True if anything is asked or changed."""
         return bool(self.edits or self.taps or self.whole or self.weights or self.traced or self.put)
+
+    @property
+    def of_module(self) -> set[str]:
+        """The taps that the attention's module is to make for it."""
+        named = {*self.taps, *self.traced, *self.put, *(edit.tap for edit in self.edits)}
+        return (named & {GATE, INDEX_SCORES}) | ({INDEX_SCORES} if self.chosen_share else set())
 
 
 NOTHING: Final = LayerTask()
@@ -126,6 +136,11 @@ class AttentionPass:
         return found
 
     @property
+    def of_modules(self) -> set[tuple[LayerKey, str]]:
+        """The taps that the modules of layers are to make."""
+        return {(layer, tap) for layer, task in self.tasks.items() for tap in task.of_module}
+
+    @property
     def texts(self) -> list[OwnTexts]:
         """All texts, and those of each request with edits."""
         return [OwnTexts(slice(None), slice(None), self), *self.own]
@@ -138,6 +153,14 @@ class AttentionPass:
         """Return True if edits change the attention of a layer; one of ``output`` comes after it."""
         task = self.task(layer)
         return bool(task.put) or any(edit.tap != "output" for edit in task.edits)
+
+    def add_tap(self, layer: LayerKey, tap: str, x: Tensor) -> None:
+        """Add a tap that no attention function makes, narrowed by the selection."""
+        task = self.task(layer)
+        for axis, index in (("heads", task.selection.heads), ("queries", task.selection.queries)):
+            if index is not None and axis in AXES[tap]:
+                x = pick(x, AXES[tap][axis], index)
+        self.add(layer, {tap: x if task.batched else x[0]})
 
     def add(self, layer: LayerKey, results: Results) -> None:
         """Copy results of a layer to the host."""
@@ -182,10 +205,21 @@ class AttentionPass:
         results = operation.launch(Uploaded(tensors, parameters, edits))
         beside = {"context": results.pop("context")} if with_context else {}
         fields = operation.collect(results)
+        if task.chosen_share:
+            fields["statistics"][CHOSEN_SHARE] = self._chosen_share(first, edits)
         for index, each in enumerate(alike):
             place = slice(index * batch, (index + 1) * batch) if task.batched else index
             self._found.setdefault(each.layer, {}).update(_at(fields, place))
         return beside
+
+    def _chosen_share(self, inspected: "Inspected", edits: Sequence[BoundEdit]) -> Any:
+        """The statistic ``[B, H]`` of one attention; NaN if it chooses no keys."""
+        raw, dense = inspected.raw, inspected.dense
+        if dense is None:
+            return np.full(raw.query.shape[:2], np.nan, np.float32)
+        real = inspected.task.query_mask
+        found = chosen_share(problem_of(raw), dense, None if real is None else real.to(dense.device), edits)
+        return on_host({"": found.to(raw.query.dtype)})[""]
 
 
 class KeptAttentions(AttentionPass):
@@ -216,12 +250,14 @@ class Inspected:
     layer: LayerKey
     raw: RawAttentionInputs
     task: LayerTask
+    dense: Tensor | None = None
+    """Bool ``[B, 1, Lq, Lk]``: the keys that a query could choose; None if there is no choice, or it is not asked."""
 
     @property
     def group(self) -> Hashable:
         """Equal for attentions that may be inspected as one batch; None for one that is alone."""
         raw, task = self.raw, self.task
-        if task.edits or task.before is not None or raw.sinks is not None:
+        if task.edits or task.before is not None or raw.sinks is not None or self.dense is not None:
             return None
         shapes = (raw.query.shape, raw.key.shape, raw.value.shape, None if raw.mask is None else raw.mask.shape)
         objects = (id(raw.spec), id(raw.key_mask), raw.offset, id(task.weights), task.selection)
@@ -293,10 +329,17 @@ def bound_to(raw: RawAttentionInputs, *, batched: bool, layers: int = 1) -> Boun
     return raw_request(raw.spec, widths_of(raw), dtype, sizes, mask_dtype=mask_dtype, batched=batched)
 
 
-def bound_edits(task: LayerTask, like: Tensor) -> Sequence[BoundEdit]:
-    """The edits of a layer on the device. ``output`` is edited behind the attention's projection (``layer_states``)."""
-    inner = [edit for edit in task.edits if edit.tap != "output"]
-    put = [BoundEdit(tap, value=value) for tap, value in task.put.items()]
+def bound_edits(task: LayerTask, like: Tensor, of: Collection[str] | None = None) -> Sequence[BoundEdit]:
+    """The edits of a layer on the device, of the taps that its attention function makes, or of these.
+
+    ``output`` is edited behind the attention's projection (``layer_states``).
+    """
+
+    def concerns(tap: str) -> bool:
+        return tap not in MODULE_TAPS and tap != "output" if of is None else tap in of
+
+    inner = [edit for edit in task.edits if concerns(edit.tap)]
+    put = [BoundEdit(tap, value=value) for tap, value in task.put.items() if concerns(tap)]
     return [*compute.bind_edits(inner, like.device, like.dtype, real_keys=True), *put]
 
 

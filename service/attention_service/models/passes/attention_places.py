@@ -20,11 +20,20 @@ from attention_contract.spec import AttentionSpec, Causal, SlidingWindow
 from attention_service.core.problem import Widths
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.passes.attention_pass import AttentionPass, widths_of
+from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
 from attention_service.models.passes.layer_keys import Compression
 from attention_service.models.passes.module_hooks import State, after, turned
+from attention_service.models.passes.module_taps import (
+    CHOSEN,
+    GATE,
+    INDEX_SCORES,
+    MODULE_TAPS,
+    NOTHING_BESIDE,
+    ModuleTaps,
+)
 from attention_service.models.passes.ways import Attention
 from attention_service.runtime.binding.bound_request import BoundRequest, Layout
-from attention_service.runtime.binding.selection import check_edit
+from attention_service.runtime.binding.selection import check_edit_sizes
 from attention_service.runtime.planning.blank_requests import raw_request
 from attention_service.runtime.planning.request_sizes import RequestSizes
 from attention_transformers.function_calls import RawAttentionInputs
@@ -70,6 +79,8 @@ class AttentionPlace:
     """The taps that can be asked for of an attention that the model computes itself; None for all of its spec."""
     time_first: bool
     """True if the states around it are ``[L, B, width]``."""
+    beside: ModuleTaps = NOTHING_BESIDE
+    """The taps that its module makes beside its softmax."""
     mixes: LayerKind = "attention"
     """The kind of its mixing of tokens."""
 
@@ -89,14 +100,20 @@ class AttentionPlace:
             taps=taps,
             edits=[tap for tap in get_args(EditableTap) if tap in taps],
             gradients=[tap for tap in taps if tap in get_args(ModelGradient)],
-            refused={tap: why for tap, why in reasons.items() if why is not None},
+            refused={tap: why for tap, why in reasons.items() if why is not None and tap not in MODULE_TAPS},
         )
 
     @cached_property
     def kind(self) -> Hashable:
         """Equal for attentions over the same tokens that have the same widths, spec and taps."""
-        sizes = (self.widths, self.dtype, self.output_width, self.taps)
+        sizes = (self.widths, self.dtype, self.output_width, self.taps, self.beside)
         return (self.queries, self.keys, self.compression, id(self.spec), *sizes)
+
+    @property
+    def own_statistics(self) -> frozenset[str]:
+        """The statistics that it has and others have not: of a learned sink, and of a choice of keys."""
+        has = {"sink_mass": getattr(self.spec.normalizer, "sinks", False), CHOSEN_SHARE: CHOSEN in self.beside.names}
+        return frozenset(name for name, able in has.items() if able)
 
     @property
     def keys_of(self) -> KeysOf:
@@ -147,9 +164,18 @@ class AttentionPlace:
 
     def refusal(self, tap: str) -> str | None:
         """The reason for which this attention does not answer for a tap; None if it does."""
+        if tap in MODULE_TAPS:
+            return None if tap in self.beside.names else self._lacks(tap)
         if self.taps is None or tap in self.taps:
             return None
         return f"the model computes this attention itself, and {tap} is not seen there"
+
+    def _lacks(self, tap: str) -> str:
+        if tap == GATE:
+            return "no gate that is seen multiplies its context, head by head"
+        if self.beside.shares:
+            return f"its keys are those that an earlier layer chose; ask that layer for {tap}"
+        return "no indexer that is seen chooses among its keys"
 
     def batch_first(self, change: State) -> State:
         """A change of states ``[B, L, width]`` as one of those around this attention."""
@@ -160,10 +186,14 @@ class AttentionPlace:
 
         ``field``: that of the request in which the edits came.
         """
-        whole = bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)
+        sizes = {"output": bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)}
+        if self.beside.gate is not None:
+            sizes[GATE] = bound.replaced(value_dim=self.beside.gate.width)
+        if self.beside.rate is not None:
+            sizes[INDEX_SCORES] = bound.replaced(keys=bound.queries // self.beside.rate)
         for index, edit in enumerate(edits):
             self.check_tap(edit.tap, f"{field}.{self.key}.{index}.tap")
-            check_edit(edit, whole if edit.tap == "output" else bound, f"{field}.{self.key}.{index}")
+            check_edit_sizes(edit, sizes.get(edit.tap, bound), f"{field}.{self.key}.{index}")
 
 
 def kinds_of(places: Iterable[AttentionPlace]) -> list[tuple[AttentionPlace, int]]:
@@ -310,5 +340,6 @@ def find_places(
             shape[-1],
             taps if taps is None or not (stated or time_first) else taps | _states_of(one.module, layer),
             time_first,
+            attention.taps_beside(one.module),
         )
     return found

@@ -19,7 +19,7 @@ from transformers.masking_utils import eager_mask
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.core.attention import attend, trace
 from attention_service.core.cancellation import checkpoint
-from attention_service.core.edits import BoundEdit
+from attention_service.core.edits import BoundEdit, apply
 from attention_service.core.kernels import KERNELS, Kernel, Needs
 from attention_service.core.problem import Problem, Selection
 from attention_service.models.passes.attention_pass import (
@@ -32,7 +32,15 @@ from attention_service.models.passes.attention_pass import (
     bound_to,
     problem_of,
 )
+from attention_service.models.passes.chosen_keys import dense_keys, seen_keys
 from attention_service.models.passes.growing_rotations import GrowingRotations
+from attention_service.models.passes.module_taps import (
+    CHOSEN,
+    MODULE_TAPS,
+    NOTHING_BESIDE,
+    ModuleRuns,
+    ModuleTaps,
+)
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations.forward import tap_results
 from attention_service.runtime.planning.kernel_choice import able_kernels, choose_kernel, least_bytes
@@ -59,6 +67,8 @@ class LayerAttention:
         self._eager = False
         """True if all queries see all keys where there is no mask, as to eager attention, whatever the module says."""
         self.turns = LayerTurns(modules)
+        self.beside = ModuleRuns({one.module: keys for one, keys in modules})
+        """The taps that the modules make beside their softmax."""
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
         self._pass: AttentionPass | None = None
@@ -111,7 +121,8 @@ class LayerAttention:
         self._pass = attention_pass
         self.restart()
         try:
-            yield attention_pass
+            with self.beside.watching(attention_pass.of_modules, self._see):
+                yield attention_pass
         finally:
             self._pass = None
 
@@ -133,11 +144,13 @@ class LayerAttention:
         raw = call.raw(whole=attention_pass is not None)  # its labels name the last keys too, which no query may see
         if attention_pass is not None:
             attention_pass.saw(layer, raw, options.get("sliding_window"))
-        context = self._context(layer, raw, attention_pass)
+        context = self._context(module, layer, raw, attention_pass)
         for own in () if attention_pass is None else attention_pass.own:
             if own.attention_pass.edits(layer):
-                context[own.rows, :, own.tokens] = self._context(layer, own.inside(raw), own.attention_pass)
-        return context.transpose(1, 2).contiguous(), None
+                context[own.rows, :, own.tokens] = self._context(module, layer, own.inside(raw), own.attention_pass)
+        output = context.transpose(1, 2).contiguous()
+        self.beside.attended(module, layer, output)
+        return output, None
 
     def restart(self) -> None:
         """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
@@ -149,7 +162,27 @@ class LayerAttention:
         """The taps of an attention that can be asked for: None for all."""
         return None
 
-    def _context(self, layer: LayerKey, raw: RawAttentionInputs, attention_pass: AttentionPass | None) -> Tensor:
+    def taps_beside(self, module: nn.Module) -> ModuleTaps:
+        """The taps that a module makes beside its softmax."""
+        return self.beside.taps.get(module, NOTHING_BESIDE)
+
+    def _see(self, layer: LayerKey, tap: str, x: Tensor) -> Tensor:
+        """Answer for a tap that a module makes. Returns that to go on with."""
+        if self._pass is None:
+            return x
+        task = self._pass.task(layer)
+        x = apply(bound_edits(task, x, {tap}), tap, x)
+        if tap in task.traced:
+            kept = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            self._pass.traced.setdefault(layer, {})[tap] = kept
+            x = kept
+        if tap in task.taps:
+            self._pass.add_tap(layer, tap, x.detach())
+        return x
+
+    def _context(
+        self, module: nn.Module, layer: LayerKey, raw: RawAttentionInputs, attention_pass: AttentionPass | None
+    ) -> Tensor:
         """The context ``[B, H, Lq, Dv]``, after what is asked was added to the pass."""
         task = NOTHING if attention_pass is None else attention_pass.task(layer)
         real = task.key_mask
@@ -160,7 +193,13 @@ class LayerAttention:
         problem = problem_of(raw)
         if attention_pass is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
-        inspected = None if task.weights is None else Inspected(layer, raw, task)
+        if CHOSEN in task.taps:
+            attention_pass.add_tap(layer, CHOSEN, seen_keys(problem))
+        inspected = None
+        if task.weights is not None:
+            chooses = task.chosen_share and CHOSEN in self.taps_beside(module).names
+            dense = dense_keys(problem, task.query_mask, self.beside.scores) if chooses else None
+            inspected = Inspected(layer, raw, task, dense)
         if inspected is not None and not edits and inspected.gives_context:
             return attention_pass.context(inspected)
         attention_pass.kernels[name] = None
@@ -170,9 +209,10 @@ class LayerAttention:
         if task.whole:
             found = attend(problem, task.whole, _EVERYTHING, edits, kernel)
             attention_pass.add(layer, {"whole": {name: x if task.batched else x[0] for name, x in found.taps.items()}})
-        if task.taps or not task.whole:
-            found = attend(problem, task.taps, task.selection, edits, kernel)
-        if task.taps:
+        taps = [tap for tap in task.taps if tap not in MODULE_TAPS]
+        if taps or not task.whole:
+            found = attend(problem, taps, task.selection, edits, kernel)
+        if taps:
             bound = bound_to(raw, batched=task.batched)
             attention_pass.add(layer, tap_results(bound, found.taps, average_heads=task.average_heads))
         if inspected is not None:
@@ -208,9 +248,10 @@ def _traced(
         x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)
     )
     problem = replace(problem, q=q, k=k, v=v)
-    if edits or not set(task.traced) <= {"q", "k", "v", "context"}:
+    traced = set(task.traced) - MODULE_TAPS
+    if edits or not traced <= {"q", "k", "v", "context"}:
         taps = trace(problem, edits)
     else:
         taps = {"q": q, "k": k, "v": v, "context": attend(problem, (), _EVERYTHING, (), kernel).context}
-    found.update({tap: taps[tap] for tap in task.traced})
+    found.update({tap: taps[tap] for tap in traced})
     return taps["context"]

@@ -24,6 +24,7 @@ from attention_service.models.passes.attention_pass import (
     problem_of,
 )
 from attention_service.models.passes.growing_rotations import GrowingRotations
+from attention_service.models.passes.module_taps import NOTHING_BESIDE, ModuleTaps
 from attention_service.models.passes.own_functions import Sight, watching
 from attention_service.runtime.operations.forward import tap_results
 from attention_transformers.function_calls import RawAttentionInputs
@@ -51,6 +52,10 @@ class ObservedAttention:
     def taps_of(self, module: nn.Module) -> frozenset[str] | None:
         """The taps of an attention that can be asked for."""
         return frozenset(self.sights[module].taps)
+
+    def taps_beside(self, _: nn.Module) -> ModuleTaps:
+        """The taps that a module makes beside its softmax: none is seen."""
+        return NOTHING_BESIDE
 
     def restart(self) -> None:
         """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""

@@ -7,6 +7,7 @@ from torch import nn
 
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTurns
 from attention_service.models.passes.growing_rotations import GrowingRotations
+from attention_service.models.passes.module_taps import ModuleTaps
 
 Way = Literal["computed", "observed"]
 
@@ -20,6 +21,9 @@ class Attention(Protocol):
 
     def taps_of(self, module: nn.Module) -> frozenset[str] | None:
         """The taps of an attention that can be asked for; None for all of its spec."""
+
+    def taps_beside(self, module: nn.Module) -> ModuleTaps:
+        """The taps that the module of an attention makes beside its softmax."""
 
     def running(self, attention_pass: AttentionPass) -> AbstractContextManager[AttentionPass]:
         """Let the model's runs until the block ends belong to a pass."""

@@ -1,14 +1,16 @@
 """Statistics of a request for weights: their options and token ids, checked against the sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.weights import StatisticName, StatisticOptions
+from attention_contract.schemas.attention import Edit
+from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, StatisticName, StatisticOptions
 from attention_contract.tensors import Array
 from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
@@ -20,6 +22,11 @@ from attention_service.core.tensors import to_device
 from attention_service.runtime.binding.bound_request import wrong_shape
 
 _AT = "statistic_options"
+_LACKING: Final = {
+    "sink_mass": "a softmax with learned sinks",
+    "chosen_share": "a layer of a whole model whose indexer chooses keys",
+}
+"""The needs of statistics that only some attentions have."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class BoundStatistics:
     """``[B]``: the first key that is no padding; None for key 0."""
     key_positions: NDArray[np.float64] | None = None
     """``[K]``: the positions of keys that are not all tokens of the queries' text; NaN for none, None for j."""
+    learned_sinks: bool = False
+    """True for weights of a softmax with learned sinks."""
 
     def repeated(self, times: int) -> "BoundStatistics":
         """Return those of a batch that is so many times this one."""
@@ -63,7 +72,9 @@ class BoundStatistics:
             queries = torch.where(inside, own, tokens.amin() - 1 if keys else -1)
         starts = None if self.starts is None else to_device(torch.from_numpy(self.starts), device)
         places = None if self.key_positions is None else to_device(torch.from_numpy(self.key_positions), device)
-        return StatisticInputs(self.window, self.sinks, tokens, queries, classes, starts, places)
+        return StatisticInputs(
+            self.window, self.sinks, tokens, queries, classes, starts, places, learned_sinks=self.learned_sinks
+        )
 
 
 def bind_statistics(
@@ -73,6 +84,7 @@ def bind_statistics(
     batch: int,
     queries: int,
     keys: int,
+    learned_sinks: bool = False,
 ) -> BoundStatistics:
     """Check the options of these statistics against the sizes.
 
@@ -101,7 +113,32 @@ def bind_statistics(
     classes = {name: _fitted(f"classes.{name}", x, batch, keys).astype(bool) for name, x in options.classes.items()}
     if tokens is not None:
         classes |= {name: np.isin(tokens, ids) for name, ids in options.token_classes.items()}
-    return BoundStatistics(chosen, options.window, options.sinks, tokens, rows, tuple(classes.items()))
+    named = tuple(classes.items())
+    return BoundStatistics(
+        chosen, options.window, options.sinks, tokens, rows, named, learned_sinks=learned_sinks
+    )  # fmt: skip
+
+
+def check_able(names: Sequence[StatisticName] | None, able: Collection[str], param: str = "statistics") -> None:
+    """Raise InvalidRequest for a statistic of attentions that have a learned sink or a choice, if none has.
+
+    ``able``: those that an attention has.
+    """
+    for index, name in enumerate(names or ()):
+        if name in OF_SOME_ATTENTIONS and name not in able:
+            raise InvalidRequest.at(
+                f"{param}.{index}", f"{name} needs {_LACKING[name]}, which there is not here; leave it out"
+            )
+
+
+def check_sink_mass(names: Sequence[StatisticName] | None, edits: Iterable[Edit], param: str = "statistics") -> None:
+    """Raise InvalidRequest for ``sink_mass`` beside an edit of weights, after which 1 − Σ w is no sink's share."""
+    if names is not None and "sink_mass" in names and any(edit.tap == "weights" for edit in edits):
+        raise InvalidRequest.at(
+            f"{param}.{list(names).index('sink_mass')}",
+            "sink_mass is 1 − Σ w, which an edit of weights changes without a change of the sink; leave one of the two "
+            "out",
+        )
 
 
 def _fitted(name: str, array: Array, batch: int, length: int) -> Array:

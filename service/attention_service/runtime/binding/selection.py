@@ -26,6 +26,8 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
     """Raise InvalidRequest, for the field ``param``, if this tap has no meaning with this spec."""
     if tap == "output" or tap in taps_of(spec):
         return
+    if tap in {"gate", "index_scores"}:
+        raise InvalidRequest.at(param, f"only layers of whole models may have {tap}; leave it out")
     if approximation_of(spec) is not None:
         raise InvalidRequest.at(
             param,
@@ -84,8 +86,13 @@ def check_edits(edits: Sequence[Edit], bound: BoundRequest) -> None:
 
 def check_edit(edit: Edit, bound: BoundRequest, param: str) -> None:
     """Check one edit, the field ``param``, as ``check_edits`` does."""
-    dtype = TORCH_DTYPES[bound.dtype]
     check_tap(edit.tap, bound.spec, f"{param}.tap")
+    check_edit_sizes(edit, bound, param)
+
+
+def check_edit_sizes(edit: Edit, bound: BoundRequest, param: str) -> None:
+    """Check the indices and the value of an edit of a tap that the attention has."""
+    dtype = TORCH_DTYPES[bound.dtype]
     heads = bound.kv_heads if edit.tap in {"k", "v"} else bound.heads
     sizes: dict[str, tuple[list[int] | None, int]] = {
         "heads": (edit.heads, heads),
@@ -108,7 +115,7 @@ def check_edit(edit: Edit, bound: BoundRequest, param: str) -> None:
         part.append(size if indices is None else len(indices))
     widths: dict[str, int] = {
         "q": bound.head_dim, "k": bound.key_dim, "v": bound.value_dim, "context": bound.value_dim,
-        "output": bound.output_shape[-1],
+        "output": bound.output_shape[-1], "gate": bound.value_dim,
     }  # fmt: skip
     part += [widths[edit.tap]] if edit.tap in widths else []
     if edit.tap == "output" and bound.module is None and not bound.layout.merged:

@@ -23,6 +23,7 @@ from attention_service.core.inspection.weights import Totals
 from attention_service.core.problem import Selection
 from attention_service.core.tensors import to_numpy
 from attention_service.modules.recording_store import RecordingStore
+from attention_service.runtime.binding.bound_statistics import check_able
 from attention_service.runtime.operations.analysis.heads import Recorded, check_recorded
 
 _TILES: Final = 12
@@ -54,6 +55,7 @@ def statistics_of(
 def _attentions(info: RecordingInfo, request: RecordingStatisticsRequest) -> list[Recorded]:
     """The places and shapes of the recorded weights that the request covers."""
     names = request.statistics or ()
+    check_able(names, ())
     if CLASS_SHARES in names and not request.classes:
         raise InvalidRequest.at(
             "classes", "the statistic classes has no class; send the labels of the tokens of each class"

@@ -27,7 +27,12 @@ from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import phase
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, wrong_shape
-from attention_service.runtime.binding.bound_statistics import BoundStatistics, bind_statistics
+from attention_service.runtime.binding.bound_statistics import (
+    BoundStatistics,
+    bind_statistics,
+    check_able,
+    check_sink_mass,
+)
 from attention_service.runtime.binding.module_binding import bind
 from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
 from attention_service.runtime.device.torch_device import Device
@@ -61,9 +66,12 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, capac
             raise wrong_shape("query_mask", f"shape {list(expected)}", query_mask, list(expected))
     check_labels(request, bound)
     check_edits(request.edits, bound)
+    sinks = getattr(bound.spec.normalizer, "sinks", False)
+    check_able(request.statistics, {"sink_mass"} if sinks else ())
+    check_sink_mass(request.statistics, request.edits)
     statistics = bind_statistics(
         request.statistics, request.statistic_options,
-        batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.added_keys,
+        batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.added_keys, learned_sinks=sinks,
     )  # fmt: skip
     plain = request.statistics is None and request.compare is None and request.pool is None
     question = Question(

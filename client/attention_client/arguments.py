@@ -82,6 +82,13 @@ class ModelGradientsFields(SelectedFields, total=False):
     integrated: int | None
 
 
+class ModelLensFields(ModelFields, total=False):
+    """The fields of a request for a lens that are None by default."""
+
+    lens: str | None
+    positions: Sequence[int] | None
+
+
 class ModelWeightsFields(SelectedFields, total=False):
     """The fields of a request for a model's weights that are None by default."""
 

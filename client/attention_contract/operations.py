@@ -42,6 +42,7 @@ from attention_contract.schemas.gradients import (
     RawGradientsRequest,
     RawPassRequest,
 )  # fmt: skip
+from attention_contract.schemas.lenses import ModelLensReply, ModelLensRequest
 from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.prompts import EXAMPLE_TEXT
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
@@ -343,6 +344,11 @@ model_similarity = Operation(
     "model_similarity", "POST", "/v1/models/{model}/similarity", TextSimilarityRequest, TextSimilarityReply,
     "The similarity of two texts by the vectors of a whole model, and the words that made it",
     (*READS_BODY, *OF_MODEL), example={"pairs": [["the cat sat", "a dog sat"]]}, scopes=INFER,
+)  # fmt: skip
+model_lens = Operation(
+    "model_lens", "POST", "/v1/models/{model}/lens", ModelLensRequest, ModelLensReply,
+    "The next tokens that states inside a whole model would predict: of layers, attentions and heads",
+    (*READS_BODY, *OF_MODEL), tensors=True, example=EXAMPLE_TEXT | {"top_k": 1, "positions": [-1]}, scopes=INFER,
 )  # fmt: skip
 create_chat_completion = Operation(
     "create_chat_completion", "POST", "/v1/chat/completions", i.ChatCompletionRequest, i.ChatCompletion,

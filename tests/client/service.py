@@ -38,6 +38,7 @@ from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as g
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
+from attention_contract.schemas.lenses import ModelLensReply
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
 from attention_contract.schemas.responses import ModelResponse, OutputMessage, OutputText
 from attention_contract.schemas.text_similarity import TextSimilarityReply
@@ -69,6 +70,7 @@ EXAMPLES = {
     "model_weights": (("net", ["the", "cat"]), {"top_k": 2}, "/v1/models/net/weights"),
     "model_gradients": (("net", "the cat"), {"wrt": ["tokens"]}, "/v1/models/net/gradients"),
     "model_context": (("net", "The cat sat. A dog ran."), {"answer": " A cat.", "heads": 2}, "/v1/models/net/context"),
+    "model_lens": (("net", "the cat"), {"of": ["heads"], "targets": [3]}, "/v1/models/net/lens"),
     "model_similarity": (("net", [["the cat", "a dog"]]), {"pooling": "mean"}, "/v1/models/net/similarity"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
@@ -255,6 +257,7 @@ def model_reply(kind: Any) -> Any:
         ContextReply: lambda: ContextReply(
             labels=[], ran=ran, prompt="The cat sat.", answer_text=" A cat.", generated=False, sources=[], answer=[]
         ),
+        ModelLensReply: lambda: ModelLensReply(labels=[], ran=ran, kind="logit", positions=[], names={}, layers=[]),
         TextSimilarityReply: lambda: TextSimilarityReply(similarity=[], labels=[], ran=ran),
         q.ModelWeightsReply: lambda: q.ModelWeightsReply(labels=[], ran=ran, layers=[]),
     }

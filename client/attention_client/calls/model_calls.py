@@ -3,7 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, Unpack
 
-from attention_client.arguments import ContextOptions, ModelForwardFields, ModelGradientsFields, ModelWeightsFields
+from attention_client.arguments import (
+    ContextOptions,
+    ModelForwardFields,
+    ModelGradientsFields,
+    ModelLensFields,
+    ModelWeightsFields,
+)
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
@@ -12,6 +18,7 @@ from attention_client.media_files import with_media
 from attention_contract import operations
 from attention_contract.schemas.context import ContextReply, Measure
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
+from attention_contract.schemas.lenses import LensKind, LensPart, ModelLensReply
 from attention_contract.schemas.model_requests import (
     ModelForwardReply,
     ModelGradient,
@@ -126,6 +133,22 @@ class Models(Generation[WayT], Surveys[WayT]):
         return call(operations.model_context, locals())
 
     @method
+    def lens(
+        self, model: str, text: str | Sequence[str] | None = None, *, kind: LensKind = "logit",
+        of: Sequence[LensPart] = ("hidden",), top_k: int = 5, targets: Sequence[int | str] = (), alone: bool = False,
+        **options: Unpack[ModelLensFields],
+    ) -> Call[ModelLensReply]:  # fmt: skip
+        """Return what states inside a model would predict if they were read out at once.
+
+        ``of`` names the states: ``hidden`` behind each layer, and the contributions of each layer's attention
+        (``output``) and of its ``heads``. Each reading tells its ``top_k`` tokens, and the logits of ``targets``, which
+        are ids or texts of one token. With targets, ``rest`` has the other parts of their logits. ``positions`` are the
+        tokens to read, by default all. ``kind="jacobian"`` reads by a fitted lens, whose id is ``lens``. Inputs as in
+        ``forward``. Raises InvalidRequest for a model without an unembedding, or whose parts do not sum.
+        """
+        return call(operations.model_lens, with_media(locals()))
+
+    @method
     def similarity(
         self, model: str, pairs: Sequence[Sequence[str]], *, gradients: bool = True,
         prompt_names: Sequence[str] | None = None, pooling: Pooling | None = None, **options: Unpack[CallOptions],
@@ -141,13 +164,15 @@ class Models(Generation[WayT], Surveys[WayT]):
     @method
     def complexity(
         self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
-        new_tokens: int = 0, weights: bool = False, text: str | None = None, return_: Sequence[Measure] = MEASURES,
-        heads: int = 8, temperature: float = 0.0, alone: bool = False, **options: Unpack[ContextOptions],
+        new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), text: str | None = None,
+        return_: Sequence[Measure] = MEASURES, heads: int = 8, temperature: float = 0.0, alone: bool = False,
+        **options: Unpack[ContextOptions],
     ) -> Call[ModelComplexityReply]:  # fmt: skip
         """Return what a text of so many tokens costs, and a generation of new ones after it.
 
         ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
-        "height": 480}]``. The arguments of ``context`` give the cost of that call, in place of sizes. Raises
-        InvalidRequest for images if the model reads none.
+        "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too. The arguments
+        of ``context`` give the cost of that call, in place of sizes. Raises InvalidRequest for images if the model
+        reads none.
         """
         return call(operations.model_complexity, locals())

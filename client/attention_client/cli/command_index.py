@@ -28,6 +28,10 @@ PANELS: Final = {
         "look": Entry(
             REQUEST, "Show what each head of a whole model looks at in a text: statistics and largest weights."
         ),
+        "lens": Entry(
+            REQUEST,
+            "Show what the states inside a whole model would predict: the likeliest token of each layer and token.",
+        ),
         "heads": Entry(
             "commands.survey_commands:heads",
             "Find heads by their statistics over many texts, and show the strongest passages of a head.",

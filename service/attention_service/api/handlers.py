@@ -16,6 +16,7 @@ from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpo
 from attention_contract.schemas.context import ContextReply
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
+from attention_contract.schemas.lenses import ModelLensReply
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
@@ -134,6 +135,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "model_weights": _model_handler("weights", ModelWeightsReply),
     "model_gradients": _model_handler("gradients", ModelGradientsReply),
     "model_context": _model_handler("context", ContextReply),
+    "model_lens": _model_handler("lens", ModelLensReply),
     "model_similarity": _model_handler("similarity", TextSimilarityReply),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},

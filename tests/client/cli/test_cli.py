@@ -107,6 +107,7 @@ COMMANDS = {
     "models show net": ["checkpoint", "org/net"],
     "models load org/net --dtype float16": ["net"],
     "models forward net cat --position 0": ["net (GPT2LMHeadModel) on cpu"],
+    "lens net cat --state heads --logit cat": ["net (GPT2LMHeadModel) on cpu"],
     "models gradients net cat": ["net (GPT2LMHeadModel) on cpu"],
     "models complexity net --length 8": ["total_ms"],
     "look net cat --layer 0 --layer cross.1": ["net (GPT2LMHeadModel) on cpu in float32: 1 ms (queued 1), fused"],

@@ -150,6 +150,14 @@ COMMANDS: Final = {
         help="Show what each head of a whole model looks at in a text: statistics and largest weights.\n\n"
         "With --layer and --head, the keys of every token. -o and --json give the weights too, --plot draws them.",
     ),
+    "lens": RequestCommand(
+        "models.lens", operations.model_lens, positional=("text",), chief="",
+        forms=_OF_TEXTS | {
+            "of": Form(list[str], "STATE", name="--state"), "targets": Form(list[str], "TOKEN", name="--logit"),
+        },
+        help="Show what the states inside a whole model would predict: the likeliest token of each layer and token.\n\n"
+        "--state heads and --logit TOKEN show what each head adds to the logit of a token.",
+    ),
     "models list": RequestCommand("models.list", operations.list_models),
     "models show": RequestCommand("models.get", operations.get_model),
     "models load": RequestCommand("models.load", operations.load_model, positional=("checkpoint",)),

@@ -15,6 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from attention_client.cli.arguments.tensor_arguments import tensors
+from attention_client.cli.tables.lens_tables import read_out
 from attention_client.cli.tables.model_tables import differentiated, looked, predicted
 from attention_client.cli.tables.table_output import (
     by_index,
@@ -42,6 +43,7 @@ from attention_contract.schemas.checkpoints import CheckpointAttention
 from attention_contract.schemas.costs import complexity
 from attention_contract.schemas.costs.accuracy import PredictionErrors
 from attention_contract.schemas.costs.hardware import HardwareInfo, HardwareList
+from attention_contract.schemas.lenses import ModelLensReply
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.schemas.modules import ModuleInfo, Parameter
@@ -306,6 +308,7 @@ _VIEWS: Final[dict[type, Callable[[Any], None]]] = {
     HopfieldReply: _retrieved,
     ModelForwardReply: predicted,
     ModelGradientsReply: differentiated,
+    ModelLensReply: read_out,
     ModelList: lambda reply: records(reply.data, columns=_COLUMNS[ModelInfo]),
     ModelWeightsReply: looked,
     Parameter: _values,

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Final
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
-from attention_contract.base import ABSENT, IfRequested, WireModel, assembled, at_fault
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, assembled, at_fault
 from attention_contract.schemas.context import ContextFields, ContextRequest
+from attention_contract.schemas.lenses import LensPart
 
 
 class ImageSize(WireModel):
@@ -32,6 +33,8 @@ class ModelComplexityRequest(ContextFields):
     """The number of tokens to generate."""
     weights: bool = False
     """True if the request returns the weights of every layer."""
+    lens: Listed[LensPart] = Field(default_factory=list, max_length=3)
+    """The parts of every layer that a lens reads at all tokens, to price that too."""
 
     @model_validator(mode="after")
     def _sizes_or_prompt(self) -> "ModelComplexityRequest":
@@ -59,7 +62,7 @@ def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights"})
+_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens"})
 _ANYWHERE: Final = frozenset({"adapter", "alone", "encoding"})
 """Fields of a request for sources that other requests have too."""
 
@@ -110,6 +113,8 @@ class ModelComplexityReply(WireModel):
     """The part of ``prefill`` in the vision layers; for an image encoder, all of it."""
     images: IfRequested[list[ImageTokens]] = ABSENT
     """Each image, in the order asked."""
+    lens: IfRequested[PassCost] = ABSENT
+    """The pass over the tokens, and the five largest logits of each of these states."""
     per_token: PassCost
     """The cost of one further token after all others; zeros for an image encoder."""
     context: IfRequested[ContextCost] = ABSENT

@@ -11,15 +11,17 @@ from transformers.pytorch_utils import Conv1D
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
+from attention_contract.schemas.lenses import LensPart
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import scores_at_once
 from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import ImageCosts, image_tokens
+from attention_service.models.costs.lens_costs import check_predicts_next, lens_cost
 from attention_service.models.costs.model_pace import ModelPace
 from attention_service.models.inputs.input_stacks import SizedImage, Stack
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
-from attention_service.models.passes.attention_places import BOTH, AttentionPlace, kinds_of
+from attention_service.models.passes.attention_places import BOTH, TEXT, AttentionPlace, kinds_of
 from attention_service.models.passes.layer_attention import ROOM
 from attention_service.runtime.operations.complexity.capacity import last_that
 
@@ -131,6 +133,11 @@ class ModelCosts:
             need += sum(each.nbytes for each in self._parameters if each.is_meta)  # read from disk, and kept meanwhile
         return need
 
+    @property
+    def short_bytes(self) -> int:
+        """Estimate the memory of a short run all of whose states are kept."""
+        return 2 * len(self._places) * self._pass_bytes(1, TEXT, TEXT, TEXT)
+
     def graph_bytes(self, texts: int, length: int) -> int:
         """Estimate the memory of a differentiated pass over texts of so many tokens, without a head."""
         return self._pass_bytes(texts, length, length, 0) + self._graph_bytes(texts, length, length)
@@ -235,7 +242,7 @@ class ModelCosts:
             reply = self._report(request, free_bytes)
         except InvalidRequest as fault:
             raise (refusal if fault.param == "shape" else fault) from None  # which is no field of this request
-        passes = [each for each in (reply.prefill, reply.per_token, reply.vision) if each is not None]
+        passes = [each for each in (reply.prefill, reply.per_token, reply.vision, reply.lens) if each is not None]
         counts = [count for each in passes for count in (each.flops, each.bytes, each.peak_bytes)]
         if max(reply.cache_bytes, *counts) >= _COUNTS:
             raise refusal
@@ -265,6 +272,8 @@ class ModelCosts:
         if images:
             alone = prefill if encodes else self._cost(batch, 0, 0, images, weights=request.weights)
             fields = {"images": image_tokens(images), "vision": alone}
+        if request.lens:
+            fields["lens"] = self._lens(request.lens, prefill, batch * length)
         limit = shown if encodes else reader.max_length or _FURTHEST
         most = last_that(lambda each: fits(each, last), _FURTHEST)
         return ModelComplexityReply(
@@ -279,6 +288,20 @@ class ModelCosts:
             max_batch=most // len(images) if encodes else most,
             max_length=max(0, last_that(lambda tokens: fits(batch, tokens), limit) - (0 if encodes else shown)),
             **fields,
+        )
+
+    def _lens(self, parts: Sequence[LensPart], prefill: PassCost, tokens: int) -> PassCost:
+        """The cost of a pass whose states are read at every one of so many tokens."""
+        check_predicts_next(self._loaded, "lens")
+        wanted = "target" if self._loaded.reader.pairs else "text"
+        cost = lens_cost(self._loaded, parts, [each for each in self._places if each.queries == wanted], tokens)
+        traffic = cost.traffic
+        rates = self._loaded.device.clock.rated(lambda rates: rates.seconds(traffic, self._itemsize))
+        return PassCost(
+            flops=prefill.flops + traffic.products,
+            bytes=prefill.bytes + traffic.read,
+            peak_bytes=prefill.peak_bytes + cost.peak_bytes,
+            predicted_ms=prefill.predicted_ms + 1e3 * rates.median,
         )
 
     def _cost(

@@ -306,9 +306,9 @@ class LoadedModel:
         ``model``: a part of it to run in its place.
         """
         with self.attention.running(asking):
-            return (model or self.model)(**self._options(arguments, logits, whole=model is None))
+            return (model or self.model)(**self.options(arguments, logits, whole=model is None))
 
-    def _options(
+    def options(
         self, arguments: Mapping[str, Tensor], logits: Tensor | None = None, *, whole: bool = True
     ) -> dict[str, Any]:
         """The arguments of the model for a run that keeps no past; ``whole``: not of a part of it."""
@@ -384,7 +384,7 @@ class LoadedModel:
         """Run the model over a few tokens, or a small image; without the head of a classifier, which needs an end."""
         part = self.model.base_model if self.reader.shifts else None
         with counted_products(self.model) as self.short_products:
-            return (part or self.model)(**self._options(arguments, whole=part is None), **more)
+            return (part or self.model)(**self.options(arguments, whole=part is None), **more)
 
 
 def _no_pairs(kind: str) -> str:

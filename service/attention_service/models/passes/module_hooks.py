@@ -15,7 +15,7 @@ def after(module: nn.Module, change: State) -> Callable[[], None]:
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         several = isinstance(output, tuple | list | dict)
         changed = _batched(change, _first(output) if several else output)
-        return None if changed is None else _with_first(output, changed) if several else changed
+        return None if changed is None else with_first(output, changed) if several else changed
 
     return module.register_forward_hook(hook).remove
 
@@ -24,7 +24,7 @@ def _first(output: Any) -> Any:
     return next(iter(output.values())) if isinstance(output, dict) else output[0]
 
 
-def _with_first(output: Any, first: Tensor) -> Any:
+def with_first(output: Any, first: Tensor) -> Any:
     """A tuple, a list, a named tuple or a dictionary with another first entry."""
     if isinstance(output, dict):
         return type(output)({**output, next(iter(output)): first})

@@ -11,6 +11,7 @@ from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.context import ContextRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
+from attention_contract.schemas.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.prompts import ImageBytes, ModelInput, images_in
@@ -24,6 +25,8 @@ from attention_service.models.answers.context.context_costs import context_repor
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.answers.context.context_run import ContextRun
 from attention_service.models.answers.joined_questions import group_of, joined_replies
+from attention_service.models.answers.lenses.lens_reply import LensRun, plan_lens
+from attention_service.models.answers.lenses.residual_stream import ResidualStream, find_stream
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
@@ -66,6 +69,7 @@ class ServedModel:
         self.loaded = loaded
         self.costs = ModelCosts(loaded)
         self.decoder = Decoder(loaded, prefix_bytes)
+        self._stream: ResidualStream | None = None
 
     @classmethod
     def load(cls, facts: dict[str, Any], progress: Callable[[float], None]) -> Self:
@@ -232,6 +236,27 @@ class ServedModel:
 
         return generating(self.decoder, self.costs, request, plan, facts, then)
 
+    def _lens(self, body: memoryview, *_: object) -> PricedRun:
+        request = _read(ModelLensRequest, body)
+
+        def work() -> PricedRun:
+            plan = plan_lens(self.loaded, request, self._residual_stream())
+            need = self.costs.needed_bytes(plan.checked, request) + plan.cost.peak_bytes
+            return PricedRun(
+                need, lambda: Answer(LensRun(self.loaded, plan).reply()), self.costs.silent_seconds(plan.checked, 2)
+            )
+
+        if self._stream is None and not request.all_images and not request.audio:
+            return PricedRun(self.costs.short_bytes, work)
+        return self._after_decoding(request, work)
+
+    def _residual_stream(self) -> ResidualStream:
+        """The residual stream of the model, which short runs find at the first request."""
+        if self._stream is None:
+            with self.loaded.adapters.using(None):
+                self._stream = find_stream(self.loaded)
+        return self._stream
+
     def _similarity(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(TextSimilarityRequest, body)
         planned = plan_similarity(self.loaded, request)
@@ -320,6 +345,7 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Pr
     "tokenize": ServedModel._tokenize,
     "embed": ServedModel._embed,
     "context": ServedModel._context,
+    "lens": ServedModel._lens,
     "similarity": ServedModel._similarity,
     "transcribe": ServedModel._transcribe,
     "adapt": ServedModel._adapt,

@@ -1,0 +1,129 @@
+"""Lenses: the next tokens that a state inside a whole model would predict if it were read out at once.
+
+Notation as in ``model_requests``; P positions that are read, T targets, N layers of the reply. Without a list of texts
+the dimension B is missing.
+"""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
+from attention_contract.exact_types import Index
+from attention_contract.schemas.attention import MAX_INDICES
+from attention_contract.schemas.models import LayerRef
+from attention_contract.schemas.prompts import ModelInput, ModelReply
+from attention_contract.schemas.recordings import RecordingId
+from attention_contract.tensors import FloatArray, IntArray
+
+MAX_READ: Final = 2**18
+"""Tokens that a reply names: readings · (1 + ``top_k``)."""
+LensKind = Literal["logit", "jacobian"]
+LensPart = Literal["hidden", "output", "heads"]
+LensId = RecordingId
+TargetToken = Index | Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def of_hidden() -> list[LensPart]:
+    """The parts that a request reads by default."""
+    return ["hidden"]
+
+
+class ModelLensRequest(ModelInput):
+    """Read out the states inside a model that predicts the next token."""
+
+    kind: LensKind = "logit"
+    """``logit``: by the model's own final norm and unembedding. ``jacobian``: first by the mean Jacobian of the last
+    layer's states by those of the layer, which ``lens`` names. Sources: nostalgebraist 2020; Gurnee et al. 2026."""
+    lens: LensId | None = None
+    """The id of a fitted lens, for the kind ``jacobian``."""
+    of: Listed[LensPart] = Field(default_factory=of_hidden, min_length=1, max_length=3)
+    """``hidden``: the states behind each layer. ``output``: what its attention adds to them. ``heads``: what each head
+    adds. The last two are contributions to the logits: the scale of the final norm is held at that of the run."""
+    positions: Listed[int] | None = Field(default=None, min_length=1, max_length=MAX_INDICES)
+    """The positions of the tokens to read, negative ones counted from the end; default: all."""
+    top_k: int = Field(default=5, ge=0, le=1024)
+    """The number of largest logits to return for each reading; 0 for none."""
+    targets: Listed[TargetToken] = Field(default_factory=list, max_length=256)
+    """Tokens whose logits every reading tells: ids, or texts that are one token. The difference of two targets is that
+    of their logits."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "ModelLensRequest":
+        if self.kind == "jacobian" and self.lens is None:
+            raise at_fault("lens", "expected the id of a fitted lens; GET /v1/models/{model}/lenses lists them")
+        if self.kind == "logit" and self.lens is not None:
+            raise at_fault("lens", "it goes with the kind jacobian; leave one of them out")
+        if not self.top_k and not self.targets:
+            raise at_fault("top_k", "expected at least 1, or targets: there is nothing to return")
+        return self
+
+
+class LensTop(WireModel):
+    """The tokens with the largest logits of each reading, the largest first."""
+
+    ids: IntArray
+    """``[B, P, k]``; of heads ``[B, H, P, k]``. ``names`` of the reply has their texts."""
+    logits: FloatArray
+    probabilities: IfRequested[FloatArray] = ABSENT
+    """Present for ``hidden``, whose logits are those of a prediction."""
+
+
+class LensReading(WireModel):
+    """The reading of one part of a layer."""
+
+    top: IfRequested[LensTop] = ABSENT
+    targets: IfRequested[FloatArray] = ABSENT
+    """``[B, P, T]``; of heads ``[B, H, P, T]``: the logits of the targets, or the contributions to them."""
+
+
+class LayerLens(WireModel):
+    """The readings of one layer."""
+
+    layer: LayerRef
+    hidden: IfRequested[LensReading] = ABSENT
+    output: IfRequested[LensReading] = ABSENT
+    heads: IfRequested[LensReading] = ABSENT
+
+
+class LensRest(WireModel):
+    """The parts of the logits of the targets beside the heads of the layers in the reply.
+
+    The logit of a target = ``embeddings`` + Σ over layers of (Σ heads + ``biases`` + ``mlps``) + ``others`` +
+    ``unembedding``; ``output`` of a layer is Σ heads + ``biases``.
+    """
+
+    embeddings: FloatArray
+    """``[B, P, T]``: the input of the first layer."""
+    mlps: FloatArray
+    """``[B, N, P, T]``: what the layer adds beside its attention; of one with two attentions, at the first of them."""
+    biases: IfRequested[FloatArray] = ABSENT
+    """``[B, N, P, T]``, with ``heads``: what the attention adds beside its heads: the bias of its output projection."""
+    others: FloatArray
+    """``[B, P, T]``: what layers add that are not in the reply."""
+    unembedding: FloatArray
+    """``[T]``: the biases of the final norm and of the unembedding."""
+
+
+class ModelLensReply(ModelReply):
+    """The readings of states inside a model."""
+
+    kind: LensKind
+    lens: IfRequested[LensId] = ABSENT
+    positions: list[int] | list[list[int]]
+    """The indices of the tokens that are read; of several texts a list for each."""
+    names: dict[str, str]
+    """The text of each token id in the reply, those of targets too."""
+    targets: list[int] = Field(default_factory=list)
+    """The ids of the targets."""
+    logits: IfRequested[FloatArray] = ABSENT
+    """``[B, P, T]``: the logits of the targets in the run itself, before a cap of the logits if the model has one;
+    with targets and contributions of the kind ``logit``."""
+    layers: list[LayerLens]
+    """The layers in the order asked."""
+    rest: IfRequested[LensRest] = ABSENT
+    """With targets and contributions of the kind ``logit``."""
+
+    def name(self, token: int) -> str:
+        """Return the text of a token id of the reply. Raises KeyError."""
+        return self.names[str(token)]

@@ -1,0 +1,349 @@
+"""Lenses over one input: the states behind layers, and the contributions of attentions and heads, as logits.
+
+Notation: B texts, P positions that are read, H heads, d the width of the states, T targets.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.lenses import (
+    MAX_READ,
+    LayerLens,
+    LensPart,
+    LensReading,
+    LensRest,
+    LensTop,
+    ModelLensReply,
+    ModelLensRequest,
+)
+from attention_service.core.cancellation import checkpoint
+from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.lenses.residual_stream import Branch, ResidualStream, Unembedding
+from attention_service.models.costs.lens_costs import LensCost, lens_cost
+from attention_service.models.inputs.prediction_head import Places, places_of, rows_at
+from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
+from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
+from attention_service.models.passes.attention_places import AttentionPlace, turns_of
+from attention_service.models.passes.layer_states import LayerStates
+from attention_service.models.passes.module_hooks import after, before, on_turn
+from attention_transformers.model_layers import LayerKey
+
+
+@dataclass(frozen=True)
+class LensPlan:
+    """A request for a lens, checked."""
+
+    request: ModelLensRequest
+    checked: CheckedRequest
+    stream: ResidualStream
+    positions: Places
+    targets: list[int]
+    jacobians: Mapping[LayerKey, Tensor] | None = None
+    """The matrix ``[d, d]`` of each layer but the last, of a fitted lens."""
+
+    @property
+    def of(self) -> Sequence[LensPart]:
+        """The parts to read, each once."""
+        return [*dict.fromkeys(self.request.of)]
+
+    @property
+    def by_part(self) -> bool:
+        """True if contributions are asked for."""
+        return any(part != "hidden" for part in self.of)
+
+    @property
+    def tells_rest(self) -> bool:
+        """True if the other parts of the logits are told."""
+        return self.by_part and bool(self.targets) and self.jacobians is None
+
+    @property
+    def cost(self) -> LensCost:
+        """The cost of the readings, beside that of the pass."""
+        return lens_cost(
+            self.stream.readout.loaded, self.of, self.checked.places, sum(map(len, self.positions)),
+            top_k=self.request.top_k, targets=len(self.targets),
+        )  # fmt: skip
+
+
+def plan_lens(
+    loaded: LoadedModel,
+    request: ModelLensRequest,
+    stream: ResidualStream,
+    jacobians: Mapping[LayerKey, Tensor] | None = None,
+) -> LensPlan:
+    """Check a request. Raises InvalidRequest that names the field at fault."""
+    if request.layers == "all":
+        request = request.model_copy(update={"layers": [*stream.places]})
+    checked = loaded.checked(request)
+    for index, place in enumerate(checked.places):
+        if place.key not in stream.places:
+            raise InvalidRequest.at(
+                f"layers.{index}", f"layer {place.key} does not read the text whose next token is predicted"
+            )
+    tokens = checked.inputs.predicted
+    positions = places_of([*range(tokens.length)] if request.positions is None else request.positions, tokens)
+    targets = [loaded.head.find(loaded.reader, each, f"targets.{at}", 0) for at, each in enumerate(request.targets)]
+    plan = LensPlan(request, checked, stream, positions, targets, jacobians)
+    for index, part in enumerate(request.of):
+        if part != "hidden":
+            keys = [place.key for place in checked.places]
+            stream.check_parts(keys, f"of.{index}", checked.adapter, heads=part == "heads")
+    if (count := plan.cost.readings * (1 + request.top_k)) > MAX_READ:
+        raise InvalidRequest.at(
+            "positions" if request.positions else "top_k",
+            f"expected at most {MAX_READ} readings and tokens named in them; got {count}. Ask for fewer positions, "
+            "layers or tokens",
+            limit=MAX_READ,
+            actual=count,
+        )
+    return plan
+
+
+@dataclass
+class _States:
+    """The states of one run at the positions that are read, ``[B, P, …]``."""
+
+    given: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """The state that each module was given."""
+    made: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """The state that it returned."""
+
+
+class LensRun:
+    """One run that is read out."""
+
+    def __init__(self, loaded: LoadedModel, plan: LensPlan) -> None:
+        self._loaded, self._plan = loaded, plan
+        self._stream, self._request = plan.stream, plan.request
+        self._asking = AttentionPass(_edits(loaded, plan.checked))
+        self._states = _States()
+        self._names: set[int] = {*plan.targets}
+        self._targets = torch.tensor(plan.targets, dtype=torch.int64, device=loaded.model.device)
+        self._parts: dict[LayerKey, tuple[Tensor, Tensor | None]] = {}
+        """The states that each attention adds ``[B, P, d]``, and that each of its heads adds ``[B, H, P, d]``."""
+
+    @torch.no_grad()
+    def reply(self) -> ModelLensReply:
+        """Run the model and read its states."""
+        loaded, plan = self._loaded, self._plan
+        arguments = plan.checked.inputs.arguments
+        with LayerStates(loaded.places.values(), self._asking).reading((), output=False, hidden=False), self._holding():
+            loaded.run(arguments, self._asking, logits=torch.tensor([0]))
+        fields: dict[str, Any] = {"layers": [self._layer(place) for place in plan.checked.places]}
+        if plan.tells_rest:
+            fields |= self._rest()
+        several = plan.checked.inputs.several
+        fields |= {
+            "kind": self._request.kind,
+            "lens": self._request.lens,
+            "positions": plan.positions if several else plan.positions[0],
+            "targets": plan.targets,
+            "names": self._named(),
+        }
+        return valid(ModelLensReply, fields | loaded.about(plan.checked, self._asking))
+
+    def _named(self) -> dict[str, str]:
+        ids = sorted(self._names)
+        return dict(zip(map(str, ids), self._loaded.head.named(self._loaded.reader, ids), strict=True))
+
+    # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Keep the states that are to be read, at their positions, until the block ends."""
+        stream, plan, places = self._stream, self._plan, self._loaded.places.values()
+        given: list[nn.Module] = []
+        made: list[nn.Module] = []
+        if plan.by_part:
+            given, made = [stream.layers[0]], [*stream.layers]
+            if stream.unembedding is not None and stream.unembedding.module is not None:
+                made.append(stream.unembedding.module)
+            for place in [each for one in plan.checked.places for each in stream.beside(one)]:
+                branch = stream.branches[place.key]
+                given.append(place.layer)
+                made.append(branch.source)
+                if branch.norm is not None:
+                    given.append(branch.source)
+                if branch.projection is not None:
+                    given.append(branch.projection)
+        with ExitStack() as stack:
+            for kept, modules, hook in ((self._states.given, given, before), (self._states.made, made, after)):
+                for module in dict.fromkeys(modules):
+                    stack.callback(hook(module, self._kept(kept, module)))
+            self._hidden: dict[LayerKey, Tensor] = {}
+            for place in plan.checked.places if "hidden" in plan.of else ():
+                change = place.batch_first(self._kept(self._hidden, place.key))
+                stack.callback(after(place.layer, on_turn({place.turn: change}, turns_of(place.layer, places))))
+            yield
+
+    def _kept(self, found: dict[Any, Tensor], key: Any) -> Callable[[Tensor], None]:
+        def keep(state: Tensor) -> None:
+            flat = rows_at(state.flatten(2), self._plan.positions)
+            found[key] = flat.view(*flat.shape[:2], *state.shape[2:])
+
+        return keep
+
+    # ── readings ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _layer(self, place: AttentionPlace) -> LayerLens:
+        fields: dict[str, Any] = {"layer": place.key}
+        for part in self._plan.of:
+            checkpoint()
+            fields[part] = self._hidden_reading(place) if part == "hidden" else self._part_reading(place, part)
+        return valid(LayerLens, fields)
+
+    def _hidden_reading(self, place: AttentionPlace) -> LensReading:
+        """The logits of the states behind a layer."""
+        state = self._hidden.pop(place.key)
+        if (matrix := self._jacobian(place)) is not None:
+            state = (state.float() @ matrix.T).to(state.dtype)
+        return self._reading(state.flatten(0, 1), state.shape[:2], self._stream.readout.logits, shares=True)
+
+    def _part_reading(self, place: AttentionPlace, part: LensPart) -> LensReading:
+        """The contributions of an attention, or of each of its heads, to the logits."""
+        output, heads = self._parts_of(place)
+        state = output if part == "output" or heads is None else heads
+        matrix, scale = self._jacobian(place), self._scale(place)
+        if matrix is not None:
+            state = state @ matrix.T
+        held = self._unembedding.held(state, scale if scale is None or state is output else scale[:, None])
+        weight = self._unembedding.matrix
+
+        def logits(rows: Tensor) -> Tensor:
+            return (rows.to(weight.dtype) @ weight.T).float()
+
+        return self._reading(held.flatten(0, -2), held.shape[:-1], logits, shares=False)
+
+    def _reading(
+        self, rows: Tensor, shape: torch.Size, logits: Callable[[Tensor], Tensor], *, shares: bool
+    ) -> LensReading:
+        """The largest logits of states ``[N, …]``, and those of the targets; ``shape``: the dimensions that N has."""
+        at_once, k = self._stream.readout.rows, min(self._request.top_k, self._loaded.reader.predictable)
+        targets: list[Tensor] = []
+        found: list[Sequence[Tensor]] = []
+        for start in range(0, len(rows), at_once):
+            checkpoint()
+            made = logits(rows[start : start + at_once])
+            targets.append(made[:, self._targets])
+            best = made.topk(k)
+            share = [(best.values - made.logsumexp(-1, keepdim=True)).exp()] if shares else []
+            found.append([best.indices, best.values, *share])
+        fields: dict[str, Any] = {}
+        if k:
+            arrays = [torch.cat(each).view(*shape, k) for each in zip(*found, strict=True)]
+            self._names.update(arrays[0].flatten().tolist())
+            named = zip(("ids", "logits", "probabilities"), map(self._array, arrays), strict=False)
+            fields["top"] = valid(LensTop, dict(named))
+        if self._plan.targets:
+            fields["targets"] = self._array(torch.cat(targets).view(*shape, -1))
+        return valid(LensReading, fields)
+
+    def _array(self, x: Tensor) -> Any:
+        return to_numpy(x if self._plan.checked.inputs.several else x[0])
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _unembedding(self) -> Unembedding:
+        found = self._stream.unembedding
+        if found is None:
+            raise TypeError("a stream without an unembedding has no parts")
+        return found
+
+    def _jacobian(self, place: AttentionPlace) -> Tensor | None:
+        """The matrix of a layer; None for the identity."""
+        if self._plan.jacobians is None or place.layer is self._stream.last:
+            return None
+        return self._plan.jacobians[place.key].to(self._loaded.model.device)
+
+    def _scale(self, place: AttentionPlace | None = None) -> Tensor | None:
+        """The scale ``[B, P, 1]`` of the final norm in the run; of a lens, in the reading of the layer's states."""
+        module, norm = self._unembedding.module, self._unembedding.norm
+        if module is None or norm is None:
+            return None
+        state, made = self._states.made[self._stream.last], self._states.made[module]
+        if place is not None and (matrix := self._jacobian(place)) is not None:
+            state = (self._states.made[place.layer].float() @ matrix.T).to(state.dtype)
+            made = module(state)
+        return norm.scale(state.float(), made.float())
+
+    def _parts_of(self, place: AttentionPlace) -> tuple[Tensor, Tensor | None]:
+        """The states that an attention adds ``[B, P, d]``, and that each of its heads adds ``[B, H, P, d]``."""
+        if place.key not in self._parts:
+            branch = self._stream.branches[place.key]
+            source, heads = self._states.made[branch.source].float(), None
+            if "heads" in self._plan.of and branch.projection is not None:
+                heads = branch.factor * self._heads(place, branch, branch.projection)
+            self._parts[place.key] = branch.factor * source, heads
+        return self._parts[place.key]
+
+    def _heads(self, place: AttentionPlace, branch: Branch, projection: nn.Module) -> Tensor:
+        given, sizes = self._states.given[projection].float(), (place.widths.heads, place.widths.value_dim)
+        matrix = self._matrix(projection).float().view(*sizes, -1)
+        heads = torch.einsum("bphv,hvd->bhpd", given.view(*given.shape[:2], *sizes), matrix)
+        if branch.norm is None:
+            return heads
+        scale = branch.norm.scale(self._states.given[branch.source].float(), self._states.made[branch.source].float())
+        return branch.norm.held(heads, scale[:, None])
+
+    def _matrix(self, projection: nn.Module) -> Tensor:
+        """The matrix ``[in, out]`` of a projection, with what an adapter changes of it."""
+        weight: Any = projection.weight
+        if self._plan.checked.adapter is None:
+            return weight if isinstance(projection, Conv1D) else weight.T  # type: ignore[no-any-return]
+        width = weight.shape[0 if isinstance(projection, Conv1D) else 1]
+        probes = torch.eye(width, dtype=weight.dtype, device=weight.device)[None]
+        found: Tensor = projection(probes)[0] - projection(torch.zeros_like(probes[:, :1]))[0]
+        return found
+
+    # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rest(self) -> dict[str, Any]:
+        """The other parts of the logits of the targets, and these logits."""
+        made, given, stream, unembedding = self._states.made, self._states.given, self._stream, self._unembedding
+        weight, scale = unembedding.matrix[self._targets].float(), self._scale()
+
+        def logits(state: Tensor) -> Tensor:
+            return unembedding.held(state, scale) @ weight.T
+
+        first, last = given[stream.layers[0]].float(), made[stream.last].float()
+        others, mlps, biases = last - first, [], []
+        counted: set[nn.Module] = set()
+        for place in self._plan.checked.places:
+            output, heads = self._parts_of(place)
+            beside = torch.zeros_like(output)
+            if place.layer not in counted:
+                counted.add(place.layer)
+                beside = made[place.layer].float() - given[place.layer].float()
+                beside = beside - sum(self._parts_of(each)[0] for each in stream.beside(place))
+            others = others - output - beside
+            mlps.append(logits(beside))
+            if heads is not None:
+                biases.append(logits(output - heads.sum(1)))
+        constant = unembedding.constant(self._targets)
+        rest: dict[str, Any] = {
+            "embeddings": self._array(logits(first)),
+            "mlps": self._array(torch.stack(mlps, 1)),
+            "others": self._array(logits(others)),
+            "unembedding": to_numpy(constant),
+        }
+        if biases:
+            rest["biases"] = self._array(torch.stack(biases, 1))
+        return {"rest": valid(LensRest, rest), "logits": self._array(logits(last) + constant)}
+
+
+def _edits(loaded: LoadedModel, checked: CheckedRequest) -> dict[LayerKey, LayerTask]:
+    """The edits of the request as tasks of its pass."""
+    places = {key: loaded.places[key] for key in checked.edits}
+    return {
+        place.key: LayerTask(edits=checked.edits[key], key_mask=checked.keys(place).mask)
+        for key, place in places.items()
+    }

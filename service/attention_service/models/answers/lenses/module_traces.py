@@ -1,0 +1,50 @@
+"""The states that each module of a model is given and returns in one short run."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+_NAMES: Final = ("hidden_states", "inputs_embeds", "x", "input")
+"""The names of states among the arguments of modules."""
+
+
+@dataclass
+class ModuleTraces:
+    """The states of one run."""
+
+    given: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """The first tensor that each module was given, at its first call."""
+    made: dict[nn.Module, Tensor] = field(default_factory=dict)
+    """The first tensor that each module returned."""
+    returned: dict[nn.Module, Any] = field(default_factory=dict)
+    """All that it returned."""
+
+
+@contextmanager
+def traced(modules: Iterable[nn.Module]) -> Iterator[ModuleTraces]:
+    """Keep what these modules are given and return until the block ends."""
+    found = ModuleTraces()
+    undo: list[Callable[[], None]] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        if module in found.returned:
+            return
+        found.returned[module] = output
+        named = [options[name] for name in _NAMES if name in options]
+        given = next((x for x in (*args, *named) if isinstance(x, Tensor)), None)
+        if given is not None:
+            found.given[module] = given.detach().clone()
+        several = output if isinstance(output, tuple | list) else output.values() if isinstance(output, dict) else ()
+        first = next(iter(several), None) if several else output
+        if isinstance(first, Tensor):
+            found.made[module] = first.detach().clone()
+
+    try:
+        undo = [module.register_forward_hook(hook, with_kwargs=True).remove for module in modules]
+        yield found
+    finally:
+        for remove in undo:
+            remove()

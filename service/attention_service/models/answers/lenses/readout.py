@@ -1,0 +1,96 @@
+"""A model's own way from the states behind its last layer to logits, for any states.
+
+The model itself runs, over texts of one token whose layers are passed over: each returns the states that are to be
+read. So whatever stands behind the layers acts as it does in a pass: norms, projections, caps and factors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from attention_contract.errors import InvalidRequest
+from attention_service.models.costs.lens_costs import LOGITS_AT_ONCE
+from attention_service.models.inputs.input_stacks import Tokens
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.module_hooks import with_first
+
+
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """The way of one model."""
+
+    loaded: LoadedModel
+    returned: Mapping[nn.Module, Any]
+    """The output of each layer in a short run; its first entry is the states."""
+
+    @property
+    def rows(self) -> int:
+        """The states that are read at once."""
+        return max(1, LOGITS_AT_ONCE // self.loaded.reader.predictable)
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits ``[N, V]`` of states ``[N, …, d]``."""
+        loaded, reader = self.loaded, self.loaded.reader
+        states = states[:, None].to(loaded.model.dtype)
+        texts = reader.batch([Tokens([1], [None])] * len(states))
+        arguments: dict[str, Any] = reader.arguments(texts)
+        if reader.pairs:
+            arguments = {"decoder_input_ids": texts.ids}
+        options = loaded.options(arguments)
+        if reader.pairs:
+            options["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+        with loaded.attention.running(AttentionPass({})), self._passing_over(states):
+            found: Tensor = loaded.model(**options).logits
+        return found[:, -1].float()
+
+    @contextmanager
+    def _passing_over(self, states: Tensor) -> Iterator[None]:
+        """Let every layer return these states until the block ends."""
+        own = {layer: vars(layer).get("forward") for layer in self.returned}
+        try:
+            for layer, returned in self.returned.items():
+                found = with_first(returned, states) if isinstance(returned, tuple | list | dict) else states
+                layer.forward = lambda *_, _found=found, **__: _found
+            yield
+        finally:
+            for layer, forward in own.items():
+                if forward is None:
+                    del layer.forward
+                else:
+                    layer.forward = forward
+
+    def check(self, states: Tensor, logits: Tensor, tolerance: float) -> None:
+        """Raise InvalidRequest unless states ``[B, L, …, d]`` behind the last layer give these logits."""
+        try:
+            found = self.logits(states.flatten(0, 1)).view(logits.shape)
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as fault:
+            raise InvalidRequest.at("kind", f"{self._name} reads no single states: {fault}") from fault
+        if bool((found - logits.float()).norm() > tolerance * logits.float().norm()):
+            raise InvalidRequest.at(
+                "kind",
+                f"the logits of {self._name} do not depend on the states behind its last layer alone, so no lens "
+                "can read it",
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self.loaded.model).__name__
+
+
+def every_layer(loaded: LoadedModel) -> Sequence[nn.Module]:
+    """Return the layers of every stack that reads tokens, in the order in which they are listed."""
+    stacks = dict.fromkeys(each for place in loaded.places.values() if (each := list_of(loaded, place.layer)))
+    return [layer for stack in stacks for layer in stack]
+
+
+def list_of(loaded: LoadedModel, layer: nn.Module) -> nn.ModuleList | None:
+    """The list that a layer stands in; None for a layer that is in none."""
+    lists = (each for each in loaded.model.modules() if isinstance(each, nn.ModuleList))
+    return next((each for each in lists if any(one is layer for one in each)), None)

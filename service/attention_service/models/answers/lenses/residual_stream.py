@@ -1,0 +1,330 @@
+"""The residual stream of a model: what each layer adds to it, by its attention and beside it, and how it is read out.
+
+No list of classes says how a model is made. Short runs show what each module is given and returns; a sum is taken for
+one only if the numbers are it. Source: Elhage et al. 2021, A mathematical framework for transformer circuits.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise, product
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.attention import Edit
+from attention_service.models.answers.lenses.held_norm import HeldNorm
+from attention_service.models.answers.lenses.module_traces import ModuleTraces, traced
+from attention_service.models.answers.lenses.readout import Readout, every_layer, list_of
+from attention_service.models.costs.lens_costs import check_predicts_next
+from attention_service.models.loaded.adapters import Adapter
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
+from attention_service.models.passes.attention_places import AttentionPlace
+from attention_transformers.model_layers import LayerKey
+
+_SUMMANDS: Final = 2
+"""Outputs of other modules that a layer may add beside its attention, where the sum is all that shows how it adds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """The way of one attention into the residual stream."""
+
+    source: nn.Module
+    """The module whose output is added, times the factor."""
+    factor: float
+    norm: HeldNorm | None
+    """The source, if it is a norm."""
+    projection: nn.Module | None
+    """The matrix whose input has a part for each head, one behind the other."""
+    without_heads: str = ""
+    """The reason for which it has none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unembedding:
+    """The way from the residual stream to logits, but for a cap."""
+
+    module: nn.Module | None
+    """The final norm."""
+    norm: HeldNorm | None
+    factor: float
+    """The factor of the states behind the norm, times that of the logits behind the matrix."""
+    matrix: Tensor
+    """``[V, d]``"""
+    bias: Tensor | None
+    """``[V]``, times the factor of the logits."""
+
+    def held(self, part: Tensor, scale: Tensor | None) -> Tensor:
+        """A part of a state behind the final norm, whose scale is given."""
+        made = part if self.norm is None or scale is None else self.norm.held(part, scale)
+        return made * self.factor
+
+    def constant(self, ids: Tensor | None = None) -> Tensor:
+        """The logits ``[V]``, or those of some tokens, that are there without any state."""
+        matrix = self.matrix if ids is None else self.matrix[ids]
+        found = torch.zeros(len(matrix), dtype=torch.float32, device=matrix.device)
+        if self.norm is not None:
+            found = matrix.float() @ (self.norm.bias * self.factor)
+        return found if self.bias is None else found + (self.bias if ids is None else self.bias[ids])
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualStream:
+    """The stack of a model whose last states predict the next token."""
+
+    readout: Readout
+    layers: Sequence[nn.Module]
+    places: Mapping[LayerKey, AttentionPlace]
+    """Its attentions."""
+    branches: Mapping[LayerKey, Branch] = field(default_factory=dict)
+    unembedding: Unembedding | None = None
+    without_parts: str = ""
+    """The reason for which the states are no sum of parts that are known."""
+
+    def check_parts(self, keys: Sequence[LayerKey], param: str, adapter: Adapter | None, *, heads: bool) -> None:
+        """Raise InvalidRequest unless the contributions of these attentions, or of their heads, are known."""
+        if self.without_parts:
+            raise InvalidRequest.at(param, f"{self.without_parts}; ask of hidden alone")
+        if adapter is not None and self._held().intersection(adapter.changes):
+            raise InvalidRequest.at(
+                param, f"the adapter {adapter.name} changes norms or the unembedding; ask of hidden alone, or its base"
+            )
+        for key in keys:
+            if heads and self.branches[key].projection is None:
+                raise InvalidRequest.at(param, f"layer {key}: {self.branches[key].without_heads}; ask of its output")
+
+    def beside(self, place: AttentionPlace) -> list[AttentionPlace]:
+        """The attentions of the layer of one, that one too."""
+        return [each for each in self.places.values() if each.layer is place.layer]
+
+    def _held(self) -> set[nn.Module]:
+        """The modules whose numbers are held."""
+        head: Any = self.readout.loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        found = {branch.source for branch in self.branches.values() if branch.norm is not None} | {head}
+        module = None if self.unembedding is None else self.unembedding.module
+        return found if module is None else found | {module}
+
+    @property
+    def last(self) -> nn.Module:
+        """The layer whose states are read out."""
+        return self.layers[-1]
+
+
+def find_stream(loaded: LoadedModel) -> ResidualStream:
+    """Find the residual stream of a model in short runs.
+
+    Raises InvalidRequest for a model that does not predict the next token, or whose states cannot be read by
+    themselves.
+    """
+    name = type(loaded.model).__name__
+    check_predicts_next(loaded, "kind")
+    wanted = "target" if loaded.reader.pairs else "text"
+    places = {place.key: place for place in loaded.places.values() if place.queries == wanted}
+    stack = next((each for place in places.values() if (each := list_of(loaded, place.layer)) is not None), None)
+    if stack is None:
+        raise InvalidRequest.at("kind", f"the layers of {name} that read the text are in no list")
+    layers = [*stack]
+    with traced(loaded.model.modules()) as traces, torch.no_grad():
+        logits = loaded.run(loaded.reader.short_runs()[0], AttentionPass({})).logits
+    for layer in layers:
+        if layer not in traces.made:
+            raise InvalidRequest.at("kind", f"a layer of {name} returns no states")
+    readout = Readout(loaded, {each: traces.returned[each] for each in every_layer(loaded) if each in traces.returned})
+    readout.check(traces.made[layers[-1]], logits, _tolerance(loaded))
+    stream = ResidualStream(readout, layers, places)
+    try:
+        branches = _branches(loaded, stream, traces)
+        return ResidualStream(readout, layers, places, branches, _unembedding(loaded, layers[-1], traces, logits))
+    except _NoSumError as fault:
+        return ResidualStream(readout, layers, places, without_parts=f"{name}: {fault}")
+
+
+class _NoSumError(Exception):
+    """The states of a model are no sum of parts that are known."""
+
+
+def _tolerance(loaded: LoadedModel) -> float:
+    return 1e-4 if loaded.model.dtype.itemsize > 2 else 0.05
+
+
+def _same(one: Tensor, other: Tensor | None, tolerance: float) -> bool:
+    """True if two states are equal."""
+    if other is None or one.shape != other.shape:
+        return False
+    return bool((one.float() - other.float()).norm() <= tolerance * one.float().norm())
+
+
+# ── behind the last layer ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unembedding(loaded: LoadedModel, last: nn.Module, traces: ModuleTraces, logits: Tensor) -> Unembedding:
+    head: Any = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    state, tolerance = traces.made[last], _tolerance(loaded)
+    if head not in traces.made or not isinstance(head, nn.Linear):
+        raise _NoSumError("its unembedding is no linear layer")
+    if head.weight.is_meta:
+        raise _NoSumError("its unembedding is on disk, and is read for each pass")
+    given, made = traces.given[head], traces.made[head]
+    of_logits = _ratio(logits.float(), made.float(), tolerance) or 1.0  # a cap keeps no ratio
+    bias = None if head.bias is None else head.bias.float() * of_logits
+    if (ratio := _ratio(given.float(), state.float(), tolerance)) is not None:
+        return Unembedding(None, None, ratio * of_logits, head.weight, bias)
+    inside = {module for layer in every_layer(loaded) for module in layer.modules()}
+    for module in traces.made.keys() - inside:
+        if _same(state, traces.given.get(module), tolerance) and not [*module.children()]:
+            ratio = _ratio(given.float(), traces.made[module].float(), tolerance)
+            norm = HeldNorm.of(module, state)
+            if ratio is not None and norm and norm.explains(state.float(), traces.made[module].float(), tolerance):
+                return Unembedding(module, norm, ratio * of_logits, head.weight, bias)
+    raise _NoSumError("between its last layer and its unembedding is something else than a norm")
+
+
+def _ratio(one: Tensor, other: Tensor, tolerance: float) -> float | None:
+    """The number by which a state was multiplied to make another; None if there is none."""
+    if one.shape != other.shape:
+        return None
+    ratio = float((one * other).sum() / other.square().sum())
+    ratio = 1.0 if abs(ratio - 1) < tolerance else ratio
+    return ratio if bool((one - ratio * other).norm() <= tolerance * one.norm()) else None
+
+
+# ── inside the layers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _branches(loaded: LoadedModel, stream: ResidualStream, traces: ModuleTraces) -> dict[LayerKey, Branch]:
+    tolerance, layers = _tolerance(loaded), stream.layers
+    for number, (one, other) in enumerate(pairwise(layers)):
+        if not _same(traces.made[one], traces.given.get(other), tolerance):
+            raise _NoSumError(f"layer {number + 1} is not given what layer {number} returns")
+    if any(place.turn for place in stream.places.values()):
+        raise _NoSumError("its layers share modules")
+    found: dict[LayerKey, Branch] = {}
+    zeroed = _without_two_heads(loaded, stream)
+    for layer in layers:
+        own = [place for place in stream.places.values() if place.layer is layer]
+        if own:
+            found |= _branches_of(loaded, layer, own, traces, zeroed)
+    if lost := [place.key for place in stream.places.values() if place.key not in found]:
+        raise _NoSumError(f"the attention of layer {lost[0]} is not in its layers")
+    return found
+
+
+def _without_two_heads(loaded: LoadedModel, stream: ResidualStream) -> ModuleTraces:
+    """The same run without the first and the last head of each attention whose context is seen."""
+    tasks = {
+        place.key: LayerTask(edits=[Edit(tap="context", heads=[*{0, place.widths.heads - 1}], set=0)])
+        for place in stream.places.values()
+        if place.taps is None or "context" in place.taps
+    }
+    with traced([each for layer in stream.layers for each in layer.modules()]) as traces, torch.no_grad():
+        loaded.run(loaded.reader.short_runs()[0], AttentionPass(tasks))
+    return traces
+
+
+def _branches_of(
+    loaded: LoadedModel, layer: nn.Module, places: Sequence[AttentionPlace], traces: ModuleTraces, zeroed: ModuleTraces
+) -> dict[LayerKey, Branch]:
+    """The branches of the attentions of one layer. Raises _NoSumError if they are not added to its input."""
+    tolerance = _tolerance(loaded)
+    begin, end = traces.given.get(layer), traces.made[layer]
+    if begin is None or begin.shape != end.shape or begin.ndim != 3:
+        raise _NoSumError("its layers carry several streams of states")
+    modules = [module for module in layer.modules() if module is not layer]
+    attending = {place.key: {*place.module.modules()} for place in places}
+    options = []
+    for place in places:
+        foreign = {module for key, inner in attending.items() if key != place.key for module in inner}
+        own = [module for module in modules if module not in foreign]
+        options.append([*_options(place, own, traces, zeroed, tolerance)])
+    mids = [traces.given[module] for module in modules if module in traces.given]
+    sums = [mid - begin for mid in mids if mid.shape == begin.shape and not _same(mid, begin, tolerance)]
+    ends_in_norm = any(_same(end, traces.made.get(module), tolerance) for module in modules if not [*module.children()])
+    within = {module for inner in attending.values() for module in inner}
+    others = [
+        traces.made[module].reshape(end.shape)
+        for module in modules
+        if module not in within and module in traces.made
+        and traces.made[module].numel() == end.numel() and traces.made[module].shape[-1] == end.shape[-1]
+    ]  # fmt: skip
+    for chosen in product(*options):
+        parts = [traces.made[branch.source] for branch in chosen]
+        if any(part.shape != begin.shape for part in parts):
+            continue
+        factors = next((x for total in sums if (x := _factors(total, parts, (), tolerance))), None)
+        if factors is None or ends_in_norm:
+            factors = _factors_beside(end - begin, parts, others, tolerance)
+        if factors:
+            return {
+                place.key: Branch(each.source, factor, each.norm, each.projection, each.without_heads)
+                for place, each, factor in zip(places, chosen, factors, strict=True)
+            }
+    raise _NoSumError(f"the attention of layer {places[0].key} is not added to the states that it is given")
+
+
+def _factors_beside(
+    total: Tensor, parts: Sequence[Tensor], others: Sequence[Tensor], tolerance: float
+) -> list[float] | None:
+    for count in range(_SUMMANDS + 1):
+        for beside in combinations(others, count):
+            if factors := _factors(total, parts, beside, tolerance):
+                return factors
+    return None
+
+
+def _factors(total: Tensor, parts: Sequence[Tensor], beside: Sequence[Tensor], tolerance: float) -> list[float] | None:
+    """The factors by which parts, and others beside them, sum to a state; None if they do not."""
+    columns = torch.stack([x.reshape(-1).double() for x in (*parts, *beside)], 1)
+    wanted = total.reshape(-1).double()
+    gram = columns.T @ columns
+    if float(torch.linalg.cond(gram)) > 1e12:
+        return None
+    found = torch.linalg.solve(gram, columns.T @ wanted)
+    if bool((columns @ found - wanted).norm() > tolerance * wanted.norm()):
+        return None
+    factors = [1.0 if abs(x - 1) < 10 * tolerance else x for x in found[: len(parts)].tolist()]
+    return factors if all(abs(x) > 10 * tolerance for x in factors) else None
+
+
+def _options(
+    place: AttentionPlace, modules: Sequence[nn.Module], traces: ModuleTraces, zeroed: ModuleTraces, tolerance: float
+) -> Iterator[Branch]:
+    """The branches that an attention may have: its projection or what it returns, or a norm of either."""
+    projection, why = _projection(place, modules, traces, zeroed)
+    sources = [each for each in (projection, place.module) if each is not None and each in traces.made]
+    for source in sources:
+        of_heads = source is projection or (
+            projection is not None and _same(traces.made[projection], traces.made[source], tolerance)
+        )
+        heads = (projection, "") if of_heads else (None, why or "its heads are not added alone")
+        yield Branch(source, 1.0, None, *heads)
+        for module in modules:
+            given = traces.given.get(module)
+            if module is source or module not in traces.made or not _same(traces.made[source], given, tolerance):
+                continue
+            norm = None if [*module.children()] else HeldNorm.of(module, traces.made[source])
+            if norm and norm.explains(traces.made[source].float(), traces.made[module].float(), tolerance):
+                yield Branch(module, 1.0, norm, *heads)
+
+
+def _projection(
+    place: AttentionPlace, modules: Sequence[nn.Module], traces: ModuleTraces, zeroed: ModuleTraces
+) -> tuple[nn.Module | None, str]:
+    """The matrix whose input has a part for each head, which is zero where the head's context is; or the reason."""
+    heads = place.widths.heads
+    if place.taps is not None and "context" not in place.taps:
+        return None, "the context of its heads is not seen"
+    for module in modules:
+        if not isinstance(module, nn.Linear | Conv1D) or module not in traces.given or module not in zeroed.given:
+            continue
+        before, after = traces.given[module], zeroed.given[module]
+        if before.shape[-1] != heads * place.widths.value_dim or module.weight.is_meta:
+            continue
+        shares = [x.reshape(-1, heads, place.widths.value_dim).abs().sum((0, 2)) for x in (before, after)]
+        gone = {0, heads - 1}
+        if bool((shares[0] > 0).all()) and all((shares[1][head] == 0) == (head in gone) for head in range(heads)):
+            return module, ""
+    return None, "no matrix takes its heads one behind the other"

@@ -1,0 +1,86 @@
+"""Lenses over real HTTP: of the model that ships, in JSON and by the typed client."""
+
+import httpx
+import numpy as np
+import pytest
+from tests.client.transformers.families import tiny
+from tests.conftest import live_server
+
+from attention_client import Client, InvalidRequest
+
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork")
+TEXT = "Kate met Tamiro in the park. Then Tam"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """The address of a server with the model that ships, and one without a head."""
+    root = tmp_path_factory.mktemp("models")
+    tiny("bert").save_pretrained(root / "bert")
+    with live_server(root) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def models(url):
+    with Client(url, timeout=120) as client:
+        yield client.models
+
+
+def test_the_last_layer_reads_as_the_models_prediction(models):
+    reply, forward = models.lens("tiny", TEXT, top_k=2), models.forward("tiny", TEXT, top_k=2)
+    last = reply.layers[-1].hidden.top
+    assert [layer.layer for layer in reply.layers] == [0, 1, 2, 3]
+    assert reply.positions == [*range(14)]
+    for at, token in enumerate(forward.predictions[0].top):
+        assert reply.name(last.ids[-1, at]) == token.token
+        assert last.logits[-1, at] == pytest.approx(token.logit, abs=1e-4)
+        assert last.probabilities[-1, at] == pytest.approx(token.probability, abs=1e-4)
+
+
+def test_the_heads_and_the_rest_sum_to_the_logit(models):
+    reply = models.lens("tiny", TEXT, of=["heads"], targets=["ir", "o"], positions=[-1], top_k=0)
+    rest = reply.rest
+    heads = sum(layer.heads.targets.sum(0) for layer in reply.layers)
+    total = rest.embeddings + rest.mlps.sum(0) + rest.biases.sum(0) + rest.others + rest.unembedding + heads
+    np.testing.assert_allclose(total, reply.logits, atol=1e-4)
+    told = models.forward("tiny", TEXT, return_=["logits"]).logits[0]
+    np.testing.assert_allclose(reply.logits[0], told[reply.targets], atol=1e-4)
+
+
+def test_json_has_lists_and_only_what_was_asked_for(url):
+    body = {"text": TEXT, "of": ["hidden"], "layers": [2], "positions": [-1], "top_k": 1}
+    reply = httpx.post(f"{url}/v1/models/tiny/lens", json=body).json()
+    (layer,) = reply["layers"]
+    assert layer.keys() == {"layer", "hidden"}
+    ((best,),) = layer["hidden"]["top"]["ids"]
+    assert reply["names"].keys() == {str(best)}
+    assert {"rest", "lens", "logits"}.isdisjoint(reply)
+
+
+def test_a_lens_is_priced_before_it_runs(models):
+    told = models.complexity("tiny", 64, lens=["hidden", "heads"])
+    assert told.lens.flops > told.prefill.flops
+    assert told.lens.peak_bytes > told.prefill.peak_bytes
+    assert models.lens("tiny", TEXT, of=["hidden", "heads"]).ran.peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        ("bert", {"tokens": [5, 3]}, "kind"),
+        ("tiny", {"text": TEXT, "kind": "jacobian"}, "lens"),
+        ("tiny", {"text": TEXT, "top_k": 0}, "top_k"),
+        ("tiny", {"text": TEXT, "targets": ["two words here"]}, "targets.0"),
+        ("tiny", {"text": TEXT, "positions": [99]}, "positions.0"),
+        ("tiny", {"text": TEXT, "of": ["mlps"]}, "of.0"),
+        ("tiny", {"text": TEXT, "layers": [4]}, "layers.0"),
+    ],
+)
+def test_refusals_name_the_field(url, models, model, fields, param):
+    found = httpx.post(f"{url}/v1/models/{model}/lens", json=fields, timeout=120)
+    assert (found.status_code, found.json()["param"]) == (422, param)
+    if fields.get("top_k") is None and "kind" not in fields and "of" not in fields:
+        with pytest.raises(InvalidRequest) as caught:
+            models.lens(model, **fields)
+        assert caught.value.param == param

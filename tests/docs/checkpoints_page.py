@@ -67,8 +67,9 @@ Some families cannot be computed exactly, and the error says why:
 
 `config.json` states whether the class in transformers has biases (`attention_bias`, `qkv_bias`, `use_bias` and so on).
 The import ignores a bias that the config excludes, and `source.ignored` of the module names it. It refuses a checkpoint
-without a bias that the config requires. It also refuses a `quantization_config`, because transformers then computes
-other numbers, unless `modules_to_not_convert` includes the attention.
+without a bias that the config requires. Weights in a [quantized form](what-you-can-open.md#quantized-models) that the
+server reads are unpacked to float32, and `source.quantized` of the module names the form. Another `quantization_config`
+is refused, because transformers then computes other numbers, unless `modules_to_not_convert` includes the attention.
 
 ## Convert
 
@@ -96,8 +97,8 @@ def convert(source: str, target: str, **options: Any) -> None:
 |---|---|
 | pickled files (`pytorch_model.bin`) | `convert(source, target)` |
 | GGUF (the package `gguf`) | `convert(source, target, gguf_file="model.gguf")` |
-| FP8 in blocks (`"quant_method": "fp8"`) | `convert(source, target)` on a machine without a GPU |
-| other quantized forms | none for [whole models](what-you-can-open.md#quantized-models) |
+| FP8 in blocks (`"quant_method": "fp8"`) | none is needed; `convert(source, target)` works on a machine without a GPU |
+| other [quantized forms](what-you-can-open.md#quantized-models) | none is needed for those that are read |
 
 This function reads no RoPE scaling from a GGUF file, as transformers 5.23 does not: add it to `rope_parameters` of the
 new `config.json`. The server [sets it](what-you-can-open.md#gguf) for a whole model. Do not remove

@@ -168,6 +168,8 @@ class Source(WireModel):
     stack: Stack | None = None
     ignored: list[str] = Field(default_factory=list)
     """Tensors of the layer that the import ignored, because config.json excludes them."""
+    quantized: str | None = None
+    """The form that weights of the layer were unpacked from, such as ``GPTQ int4``."""
 
 
 class ModuleInfo(WireModel):

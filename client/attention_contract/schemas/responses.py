@@ -149,7 +149,7 @@ class IncompleteDetails(WireModel):
     """The reason for which an answer did not come to its end."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
-    """As many tokens as asked for came, or as the caller's deadline left time for."""
+    """The largest number of tokens was reached, or the caller's deadline."""
 
 
 class InputTokensDetails(WireModel):

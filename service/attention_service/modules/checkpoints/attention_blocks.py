@@ -11,6 +11,7 @@ from attention_contract.schemas.modules import ImportModule, Stack
 from attention_service.modules.checkpoints.checkpoint_files import Checkpoint
 from attention_service.modules.checkpoints.families import FAMILIES, INEXACT
 from attention_service.modules.checkpoints.family import BlockNames, Family, Part
+from attention_service.modules.checkpoints.quantized_tensors import form_of, quantization_of
 
 _LISTED: Final = 20
 _STACKS: Final[Mapping[str, Stack]] = {
@@ -98,22 +99,23 @@ def blocks_of(checkpoint: Checkpoint) -> list[Block]:
 
 
 def check_quantization(block: Block, checkpoint: Checkpoint) -> None:
-    """Raise InvalidCheckpoint if transformers computes a block by quantized numbers that the tensors do not hold.
+    """Raise InvalidCheckpoint if a block is quantized in a form that is not unpacked here.
 
-    It leaves the modules alone that the config names, as the attention of gpt-oss.
+    transformers leaves the modules alone that the config names, as the attention of gpt-oss.
     """
-    stated = block.config.get("quantization_config") or checkpoint.config.get("quantization_config")
-    if stated is None:
+    stated = block.config.get("quantization_config") or quantization_of(checkpoint.config)
+    if stated is None or checkpoint.packed:  # what is not packed then is stored as it is
         return
     entries = stated if isinstance(stated, dict) else {}
     spared = [each for name in _SPARED for each in entries.get(name) or [] if isinstance(each, str)]
     place = block.prefix.rstrip(".")
     if any(fnmatchcase(place, f"*{each}*") for each in spared):
         return
+    form = form_of(entries)
     raise InvalidCheckpoint(
         f"config.json has a quantization_config ({str(entries.get('quant_method'))[:80]}), so the library that wrote "
-        "it computes with other numbers than the tensors; import the model before quantization, or convert it as "
-        "docs/checkpoints.md shows under Convert",
+        f"it computes with other numbers than the tensors{f': {form}' if isinstance(form, str) else ''}; import the "
+        "model before quantization, or convert it as docs/checkpoints.md shows under Convert",
         param="checkpoint",
         entry="quantization_config",
     )
@@ -153,7 +155,7 @@ def _model_types() -> set[str]:
 
 def _has_queries(block: Block, checkpoint: Checkpoint) -> bool:
     """True if the checkpoint holds a query projection of the block, and not just other tensors of the same names."""
-    return any(block.tensor(piece.tensor) in checkpoint.names for piece in block.names.pieces["q_proj.weight"])
+    return any(block.tensor(piece.tensor) in checkpoint.tensors for piece in block.names.pieces["q_proj.weight"])
 
 
 def _model_type(config: Mapping[str, Any]) -> str | None:
@@ -170,7 +172,7 @@ def _named(family: Family, checkpoint: Checkpoint, config: Mapping[str, Any]) ->
     """The blocks of a checkpoint with the names of a family; the first of its ``blocks`` wins."""
     taken: set[str] = set()
     for names in family.blocks:
-        for name in checkpoint.names:
+        for name in checkpoint.tensors:
             tensor = next((tensor for tensor in names.tensors if name == tensor or name.endswith(f".{tensor}")), None)
             match = None if tensor is None else names.pattern.fullmatch(name.removesuffix(tensor))
             if match is None or match[0] in taken:

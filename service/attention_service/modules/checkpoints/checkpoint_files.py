@@ -71,10 +71,23 @@ class Checkpoint:
         found = form_of(stated) if isinstance(stated, Mapping) else ""
         return None if isinstance(found, str) else found
 
+    @cached_property
+    def packed(self) -> Mapping[str, str]:
+        """The weights that are unpacked when they are read, and the prefix of the module of each."""
+        return {} if self.form is None else self.form.weights(self.names)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Path]:
+        """The file of every tensor, with one weight in the place of the parts that it is unpacked from."""
+        if self.form is None:
+            return self.names
+        hidden = self.form.hidden(self.packed)
+        plain = {name: file for name, file in self.names.items() if name not in hidden}
+        return plain | {name: self.names[prefix + self.form.main] for name, prefix in self.packed.items()}
+
     def unpacked_bytes(self, form: QuantizedForm) -> int:
         """Bytes of all tensors as float32. Raises InvalidCheckpoint."""
-        weights = form.weights(self.names)
-        plain = set(self.names) - form.hidden(weights)
+        plain = set(self.tensors) - set(self.packed)
         count = 0
         for place in {*self.names.values()}:
             try:
@@ -84,14 +97,22 @@ class Checkpoint:
                             count += prod(file.get_slice(name).get_shape())
             except (SafetensorError, OSError) as fault:
                 raise _unreadable(place, fault) from fault
-        return 4 * (count + sum(form.numbers(prefix, self._shape) for prefix in weights.values()))
+        return 4 * (count + sum(prod(form.shape(prefix, self._shape, self._read)) for prefix in self.packed.values()))
 
     def _shape(self, tensor: str) -> Sequence[int]:
         with safe_open(self.names[tensor], framework="pt") as file:
             return list(file.get_slice(tensor).get_shape())
 
+    def _read(self, tensor: str) -> Tensor:
+        return self._mapped(tensor).clone()
+
     def header(self, tensor: str) -> Header:
         """Dtype and shape of a tensor. Raises InvalidCheckpoint where it is missing or no float."""
+        if self.form is not None and (prefix := self.packed.get(tensor)) is not None:
+            try:
+                return Header("float32", tuple(self.form.shape(prefix, self._shape, self._read)))
+            except (KeyError, ValueError, TypeError, SafetensorError, OSError) as fault:
+                raise InvalidCheckpoint.at("checkpoint", f"{tensor} cannot be unpacked: {reason(fault)}") from fault
         try:
             with safe_open(self.names[tensor], framework="pt") as file:
                 part = file.get_slice(tensor)
@@ -105,7 +126,12 @@ class Checkpoint:
         return Header(_DTYPES[code], shape)
 
     def mapped(self, tensor: str) -> Tensor:
-        """A tensor as a map of its file; bytes are read from the disk where they are used. Raises InvalidCheckpoint."""
+        """A tensor as a map of its file, or unpacked; bytes are read where they are used. Raises InvalidCheckpoint."""
+        if self.form is not None and (prefix := self.packed.get(tensor)) is not None:
+            return self.form.unpack(prefix, self._read)
+        return self._mapped(tensor)
+
+    def _mapped(self, tensor: str) -> Tensor:
         try:
             with safe_open(self.names[tensor], framework="pt") as file:
                 value: Tensor = file.get_tensor(tensor)

@@ -57,6 +57,8 @@ class Plan:
         try:
             pieces = self._pieces.items()
             stored = {each.tensor: self._checkpoint.mapped(each.tensor) for _, each in pieces}
+            if not self._checkpoint.packed.keys().isdisjoint(stored):
+                stored = {name: value.float() for name, value in stored.items()}  # biases may be of another dtype
             if self._adapter is not None:
                 stored = self._adapter.merged(stored)
             values = _copied({name: each.cut(stored[each.tensor], self._heads) for name, each in pieces})
@@ -125,11 +127,18 @@ def plan_block(checkpoint: Checkpoint, block: Block, request: ImportModule) -> P
             part=part,
             stack=block.stack,
             ignored=ignored,
+            quantized=_form(checkpoint, pieces),
         ),
         _checkpoint=checkpoint,
         _pieces=pieces,
         _heads=heads,
     )
+
+
+def _form(checkpoint: Checkpoint, pieces: Mapping[str, Piece]) -> str | None:
+    """The form that some weights of a block are unpacked from."""
+    unpacked = any(piece.tensor in checkpoint.packed for piece in pieces.values())
+    return checkpoint.form.label if unpacked and checkpoint.form is not None else None
 
 
 def missing_fields(checkpoint: Checkpoint, block: Block) -> list[str]:
@@ -240,7 +249,7 @@ def _counted(attention: Attention, request: ImportModule) -> Attention:
 def _pieces(block: Block, checkpoint: Checkpoint) -> dict[str, Piece]:
     """The tensors, by their full names, that hold each parameter."""
     for tensor, meaning in block.names.unsupported.items():
-        if block.tensor(tensor) in checkpoint.names:
+        if block.tensor(tensor) in checkpoint.tensors:
             raise InvalidCheckpoint(
                 f"{block.tensor(tensor)} is {meaning}, which is not supported", param="checkpoint", tensor=tensor
             )
@@ -248,7 +257,7 @@ def _pieces(block: Block, checkpoint: Checkpoint) -> dict[str, Piece]:
     missing = []
     for parameter, places in block.names.pieces.items():
         full = [replace(piece, tensor=block.tensor(piece.tensor, piece.layer)) for piece in places]
-        piece = next((piece for piece in full if piece.tensor in checkpoint.names), None)
+        piece = next((piece for piece in full if piece.tensor in checkpoint.tensors), None)
         if piece is not None:
             pieces[parameter] = piece
         elif parameter in _WEIGHTS:
@@ -269,6 +278,8 @@ def _config(
     """The heads and the complete config that the shapes amount to. Shapes as in the table of parameters of a module."""
     headers = {parameter: checkpoint.header(piece.tensor) for parameter, piece in pieces.items()}
     dtypes = sorted({header.dtype for header in headers.values()})
+    if _form(checkpoint, pieces) is not None:
+        dtypes = ["float32"]
     if len(dtypes) > 1:
         raise InvalidCheckpoint(f"the layer's tensors differ in dtype: {', '.join(dtypes)}", param="checkpoint")
     count = attention.heads or 1

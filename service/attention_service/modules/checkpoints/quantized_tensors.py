@@ -44,8 +44,8 @@ class QuantizedForm:
     """All tensors of a module that its weight is made of."""
     unpack: Callable[[str, Read], Tensor]
     """Returns the float32 weight of a module, by its prefix."""
-    numbers: Callable[[str, Shape], int]
-    """Returns the count of the numbers of the same."""
+    shape: Callable[[str, Shape, Read], Sequence[int]]
+    """Returns the shape of the same; of AWQ and GPTQ with the numbers that fill up the last words."""
 
     def weights(self, names: Iterable[str]) -> dict[str, str]:
         """The weights that are stored so among tensors of these names, and the prefix of the module of each."""
@@ -145,12 +145,11 @@ def _compressed(stated: Mapping[str, Any]) -> QuantizedForm | str:
                 scale, zero = scale[:, order.long()], None if zero is None else zero[:, order.long()]
             return _scaled(stored - 2.0 ** (bits - 1), scale, prefix, zero)
 
-        def count(prefix: str, shape: Shape) -> int:
-            rows, columns = shape(f"{prefix}weight_packed")
-            return rows * columns * (_PACKED // bits)
+        def size(prefix: str, _: Shape, read: Read) -> Sequence[int]:
+            return [int(each) for each in read(f"{prefix}weight_shape").tolist()]
 
         parts = frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"})
-        return QuantizedForm(f"compressed-tensors {name}", "weight_packed", parts, packed, count)
+        return QuantizedForm(f"compressed-tensors {name}", "weight_packed", parts, packed, size)
     return f"compressed-tensors of format {form} with {' and '.join(sorted(numbers))} are not read"
 
 
@@ -172,11 +171,12 @@ def _gptq(stated: Mapping[str, Any]) -> QuantizedForm | str:
         order = order.long()
         return ((stored - zeros[order]) * scales[order]).T.contiguous()
 
-    def count(prefix: str, shape: Shape) -> int:
-        return math.prod(shape(f"{prefix}qweight")) * (_PACKED // width)
+    def size(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
+        rows, columns = shape(f"{prefix}qweight")
+        return columns, rows * (_PACKED // width)
 
     parts = frozenset({"qweight", "qzeros", "scales", "g_idx"})
-    return QuantizedForm(f"GPTQ int{width}", "qweight", parts, unpack, count)
+    return QuantizedForm(f"GPTQ int{width}", "qweight", parts, unpack, size)
 
 
 def _awq(stated: Mapping[str, Any]) -> QuantizedForm | str:
@@ -196,10 +196,11 @@ def _awq(stated: Mapping[str, Any]) -> QuantizedForm | str:
         each = len(stored) // len(scales)
         return ((stored - zeros.repeat_interleave(each, 0)) * scales.repeat_interleave(each, 0)).T.contiguous()
 
-    def count(prefix: str, shape: Shape) -> int:
-        return math.prod(shape(f"{prefix}qweight")) * 8
+    def size(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
+        rows, columns = shape(f"{prefix}qweight")
+        return columns * 8, rows
 
-    return QuantizedForm("AWQ int4", "qweight", frozenset({"qweight", "qzeros", "scales"}), unpack, count)
+    return QuantizedForm("AWQ int4", "qweight", frozenset({"qweight", "qzeros", "scales"}), unpack, size)
 
 
 def _int8() -> QuantizedForm:
@@ -225,12 +226,12 @@ def _nf4() -> QuantizedForm:
         shape = [int(size) for size in state["shape"]]
         return numbers[: math.prod(shape)].view(shape)
 
-    def count(prefix: str, shape: Shape) -> int:
-        return 2 * math.prod(shape(f"{prefix}weight"))
+    def size(prefix: str, _: Shape, read: Read) -> Sequence[int]:
+        return [int(each) for each in json.loads(bytes(read(f"{prefix}{_STATE}").tolist()))["shape"]]
 
     own = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
     parts = frozenset({"weight", _STATE, *(f"weight.{name}" for name in own)})
-    return QuantizedForm("bitsandbytes NF4", "weight", parts, unpack, count)
+    return QuantizedForm("bitsandbytes NF4", "weight", parts, unpack, size)
 
 
 # ── their numbers ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,8 +241,8 @@ def _is_size(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def _stored(prefix: str, shape: Shape) -> int:
-    return math.prod(shape(f"{prefix}weight"))
+def _stored(prefix: str, shape: Shape, _: Read) -> Sequence[int]:
+    return shape(f"{prefix}weight")
 
 
 def _optional(read: Read, name: str) -> Tensor | None:

@@ -2,8 +2,6 @@
 
 import { callTensors } from "../server/api";
 import type { ApiRequest } from "../server/api";
-import { SCALES, colour, step } from "../drawing/colour";
-import type { Theme } from "../drawing/colour";
 import { useLoaded, usePage } from "../page/context";
 import { Controls } from "./controls";
 import { heatScene } from "../drawing/drawings";
@@ -15,6 +13,7 @@ import { shownToken } from "../subjects/model_subject";
 import { sounds } from "../subjects/media";
 import { NOWHERE, usePointing } from "../drawing/pointed";
 import { OverImage } from "./patches";
+import { ShadedTokens } from "./shaded_tokens";
 import { SoundStrip } from "./sound_strip";
 import { headName } from "../subjects/subject";
 import type { Body, Tensor } from "../server/tensors";
@@ -97,12 +96,6 @@ async function dependenceOf(model: string, body: Body, signal: AbortSignal): Pro
     kept.delete(oldest);
   }
   return made;
-}
-
-/** The background of a token, whose letters stay readable. */
-function paint(theme: Theme, value: number, most: number, signed: boolean): { background: string } {
-  const share = value / (most || 1);
-  return { background: signed ? SCALES.differences[theme].css[step(0.5 + share / 4)] : colour(theme, 0.35 * share) };
 }
 
 const MOST_SPANS = 1024;
@@ -190,7 +183,7 @@ function Shown({ of, signed, measured, token, at, own, picture, sound, pick }: S
           <SoundStrip sound={heard} spans={labels.seconds ?? []} values={values} signed={signed} label={`${heard.name} with ${measured} of ${log}; the table has the largest.`} point={(frame) => pointing.set(frame === null ? NOWHERE : { query: null, key: frame })} />
         </figure>
       )}
-      {spans.length > 0 && <p class="generated dependence">{spans.map(({ name, i }) => <span key={i} title={precise(values[i])} style={paint(theme, values[i], most, signed)}>{name}</span>)}<b class="predicted">→ {token}</b></p>}
+      {spans.length > 0 && <ShadedTokens tokens={spans.map(({ name, i }) => ({ name, value: values[i] }))} most={most} signed={signed}><b class="predicted">→ {token}</b></ShadedTokens>}
       <Export of={{
         name: "dependence",
         label: "what the prediction depends on",

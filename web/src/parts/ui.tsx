@@ -67,18 +67,22 @@ interface AreaProps {
   hint?: ComponentChildren;
   value: string;
   set: (value: string) => void;
+  /** Called at each input where `live`, else when the user is done. */
+  live?: boolean;
+  /** Lines are broken where they end, as in prose. */
+  wrap?: boolean;
   param?: string;
   rows?: number;
   placeholder?: string;
 }
 
-export function Area({ label, hint, value, set, param, rows = 4, placeholder }: AreaProps) {
+export function Area({ label, hint, value, set, live, wrap, param, rows = 4, placeholder }: AreaProps) {
   const fault = useContext(Fault);
   const [draft, setDraft] = useDraft(value);
   return (
     <label>
       <span>{label} {hint !== undefined && <span class="hint">{hint}</span>}</span>
-      <textarea dir="auto" rows={rows} value={draft} onInput={(event) => setDraft(event.currentTarget.value)} spellcheck={false} placeholder={placeholder} onChange={(event) => set(event.currentTarget.value)}
+      <textarea dir="auto" class={wrap ? "prose" : undefined} rows={rows} value={draft} onInput={(event) => (live ? set : setDraft)(event.currentTarget.value)} spellcheck={false} placeholder={placeholder} onChange={(event) => set(event.currentTarget.value)}
         aria-invalid={param !== undefined && fault !== undefined && near(param, fault) ? "true" : undefined} />
     </label>
   );

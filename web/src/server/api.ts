@@ -169,7 +169,7 @@ export function curl({ method, path, body }: ApiRequest): string {
 /** The methods of the client whose keywords are the fields of a request: the path, and the group of calls. */
 const METHODS: [RegExp, string][] = [
   [/^v1\/modules\/([^/]+)\/(forward|weights|gradients|attribution|effects|circuits|complexity)$/, ""],
-  [/^v1\/models\/([^/]+)\/(forward|weights|gradients|complexity)$/, "models."],
+  [/^v1\/models\/([^/]+)\/(forward|weights|gradients|complexity|similarity|context|effects|lens)$/, "models."],
   [/^v1\/attention()\/(forward|weights|gradients|attribution|effects|rollout|similarity|complexity)$/, "attention."],
 ];
 /** Fields that are words of Python. */

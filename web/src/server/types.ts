@@ -147,6 +147,17 @@ export interface Predictions {
     divergence?: number | null;
   }[];
 }
+/** S sources and A sentences: numbers are S rows of A. */
+export interface ContextReply {
+  prompt: string;
+  generated: boolean;
+  sources: { name: string; text: string; span: [number, number] }[];
+  answer: { text: string; logprob: number }[];
+  attention?: number[][];
+  gradient?: number[][];
+  ablation?: { hidden?: number[][]; removed?: number[][] };
+  ran: ModelRan;
+}
 export interface CheckpointAttention {
   name: string;
   layer: number;

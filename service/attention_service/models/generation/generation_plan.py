@@ -411,6 +411,12 @@ def _edits(
             raise InvalidRequest.at(
                 "attention.edits", f"{beside[0]} is not edited while tokens are generated; edit it in a forward request"
             )
+        if place.calls > 1 and any(edit.value is not None and edit.tap in {"v", "context"} for edit in edits):
+            raise InvalidRequest.at(
+                "attention.edits",
+                f"layer {name} attends in {place.calls} parts of its values; edit v and context by set or scale while "
+                "tokens are generated, or by a value in a forward request",
+            )
         if place.keys_of != "tokens" and any(edit.keys or edit.value is not None for edit in edits):
             raise InvalidRequest.at(
                 "attention.edits",

@@ -67,7 +67,7 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
         layers = _named(model, reader, modules)
         computed = LayerAttention(layers, device)
         computed.install(model, modules)
-        with computed.beside.trying():
+        with computed.trying():
             places = find_places(model, computed, layers, _within(computed, reader, run), reader.short_text)
         if places:
             return FoundAttentions(computed, places)

@@ -79,6 +79,8 @@ class AttentionPlace:
     """The taps that can be asked for of an attention that the model computes itself; None for all of its spec."""
     time_first: bool
     """True if the states around it are ``[L, B, width]``."""
+    calls: int = 1
+    """The calls of the attention function that it is, over values side by side."""
     beside: ModuleTaps = NOTHING_BESIDE
     """The taps that its module makes beside its softmax."""
     mixes: LayerKind = "attention"
@@ -141,7 +143,7 @@ class AttentionPlace:
         module: Any = self.module
         if self._caches_latents:
             return int(module.kv_lora_rank + module.qk_rope_head_dim)
-        return self.widths.kv_heads * (self.widths.head_dim + self.widths.value_dim)
+        return self.widths.kv_heads * (self.widths.head_dim + self.widths.value_dim // self.calls)
 
     def expansion_flops(self, tokens: int) -> int:
         """FLOPs of making keys and values of so many cached tokens, as each pass does of latents; 0 of others."""
@@ -334,12 +336,13 @@ def find_places(
             _tokens_of(key, length - compressed, text),
             compression,
             length,
-            widths_of(raw),
+            replace(widths_of(raw), value_dim=raw.value.shape[3] * attention.calls_of(one.module)),
             raw.spec,
             torch_dtype_name(raw.query.dtype),
             shape[-1],
             taps if taps is None or not (stated or time_first) else taps | _states_of(one.module, layer),
             time_first,
-            attention.taps_beside(one.module),
+            calls=attention.calls_of(one.module),
+            beside=attention.taps_beside(one.module),
         )
     return found

@@ -34,6 +34,7 @@ from attention_service.models.passes.attention_pass import (
 )
 from attention_service.models.passes.chosen_keys import dense_keys, seen_keys
 from attention_service.models.passes.growing_rotations import GrowingRotations
+from attention_service.models.passes.joined_calls import JoinedCalls
 from attention_service.models.passes.module_taps import (
     CHOSEN,
     MODULE_TAPS,
@@ -69,6 +70,7 @@ class LayerAttention:
         self.turns = LayerTurns(modules)
         self.beside = ModuleRuns({one.module: keys for one, keys in modules})
         """The taps that the modules make beside their softmax."""
+        self.calls = JoinedCalls()
         self._device = device
         self._kernels: dict[Hashable, tuple[object, str, Kernel]] = {}
         self._pass: AttentionPass | None = None
@@ -121,7 +123,7 @@ class LayerAttention:
         self._pass = attention_pass
         self.restart()
         try:
-            with self.beside.watching(attention_pass.of_modules, self._see):
+            with self.beside.watching(attention_pass.of_modules, self._see), self.calls.collecting():
                 yield attention_pass
         finally:
             self._pass = None
@@ -137,8 +139,11 @@ class LayerAttention:
     ) -> tuple[Tensor, None]:
         """Attend as transformers asks. Returns the output ``[B, Lq, H, Dv]``."""
         checkpoint()
+        if (known := self.calls.answer(module, query, key, value)) is not None:
+            return known, None
         if self._eager:
             options["is_causal"] = False
+        width, value = value.shape[3], self.calls.values(module, value)
         layer, attention_pass = self.turns.layer_of(module), self._pass
         call = attention_call(module, query, key, value, attention_mask, **options)
         raw = call.raw(whole=attention_pass is not None)  # its labels name the last keys too, which no query may see
@@ -148,7 +153,7 @@ class LayerAttention:
         for own in () if attention_pass is None else attention_pass.own:
             if own.attention_pass.edits(layer):
                 context[own.rows, :, own.tokens] = self._context(module, layer, own.inside(raw), own.attention_pass)
-        output = context.transpose(1, 2).contiguous()
+        output = self.calls.first(module, context.transpose(1, 2), width).contiguous()
         self.beside.attended(module, layer, output)
         return output, None
 
@@ -165,6 +170,16 @@ class LayerAttention:
     def taps_beside(self, module: nn.Module) -> ModuleTaps:
         """The taps that a module makes beside its softmax."""
         return self.beside.taps.get(module, NOTHING_BESIDE)
+
+    def calls_of(self, module: nn.Module) -> int:
+        """The calls of a module that are one attention over values side by side."""
+        return self.calls.count(module)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Find what the modules do beside one call of this function, in runs until the block ends."""
+        with self.beside.trying(), self.calls.counting():
+            yield
 
     def _see(self, layer: LayerKey, tap: str, x: Tensor) -> Tensor:
         """Answer for a tap that a module makes. Returns that to go on with."""

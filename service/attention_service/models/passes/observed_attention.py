@@ -57,6 +57,10 @@ class ObservedAttention:
         """The taps that a module makes beside its softmax: none is seen."""
         return NOTHING_BESIDE
 
+    def calls_of(self, _: nn.Module) -> int:
+        """The calls of a module that are one attention: one."""
+        return 1
+
     def restart(self) -> None:
         """Count the calls of shared modules anew, for another pass over the model, and forget the texts before."""
         self.turns.restart()

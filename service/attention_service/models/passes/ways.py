@@ -25,6 +25,9 @@ class Attention(Protocol):
     def taps_beside(self, module: nn.Module) -> ModuleTaps:
         """The taps that the module of an attention makes beside its softmax."""
 
+    def calls_of(self, module: nn.Module) -> int:
+        """The calls of a module that are one attention over values side by side."""
+
     def running(self, attention_pass: AttentionPass) -> AbstractContextManager[AttentionPass]:
         """Let the model's runs until the block ends belong to a pass."""
 

@@ -1,0 +1,84 @@
+"""Modules that call their attention function several times over the same queries and keys, each with other values.
+
+Differential attention does so: its values are halves of those of two heads. The calls are one attention whose values
+lie side by side. All values are collected before the module runs, by a run in which the function returns zeros.
+Source: Ye et al. 2024, Differential Transformer.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class JoinedCalls:
+    """The calls of the attention function by each module of a model."""
+
+    def __init__(self) -> None:
+        self._counts: dict[nn.Module, int] = {}
+        self._counting = False
+        self._last: tuple[Tensor, Tensor] | None = None
+        self._collected: list[Tensor] | None = None
+        self._values: dict[nn.Module, Tensor] = {}
+        self._contexts: dict[nn.Module, list[Tensor]] = {}
+
+    def count(self, module: nn.Module) -> int:
+        """The calls that are one attention: one of most modules."""
+        return self._counts.get(module, 1)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the calls of each module that follow each other over the same tensors, until the block ends."""
+        self._counting = True
+        try:
+            yield
+        finally:
+            self._counting, self._last = False, None
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Join the calls of modules with several, until the block ends."""
+        removes = [each.register_forward_pre_hook(self._collect, with_kwargs=True).remove for each in self._counts]
+        try:
+            yield
+        finally:
+            for remove in removes:
+                remove()
+            self._values.clear()
+            self._contexts.clear()
+
+    def _collect(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._collected = []
+        try:
+            module.forward(*args, **options)
+            self._values[module] = torch.cat(self._collected, -1)
+        finally:
+            self._collected = None
+
+    def answer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
+        """The context ``[B, Q, H, V]`` of a call that is not to be computed; None for one that is."""
+        if self._counting:
+            if self._last is not None and self._last[0] is query and self._last[1] is key:
+                self._counts[module] = self.count(module) + 1
+            self._last = query, key
+            return None
+        if self._collected is not None:
+            self._collected.append(value)
+            batch, heads, queries, _ = query.shape
+            return query.new_zeros(batch, queries, heads, value.shape[3])
+        waiting = self._contexts.get(module)
+        return waiting.pop(0) if waiting else None
+
+    def values(self, module: nn.Module, value: Tensor) -> Tensor:
+        """The values of all calls of a module side by side, in the place of those of the first."""
+        return self._values.pop(module, value)
+
+    def first(self, module: nn.Module, context: Tensor, width: int) -> Tensor:
+        """The context of the first call, of that of all; the others are kept for theirs."""
+        if context.shape[3] == width:
+            return context
+        first, *others = (each.contiguous() for each in torch.tensor_split(context, context.shape[3] // width, -1))
+        self._contexts[module] = others
+        return first

@@ -83,9 +83,10 @@ def model_figure(reply: ModelWeightsReply, options: PictureOptions, names: Names
 
 def _sequence(reply: ModelWeightsReply, layer: LayerWeights, options: PictureOptions) -> int | None:
     """The text, image or crop to draw; None if the numbers of the layer have no batch dimension."""
-    if reply.image_labels is not None and not str(layer.layer).startswith("vision."):
+    media = reply.media_labels_of(layer.layer)
+    if media is None and (reply.image_labels is not None or reply.audio_labels is not None):
         return None
-    batch = reply.labels if reply.image_labels is None else reply.image_labels
+    batch = reply.labels if media is None else media
     return sequence_of(options, len(batch) if isinstance(batch, list) else None)
 
 

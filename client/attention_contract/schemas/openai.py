@@ -20,6 +20,7 @@ from attention_contract.schemas.prompts import (
     ChatTemplateFields,
     EditsByLayer,
     ImageUrlPart,
+    InputAudioPart,
     LayersInOrder,
     Text,
     TextPart,
@@ -155,7 +156,7 @@ class GenerationOptions(SamplingOptions):
         return self
 
 
-ChatPart = Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]
+ChatPart = Annotated[TextPart | ImageUrlPart | InputAudioPart, Field(discriminator="type")]
 
 
 class ChatMessage(WireModel):
@@ -170,7 +171,8 @@ class ChatMessage(WireModel):
         ]
         | None
     ) = None
-    """A text, or parts: texts, and images as data URLs for models that take them. May be null beside ``tool_calls``."""
+    """A text, or parts: texts, images as data URLs, and sounds as ``input_audio``, for models that take them. May be
+    null beside ``tool_calls``."""
     name: Annotated[str, Field(max_length=256)] | None = None
     refusal: None = None
     annotations: Ignored = None

@@ -107,7 +107,29 @@ class ImageUrlPart(WireModel):
     image_url: DataUrl
 
 
-MessagePart = Annotated[TextPart | ImagePart | ImageUrlPart, Field(discriminator="type")]
+class AudioPart(WireModel):
+    """The place of a sound in a message: the next of the request's ``audio``."""
+
+    type: Literal["audio"]
+
+
+class InputAudio(WireModel):
+    """A sound inside a message."""
+
+    data: str = Field(min_length=1, max_length=2**27)
+    """The bytes of a file in base64."""
+    format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
+    """The file says its form itself; this is for OpenAI's clients."""
+
+
+class InputAudioPart(WireModel):
+    """A part of a message that is a sound, in the form of OpenAI's API."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+MessagePart = Annotated[TextPart | ImagePart | ImageUrlPart | AudioPart | InputAudioPart, Field(discriminator="type")]
 
 
 def kind_of_content(content: Any) -> str:
@@ -183,9 +205,17 @@ class ChatTemplateFields(WireModel):
 
 def images_in(messages: Iterable[Any]) -> list[ImageBytes]:
     """Return the images inside the addresses of a conversation, in their order."""
-    parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
-    urls = [part.image_url.url for part in parts if isinstance(part, ImageUrlPart)]
+    urls = [part.image_url.url for part in _parts(messages) if isinstance(part, ImageUrlPart)]
     return [ImageBytes(base64=url.partition(",")[2]) for url in urls]
+
+
+def sounds_in(messages: Iterable[Any]) -> list[AudioBytes]:
+    """Return the sounds inside a conversation, in their order."""
+    return [AudioBytes(base64=part.input_audio.data) for part in _parts(messages) if isinstance(part, InputAudioPart)]
+
+
+def _parts(messages: Iterable[Any]) -> list[Any]:
+    return [part for message in messages if isinstance(message.content, list) for part in message.content]
 
 
 def _lengths(ids: list[int] | list[list[int]]) -> list[int] | int:
@@ -220,7 +250,8 @@ class ModelInput(ChatTemplateFields):
     """Images, for models that take them, with one text. The model's image token marks the place of each image in the
     text; without such tokens, the images come before the text."""
     audio: Annotated[list[AudioBytes], Field(max_length=64)] = Field(default_factory=list)
-    """Sounds, for models that hear them. A sound of several channels becomes their mean, at the rate of the model."""
+    """Sounds, for models that hear them; of those that read text too, with one text. A sound of several channels
+    becomes their mean, at the rate of the model."""
     mask_seed: int = Field(default=0, ge=0, lt=2**63)
     """Chooses the patches that a model which leaves out some at random, such as ViT-MAE, sees of each image."""
     layers: LayersInOrder = "all"
@@ -246,6 +277,8 @@ class ModelInput(ChatTemplateFields):
             raise at_fault("audio", "no model reads images and sound in one request; send one of them")
         if self.images and images_in(self.messages or ()):
             raise at_fault("images", "the messages bring their own; send them in one way")
+        if self.audio and sounds_in(self.messages or ()):
+            raise at_fault("audio", "the messages bring their own; send them in one way")
         for name in ("text_pair", "answer"):
             self._check_beside(name)
         if self.text_pair is not None and self.answer is not None:
@@ -284,6 +317,11 @@ class ModelInput(ChatTemplateFields):
     def all_images(self) -> list[ImageBytes]:
         """Its images, those inside its messages too."""
         return self.images or images_in(self.messages or ())
+
+    @property
+    def all_audio(self) -> list[AudioBytes]:
+        """Its sounds, those inside its messages too."""
+        return self.audio or sounds_in(self.messages or ())
 
 
 class TokenLabelsReply(WireModel):
@@ -348,6 +386,9 @@ class ModelReply(WireModel):
     image_labels: IfRequested[list[TokenLabelsReply]] = ABSENT
     """The tokens of the layers ``vision.…``, for a model that also reads text. These layers always have a batch
     dimension; there is one entry for each index, which is a crop of an image, or all images as one sequence."""
+    audio_labels: IfRequested[list[TokenLabelsReply]] = ABSENT
+    """The frames of the layers ``audio.…``, for a model that also reads text. These layers always have a batch
+    dimension; there is one entry for each index, which is a sound, or a part of one that is longer than they hear."""
     encoder_labels: IfRequested[TokenLabelsReply | list[TokenLabelsReply]] = ABSENT
     """The tokens of the encoder's text, or the frames of its sound."""
     key_labels: IfRequested[dict[LayerKey, TokenLabelsReply | list[TokenLabelsReply]]] = ABSENT
@@ -362,13 +403,21 @@ class ModelReply(WireModel):
         several = self.labels if isinstance(self.labels, list) else [self.labels]
         return several[text]
 
+    def media_labels_of(self, layer: LayerRef) -> list[TokenLabelsReply] | None:
+        """Return the labels of each crop or sound of a layer that sees images or hears sounds; None of another layer.
+
+        None too for models that read no text.
+        """
+        labels = {"vision": self.image_labels, "audio": self.audio_labels}
+        return labels.get(str(layer).partition(".")[0])
+
     def tokens_of(self, layer: LayerRef, text: int = 0) -> tuple[TokenLabelsReply, TokenLabelsReply]:
         """Return the tokens that are the queries and the keys of a layer. Raises IndexError.
 
-        ``text`` is the index of a crop for the layers that see images in a model that reads text too.
+        ``text`` is the index of a crop or a sound for the layers that see or hear in a model that reads text too.
         """
-        if self.image_labels is not None and str(layer).startswith("vision."):
-            return self.image_labels[text], self.image_labels[text]
+        if (rows := self.media_labels_of(layer)) is not None:
+            return rows[text], rows[text]
         own, encoder = self.labels_of(text), self.encoder_labels
         keys = (self.key_labels or {}).get(str(layer))
         if keys is not None:

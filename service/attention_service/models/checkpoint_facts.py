@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.head_kinds import HeadKind
-from attention_service.models.input_kinds import HEARD, READS
+from attention_service.models.input_kinds import HEARD, HEARD_IN_TEXTS, READS
 from attention_service.modules.checkpoints.adapter_files import (
     ADAPTER_CONFIG,
     ADAPTER_TENSORS,
@@ -90,7 +90,13 @@ def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None) ->
         says = b'"chat_template"' in _beginning(folder / "tokenizer_config.json")  # as older checkpoints do
         found += ["messages"] if says or _has(folder, *_TEMPLATES) else []
         found += pairs
+        found += ["audio"] if config.get("model_type") in HEARD_IN_TEXTS and _hears(folder) else []
     return found
+
+
+def _hears(folder: Path) -> bool:
+    """True if a checkpoint has a feature extractor, and the server the packages that read sounds."""
+    return _has(folder, *_PROCESSORS) and find_spec("soundfile") is not None and find_spec("soxr") is not None
 
 
 def has_tokenizer(folder: Path) -> bool:

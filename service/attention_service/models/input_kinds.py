@@ -37,3 +37,5 @@ HEARD: Final = frozenset({
     "wav2vec2-conformer", "whisper",
 })  # fmt: skip
 """Types whose sounds are read here, of those that read audio."""
+HEARD_IN_TEXTS: Final = frozenset({"audioflamingo3", "glmasr", "musicflamingo", "qwen2_audio"})
+"""Types that read texts with sounds in them, which are read here."""

@@ -99,7 +99,7 @@ def test_a_recording_has_the_states_and_taps_of_every_crop():
 
 
 def test_layers_whose_windows_have_no_tokens_in_common_are_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr(PromptInputs, "find_patches", lambda *_: False)
+    monkeypatch.setattr(PromptInputs, "find_parts", lambda *_: False)
     model = LoadedModel("llava", eager("llava"), tokenizer(), Device.open("cpu"), processor("llava"))
     image = sent(noise(*SIZE))
     assert [each.layer for each in weights_reply(model, ModelWeightsRequest(text=TEXT, images=[image])).layers] == [

@@ -1,9 +1,13 @@
 """Models that hear, over real HTTP: what the list says, each operation, costs, and what is refused by name."""
 
+import shutil
+
 import httpx
 import pytest
+from openai import OpenAI
 from tests.api.talk import post
 from tests.conftest import live_server
+from tests.models.inputs.small_sound_prompts import made
 from tests.models.inputs.small_sounds import file_of, sent, speech, written
 
 from attention_client import Client, InvalidRequest
@@ -14,6 +18,7 @@ def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for kind in ("whisper", "hubert", "audio-spectrogram-transformer"):
         written(kind, root / kind)
+    shutil.copytree(made("qwen2_audio")[1], root / "listener")
     with live_server(root) as url:
         yield url
 
@@ -27,6 +32,7 @@ def client(server):
 def test_the_list_says_what_they_take_before_they_are_loaded(client):
     rows = {each.id: each for each in client.models.list().data}
     assert rows["whisper"].takes == ["audio", "target"]
+    assert rows["listener"].takes == ["text", "messages", "audio"]
     assert rows["hubert"].takes == rows["audio-spectrogram-transformer"].takes == ["audio"]
     assert not any(row.refused for row in rows.values())
 
@@ -87,3 +93,25 @@ def test_requests_are_read_with_lists_of_numbers(server):
     with httpx.Client(base_url=server, timeout=60) as http:
         found = post(http, "/v1/models/hubert/gradients", audio=[sent(speech(0.3))], wrt=["tokens"])
     assert len(found["tokens"]) == len(found["labels"]["seconds"])
+
+
+def test_a_conversation_with_a_sound_is_answered_and_looked_at(server, client):
+    content = [
+        {"type": "input_audio", "input_audio": {"data": sent(speech(0.5))["base64"], "format": "wav"}},
+        {"type": "text", "text": "what is heard ?"},
+    ]  # fmt: skip
+    with OpenAI(base_url=f"{server}/v1", api_key="none") as openai:
+        answer = openai.chat.completions.create(
+            model="listener", messages=[{"role": "user", "content": content}], max_tokens=3, temperature=0,
+            extra_body={"attention": {"layers": [1], "top_k": 1}},
+        )  # fmt: skip
+    assert answer.choices[0].model_extra["attention"][0]["layers"][0]["layer"] == 1
+    reply = client.models.weights("listener", "what is heard ?", audio=[file_of(speech(0.5))], top_k=1)
+    assert [each.layer for each in reply.layers] == [0, 1, "audio.0", "audio.1"]
+    assert reply.labels_of().seconds[1] == (0.0, 0.04)
+    assert reply.tokens_of("audio.0")[0].seconds[0] == (0.0, 0.02)
+    with httpx.Client(base_url=server, timeout=60) as http:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+        refused = http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages"

@@ -214,8 +214,8 @@ def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[
     """Yield each head that is asked for, over the text with this index in the tensors and this number."""
     for layer in reply.layers:
         queries, keys = _names(reply, layer, number)
-        at_crop = text is None and reply.image_labels is not None and str(layer.layer).startswith("vision.")
-        index = 0 if at_crop else text  # the first crop of an image, where layers of crops stand beside those of a text
+        at_crop = text is None and reply.media_labels_of(layer.layer) is not None
+        index = 0 if at_crop else text  # the first crop or sound, where their layers stand beside those of a text
         every = {name: each if index is None else each[index] for name, each in tensors(layer.statistics).items()}
         count = len(next(iter(every.values()), ()))
         maps = None if layer.weights is None else layer.weights if index is None else layer.weights[index]

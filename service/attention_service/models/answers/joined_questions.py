@@ -50,7 +50,7 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
         return None
     inputs = checked.inputs
     places = [*[place for place, _ in checked.kinds], *[loaded.places[key] for key in checked.edits]]
-    seen = inputs.images or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
+    seen = inputs.media or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
     # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
     if seen or loaded.head.unit == "choice" or loaded.attention.way == "observed":
         return None

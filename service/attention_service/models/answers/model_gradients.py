@@ -35,6 +35,7 @@ from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
+from attention_service.models.inputs.sound_prompts import SoundPrompts
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask
@@ -113,7 +114,7 @@ class ModelGradients:
     def joins(self) -> bool:
         """True if several points of an integrated gradient can be one batch."""
         texts = len(self.checked.inputs.predicted.ids)
-        if self.checked.inputs.images is not None and self.checked.inputs.images is not self.checked.inputs.predicted:
+        if self.checked.inputs.media is not None and self.checked.inputs.media is not self.checked.inputs.predicted:
             return False
         edits_by_text = texts > 1 and any(self.checked.edits.values())
         return not edits_by_text and all(len(x) == texts for x in self.checked.inputs.arguments.values())
@@ -271,9 +272,9 @@ class ModelGradients:
 
     def _embedded(self, embed: State) -> Callable[[], None]:
         """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 of images or sound."""
-        if isinstance(self._loaded.reader, EncoderInputs | PromptInputs | SoundInputs):
+        if isinstance(self._loaded.reader, EncoderInputs | PromptInputs | SoundInputs | SoundPrompts):
             places = self._loaded.places.values()
-            first = next((each for each in places if each.queries != "images"), next(iter(places)))
+            first = next((each for each in places if each.queries != "media"), next(iter(places)))
             return before(first.first_layer, embed)
         return after(self._loaded.embeddings, turned(embed) if self._loaded.embeds_time_first else embed)
 

@@ -38,7 +38,7 @@ from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, KeptAttentions, LayerTask, OwnTexts
-from attention_service.models.passes.attention_places import VISION, AttentionPlace
+from attention_service.models.passes.attention_places import MEDIA, AttentionPlace
 from attention_service.models.passes.chosen_keys import CHOSEN_SHARE
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.runtime.binding.bound_request import BoundRequest
@@ -151,7 +151,7 @@ def forward_reply(
     if rows is not None and "logits" in wanted:
         fields["logits"] = to_numpy(rows.logits if several else rows.logits[0])
     if "hidden" in wanted:
-        first = next(x for stack, x in states.inputs.items() if stack != VISION)
+        first = next(x for stack, x in states.inputs.items() if stack not in MEDIA)
         fields["embeddings"] = first if several else first[0]
     if "pooled" in wanted:
         vectors = pooled(output)

@@ -65,8 +65,8 @@ def recording_of(
     tokens = {"layers": text}
     if inputs.target is not None:
         tokens = {"encoder": text, "decoder": reader.labels(inputs.target)[0].tokens}
-    if tensors[VISION] and inputs.images is not None:
-        tokens[VISION] = [token for crop in reader.labels(inputs.images) for token in crop.tokens]
+    if tensors[VISION] and inputs.media is not None:
+        tokens[VISION] = [token for crop in reader.labels(inputs.media) for token in crop.tokens]
     facts: dict[str, Any] = {
         "model": loaded.name,
         "text": _text(request, reader, text),

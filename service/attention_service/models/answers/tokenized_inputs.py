@@ -45,8 +45,10 @@ def _read(loaded: LoadedModel, request: TokenizeRequest) -> tuple[Stack, str]:
             messages=messages, chat_template_kwargs=request.chat_template_kwargs, add_generation_prompt=form.prompt,
             continue_final_message=form.continues,
         )  # fmt: skip
-        with fields_named(images="messages"):
-            stack = reader.read(given).text if given.all_images else reader.batch(reader.texts(given)[0])
+        with fields_named(images="messages", audio="messages"):
+            stack = (
+                reader.read(given).text if given.all_images or given.all_audio else reader.batch(reader.texts(given)[0])
+            )
             return stack, reader.conversation(messages, form).text
     prompt = request.prompt or ""
     if request.add_special_tokens is False:

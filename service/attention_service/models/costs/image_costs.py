@@ -12,6 +12,7 @@ from attention_service.models.inputs.encoder_inputs import SHORT, EncoderInputs
 from attention_service.models.inputs.image_decoding import sized_bytes
 from attention_service.models.inputs.input_stacks import SizedImage
 from attention_service.models.inputs.prompt_inputs import PromptInputs
+from attention_service.models.inputs.sound_prompts import SoundPrompts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
 
@@ -26,9 +27,9 @@ class ImageCosts:
         self._loaded = loaded
         self.encodes = isinstance(loaded.reader, EncoderInputs)
         """True for an encoder of images, all of which is counted here."""
-        reads = self.encodes or isinstance(loaded.reader, PromptInputs)
+        reads = self.encodes or isinstance(loaded.reader, PromptInputs | SoundPrompts)
         every = [*loaded.places.values()]
-        self.places = [each for each in every if reads and (self.encodes or each.queries == "images")]
+        self.places = [each for each in every if reads and (self.encodes or each.queries == "media")]
         """The attentions that see images."""
         own = [each for each in every if each not in self.places]
         root = _root_of(loaded.model, own[0]) if reads and own else ""

@@ -122,7 +122,7 @@ class ModelCosts:
         need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * reply_bytes
         need += self._tile_bytes if isinstance(request, ModelWeightsRequest) else 0
         need += self._loaded.reader.front_bytes(checked.inputs.arguments)
-        images, copies = checked.inputs.images, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
+        images, copies = checked.inputs.media, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
         need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
             need += max(

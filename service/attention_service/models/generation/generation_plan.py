@@ -12,7 +12,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
-from attention_contract.schemas.prompts import ImageBytes, images_in
+from attention_contract.schemas.prompts import ImageBytes, images_in, sounds_in
 from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
@@ -127,7 +127,7 @@ class GenerationPlan:
         length, places = self.longest + self.sampling.new_tokens, loaded.places.values()
         numbers = sum(each.cached_numbers(length) for each in places)
         if not (self.alone or loaded.reader.pairs):
-            every = sum(each.token_numbers for each in places if each.queries != "images")
+            every = sum(each.token_numbers for each in places if each.queries != "media")
             numbers = max(numbers, int(ROWS_OF_TEXTS * slab_places(length) * every))
         return self.choices * loaded.model.dtype.itemsize * numbers
 
@@ -139,7 +139,7 @@ class GenerationPlan:
         images = 0 if self.vision is None else self.vision.ids.numel()
         found = 0
         for place in loaded.places.values():
-            length = images if place.queries == "images" else self.longest + self.sampling.new_tokens
+            length = images if place.queries == "media" else self.longest + self.sampling.new_tokens
             found += length * (place.widths.heads * length + width)
         return found
 
@@ -252,11 +252,13 @@ def plan_generation(loaded: LoadedModel, request: TextRequest) -> GenerationPlan
         raise InvalidRequest.at("model", f"{why}; take a causal language model")
     images: list[ImageBytes] = []
     more: dict[str, Any] = {}
-    if isinstance(request, ChatCompletionRequest) and (images := images_in(request.messages)):
-        inputs = _read_with_images(loaded, request)
+    if isinstance(request, ChatCompletionRequest) and (
+        (images := images_in(request.messages)) or sounds_in(request.messages)
+    ):
+        inputs = _read_with_media(loaded, request)
         rows = [inputs.text.host_ids[0].tolist()]
         own = {name: x for name, x in inputs.arguments.items() if name not in {"input_ids", "attention_mask"}}
-        more = {"images": images, "arguments": own, "vision": inputs.images}
+        more = {"images": images, "arguments": own, "vision": inputs.media}
     else:
         rows = _prompts(loaded, request)
     longest = 1 if reader.pairs else max(map(len, rows))
@@ -347,8 +349,8 @@ def _echo(loaded: LoadedModel, request: TextRequest) -> bool:
     return echoes
 
 
-def _read_with_images(loaded: LoadedModel, request: ChatCompletionRequest) -> Inputs:
-    """Read a conversation with images. Raises InvalidRequest."""
+def _read_with_media(loaded: LoadedModel, request: ChatCompletionRequest) -> Inputs:
+    """Read a conversation with images or sounds. Raises InvalidRequest."""
     try:
         form = ChatForm.of(request)
         return loaded.reader.read(ModelForwardRequest(
@@ -403,8 +405,8 @@ def _edits(
     found: dict[LayerKey, Sequence[Edit]] = {}
     for name, edits in wanted.edits.items():
         place = loaded.places.get(name)
-        if place is None or place.queries == "images":
-            known = ", ".join(each for each, other in loaded.places.items() if other.queries != "images")
+        if place is None or place.queries == "media":
+            known = ", ".join(each for each, other in loaded.places.items() if other.queries != "media")
             raise InvalidRequest.at("attention.edits", f"expected layers among {known}; got {name}")
         place.check_edits(edits, place.bound(1, length, length), "attention.edits")
         if beside := sorted(MODULE_TAPS.intersection(edit.tap for edit in edits)):

@@ -54,7 +54,7 @@ class EncoderInputs(InputReader):
         """The arguments of a run over a gray image."""
         return [self._processed([gray(*SHORT)])]
 
-    def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
+    def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
         """Find the tokens that are patches. Raises InvalidCheckpoint for a model with other tokens in some layers."""
         crop = self.crops(*SHORT)[0]
         if self._mask_ratio is None:

@@ -108,8 +108,9 @@ class Inputs:
     """The decoder's tokens, of a model with an encoder and a decoder."""
     arguments: dict[str, Tensor]
     """The arguments of the model's ``forward``."""
-    images: Stack | None = None
-    """The tokens of the layers that see images, beside those of the text. They always have a batch dimension."""
+    media: Stack | None = None
+    """The tokens of the layers that see images or hear sounds, beside those of the text. They have a batch
+    dimension."""
 
     @property
     def predicted(self) -> Stack:

@@ -42,6 +42,8 @@ class InputReader:
     """The tokens of the text of the short run, or the frames of its sound."""
     packs = False
     """True if all images are one sequence in the layers that see them."""
+    rate = 0
+    """Samples a second of its sounds; 0 of a model that hears none."""
     edge = 0
     """The ``shortest_edge`` of the image processor."""
     shifts = False
@@ -101,7 +103,7 @@ class InputReader:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
         if request.images:
             raise InvalidRequest.at("images", self.takes_no_images)
-        if request.audio:
+        if request.all_audio:
             raise InvalidRequest.at("audio", "this model hears none; send text, tokens or messages")
         texts, field, several = self.texts(request)
         for index, text in enumerate(texts):

@@ -75,7 +75,7 @@ class PromptInputs(InputReader):
         """The arguments of a run over a few tokens, and of one over a gray image."""
         return [*super().short_runs(), self._arguments(self._processed(self._mark, [gray(*SHORT)]))]
 
-    def find_patches(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
+    def find_parts(self, places: Sequence[AttentionPlace], run: Callable[[dict[str, Tensor]], Any]) -> bool:
         """Find the tokens that are patches, in the layers that see images. False if other tokens pass these."""
         arguments, crops = self.short_runs()[-1], self.crops(*SHORT)
         self.packs = "image_grid_thw" in arguments
@@ -90,7 +90,7 @@ class PromptInputs(InputReader):
         sent = request.all_images
         if not sent:
             return super().read(request)
-        if request.audio:
+        if request.all_audio:
             raise InvalidRequest.at("audio", "this model hears none; send text or images")
         images = decoded(sent)
         if request.text_pair is not None or isinstance(request.answer, list):
@@ -110,13 +110,13 @@ class PromptInputs(InputReader):
             form = ChatForm.of(request)
             written = self._with_images(request.messages, len(images), form)
             made = self._processed(written.text, images, add_special_tokens=False)
-            tokens, field = _tokens(made), "messages"
+            tokens, field = tokens_of(made), "messages"
             tokens = tokens._replace(parts=token_parts(tokens.spans, written.parts))
         else:
             text = request.text if isinstance(request.text, str) else ""
             before = "" if self._mark in text else self._before * len(images)
             made = self._processed(before + text + (str(request.answer or "")), images)
-            tokens, field = _tokens(made, len(before)), "text" if request.text else "images"
+            tokens, field = tokens_of(made, len(before)), "text" if request.text else "images"
             tokens = tokens if request.answer is None else parted_answer(tokens, len(text))
         self.check(tokens.ids, field, images=True)
         self._check_apart(tokens.ids, made, field)
@@ -319,7 +319,7 @@ def _merged(crops: Sequence[Sequence[Crop]], side: int) -> list[Patch | None]:
     ]
 
 
-def _tokens(made: dict[str, Any], before: int = 0) -> Tokens:
+def tokens_of(made: dict[str, Any], before: int = 0) -> Tokens:
     """The tokens of a prompt; their characters in the text as it came, before which so many were put."""
     ids: list[int] = made["input_ids"][0].tolist()
     offsets = made.get("offset_mapping")

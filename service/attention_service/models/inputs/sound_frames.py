@@ -49,7 +49,7 @@ class StridedFrames:
 
     def seconds(self, count: int, end: float) -> list[Seconds]:
         """The seconds of each frame; None behind the end of the sound."""
-        return [_part(number * self.stride, (number + 1) * self.stride, end) for number in range(count)]
+        return [part_of(number * self.stride, (number + 1) * self.stride, end) for number in range(count)]
 
     def names(self, count: int) -> list[str]:
         """The second at which each frame begins."""
@@ -75,7 +75,7 @@ class SpectrogramPatches:
 
     def seconds(self, count: int, end: float) -> list[Seconds]:
         """The seconds of each patch; None behind the end of the sound."""
-        row = [_part(at * self.stride, at * self.stride + self.width, end) for at in range(self.columns)]
+        row = [part_of(at * self.stride, at * self.stride + self.width, end) for at in range(self.columns)]
         return [*[None] * len(self.specials), *row * self.rows]
 
     def names(self, count: int) -> list[str]:
@@ -128,5 +128,6 @@ def _lengths(model: PreTrainedModel) -> Callable[[Tensor], Any] | None:
     return lengths
 
 
-def _part(begin: float, end: float, last: float) -> Seconds:
+def part_of(begin: float, end: float, last: float) -> Seconds:
+    """The seconds of a frame of a sound that ends at ``last``; None behind its end."""
     return (round(begin, 6), round(min(end, last), 6)) if round(begin, 6) < last else None

@@ -25,6 +25,7 @@ from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
+from attention_service.models.inputs.sound_prompts import SoundPrompts
 from attention_service.models.loaded.adapters import Adapter, Adapters
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_attentions import find_attentions, not_observed
@@ -88,12 +89,12 @@ class CheckedRequest:
 
     def stack(self, name: str | None) -> Stack:
         """The tokens of queries, or of keys that are the tokens of one text."""
-        own = {"target": self.inputs.target, "images": self.inputs.images}.get(name or "")
+        own = {"target": self.inputs.target, "media": self.inputs.media}.get(name or "")
         return self.inputs.text if own is None else own
 
     def several(self, place: AttentionPlace) -> bool:
         """True if the results of a layer have a batch dimension."""
-        return self.inputs.several or self.stack(place.queries) is self.inputs.images
+        return self.inputs.several or self.stack(place.queries) is self.inputs.media
 
 
 class LoadedModel:
@@ -156,12 +157,12 @@ class LoadedModel:
         self.reader = read()
         self.attention, self.places = find_attentions(model, self.reader, self.device, self._run_shortly)
         encodes = isinstance(self.reader, EncoderInputs)
-        of_images = [each for each in self.places.values() if encodes or each.queries == "images"]
-        if isinstance(self.reader, EncoderInputs | PromptInputs) and of_images:
-            known = self.reader.find_patches(of_images, partial(self.run, asking=AttentionPass({})))
+        of_media = [each for each in self.places.values() if encodes or each.queries == "media"]
+        if isinstance(self.reader, EncoderInputs | PromptInputs | SoundPrompts) and of_media:
+            known = self.reader.find_parts(of_media, partial(self.run, asking=AttentionPass({})))
             if not known:
-                self._in_parts = {str(place.key): _OF_WINDOWS for place in of_images}
-                self.places = {key: place for key, place in self.places.items() if place not in of_images}
+                self._in_parts = {str(place.key): _OF_WINDOWS for place in of_media}
+                self.places = {key: place for key, place in self.places.items() if place not in of_media}
         first = next(iter(self.places.values()), None)
         if isinstance(self.reader, SoundInputs) and first is not None and first.queries != "text":
             raise InvalidCheckpoint.at(
@@ -283,14 +284,15 @@ class LoadedModel:
     def checked(self, request: ModelInput) -> CheckedRequest:
         """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
         inputs = self.reader.read(request)
-        blind = inputs.images is None and isinstance(self.reader, PromptInputs)
+        blind = inputs.media is None and isinstance(self.reader, PromptInputs | SoundPrompts)
         if request.layers == "all":
-            places = [place for place in self.places.values() if not (blind and place.queries == "images")]
+            places = [place for place in self.places.values() if not (blind and place.queries == "media")]
         else:
             places = [self._place(key, f"layers.{index}") for index, key in enumerate(request.layers)]
             for index, place in enumerate(places):
-                if blind and place.queries == "images":
-                    raise InvalidRequest.at(f"layers.{index}", f"layer {place.key} sees images; send one")
+                if blind and place.queries == "media":
+                    does = "hears sounds" if isinstance(self.reader, SoundPrompts) else "sees images"
+                    raise InvalidRequest.at(f"layers.{index}", f"layer {place.key} {does}; send one")
         checked = CheckedRequest(inputs, places, request.edits, self.adapters.active)
         for key, edits in request.edits.items():
             place = self._place(key, f"edits.{key}")
@@ -330,8 +332,9 @@ class LoadedModel:
         if inputs.target is not None:
             labels["encoder_labels"] = self.reader.labels(inputs.text)
         fields: dict[str, Any] = {name: value if inputs.several else value[0] for name, value in labels.items()}
-        if inputs.images is not None:
-            fields["image_labels"] = self.reader.labels(inputs.images)
+        if inputs.media is not None:
+            name = "audio_labels" if isinstance(self.reader, SoundPrompts) else "image_labels"
+            fields[name] = self.reader.labels(inputs.media)
         keys = {str(place.key): checked.keys(place) for place in checked.places if place.keys_of != "tokens"}
         named = {key: self.reader.labels(stack) for key, stack in keys.items() if stack.positions is not None}
         if named:
@@ -405,6 +408,8 @@ def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
         return EncoderInputs(model, processor)
     if model.main_input_name in SOUND:
         return SoundInputs(model, tokenizer, processor)
-    if isinstance(processor, ProcessorMixin) and hasattr(model.config, "vision_config"):
-        return PromptInputs(model, processor)
+    if isinstance(processor, ProcessorMixin):
+        return (
+            PromptInputs(model, processor) if hasattr(model.config, "vision_config") else SoundPrompts(model, processor)
+        )
     return InputReader(model, tokenizer)

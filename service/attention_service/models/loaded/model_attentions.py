@@ -12,10 +12,13 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.checkpoint_facts import import_instead
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.model_inputs import InputReader
+from attention_service.models.inputs.sound_prompts import SoundPrompts
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
+    AUDIO,
     BOTH,
     NOT_RUNNING,
+    VISION,
     AttentionPlace,
     does_not_run,
     find_places,
@@ -81,7 +84,7 @@ def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device,
     observed = ObservedAttention(model, layers, sights)
     places = find_places(model, observed, layers, _within(observed, reader, run), reader.short_text)
     if not isinstance(reader, EncoderInputs):  # whose windows and pooled tokens are no tokens
-        tokens = {"text", "images", *(("target", BOTH) if reader.pairs else ())}
+        tokens = {"text", "media", *(("target", BOTH) if reader.pairs else ())}
         places = {key: each for key, each in places.items() if {each.queries, each.keys} <= tokens}
     if not places:
         raise InvalidCheckpoint.at("checkpoint", _unseen(model, reader))
@@ -95,8 +98,10 @@ def not_observed(model: nn.Module, places: Collection[AttentionPlace]) -> Iterab
 
 
 def _named(model: PreTrainedModel, reader: InputReader, modules: Sequence[AttentionModule]) -> Layers:
-    encodes = isinstance(reader, EncoderInputs)
-    return named_layers(modules, None if encodes else type(getattr(model.config, "vision_config", None)))
+    if isinstance(reader, EncoderInputs):
+        return named_layers(modules)
+    part, stack = ("audio_config", AUDIO) if isinstance(reader, SoundPrompts) else ("vision_config", VISION)
+    return named_layers(modules, type(getattr(model.config, part, None)), stack)
 
 
 def _within(attention: Attention, reader: InputReader, run: ShortRun) -> Callable[[AttentionPass], None]:

@@ -17,6 +17,7 @@ from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
     AutoModel,
+    AutoProcessor,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -33,6 +34,7 @@ from attention_service.core.tensors import TORCH_DTYPES, torch_dtype_name
 from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
 from attention_service.models.gguf_facts import takes_of
 from attention_service.models.head_kinds import head_kind
+from attention_service.models.input_kinds import HEARD_IN_TEXTS
 from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
 from attention_service.models.loaded.unpacked_file import UnpackedFile
@@ -120,6 +122,8 @@ def load_checkpoint(
         processor = _feature_extractor(folder) if hears else _image_processor(folder)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
+        elif tokenizer is not None and config.model_type in HEARD_IN_TEXTS:
+            processor = _sound_processor(folder)
     if loading["mismatched_keys"]:
         reason = _mismatch(sorted(loading["mismatched_keys"])[0], config.to_dict())
         raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}")
@@ -261,6 +265,16 @@ def _prompt_processor(folder: Path, kind: str, tokenizer: Any, images: Any) -> A
         return whole.from_args_and_dict([given.get(name) for name in whole.get_attributes()], facts)
     except _FAULTS:
         return None
+
+
+def _sound_processor(folder: Path) -> Any:
+    """The checkpoint's processor of text with sounds; None without one."""
+    try:
+        auto: Any = AutoProcessor  # has no annotations
+        found = auto.from_pretrained(folder, **_SAFE)
+    except _FAULTS:
+        return None
+    return found if getattr(found, "feature_extractor", None) is not None else None
 
 
 def image_only(whole: Any) -> Any:

@@ -46,7 +46,10 @@ NOT_RUNNING: Final = (RuntimeError, ValueError, TypeError, LookupError, Attribut
 _NAMED: Final = re.compile(r"\d{1,4}|[a-z_]{1,32}\.\d{1,4}")
 VISION: Final = "vision"
 """The stack of the layers that see images, in a model that reads text too."""
-TokensOf = Literal["text", "target", "images", "target and text"] | None
+AUDIO: Final = "audio"
+"""The stack of the layers that hear sounds, in a model that reads text too."""
+MEDIA: Final = frozenset({VISION, AUDIO})
+TokensOf = Literal["text", "target", "media", "target and text"] | None
 """The tokens that queries or keys stand for; None for others."""
 BOTH: Final = "target and text"
 _EVERY_TAP: Final[tuple[LayerTap, ...]] = tuple(tap for each in get_args(LayerTap) for tap in get_args(each))
@@ -239,22 +242,22 @@ def _is_causal(raw: RawAttentionInputs) -> bool:
 
 
 def named_layers(
-    modules: Sequence[AttentionModule], vision: type | None = None
+    modules: Sequence[AttentionModule], media: type | None = None, stack: str = VISION
 ) -> list[tuple[AttentionModule, tuple[LayerKey, ...]]]:
     """Return each module with the keys of its layers; ``attention.3`` where transformers numbers no layers.
 
-    ``vision``: the config of the layers that see images, in a model that reads text too: these are ``vision.3``, and
-    those of its one other stack ``3``.
+    ``media``: the config of the layers that see images or hear sounds, in a model that reads text too: these are
+    ``vision.3`` or ``audio.3``, by the name of their ``stack``, and those of its one other stack ``3``.
     """
     if not all(_NAMED.fullmatch(str(key)) for one in modules for key in one.keys):
         return [(one, (f"attention.{number}",)) for number, one in enumerate(modules)]
     named = [(one, one.keys) for one in modules]
-    if vision in {None, type(None)}:
+    if media in {None, type(None)}:
         return named
-    sees = [isinstance(getattr(one.module, "config", None), vision) for one in modules]
+    sees = [isinstance(getattr(one.module, "config", None), media) for one in modules]
     stacks = {str(one.keys[0]).rpartition(".")[0] for one, own in zip(modules, sees, strict=True) if not own}
     short: list[tuple[AttentionModule, tuple[LayerKey, ...]]] = [
-        (one, tuple(_short(key, vision=own) for key in one.keys) if own or len(stacks) == 1 else one.keys)
+        (one, tuple(_short(key, stack if own else None) for key in one.keys) if own or len(stacks) == 1 else one.keys)
         for one, own in zip(modules, sees, strict=True)
     ]
     unique = {key for _, keys in short for key in keys}
@@ -263,7 +266,7 @@ def named_layers(
 
 def _tokens_of(key: LayerKey, length: int, text: int) -> TokensOf:
     of: dict[int, TokensOf] = {TARGET + text: BOTH, TARGET: "target", text: "text"}
-    return "images" if stack_of(key) == VISION else of.get(length)
+    return "media" if stack_of(key) in MEDIA else of.get(length)
 
 
 def stack_of(key: LayerKey) -> str:
@@ -272,9 +275,9 @@ def stack_of(key: LayerKey) -> str:
     return {"": "layers", "cross": "decoder"}.get(stack, stack)
 
 
-def _short(key: LayerKey, *, vision: bool) -> LayerKey:
+def _short(key: LayerKey, stack: str | None) -> LayerKey:
     number = int(str(key).rpartition(".")[2])
-    return f"{VISION}.{number}" if vision else number
+    return number if stack is None else f"{stack}.{number}"
 
 
 def _states_of(module: nn.Module, layer: nn.Module) -> set[str]:

@@ -14,7 +14,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_contract.schemas.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from attention_contract.schemas.prompts import ImageBytes, ModelInput, images_in
+from attention_contract.schemas.prompts import AudioBytes, ImageBytes, images_in, sounds_in
 from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.schemas.tokenization import TokenizeRequest
@@ -174,7 +174,7 @@ class ServedModel:
                 self.costs.silent_seconds(checked, passes),
             )  # fmt: skip
 
-        return self._after_decoding(request, work)
+        return self._after_decoding(request.all_images, request.all_audio, work)
 
     def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
@@ -197,8 +197,8 @@ class ServedModel:
             plan = plan_response(self.loaded, chat)
             return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
 
-        with fields_named(images="input"):
-            return self._after_images(images_in(chat.messages), work)
+        with fields_named(images="input", audio="input"):
+            return self._after_decoding(images_in(chat.messages), sounds_in(chat.messages), work)
 
     def _tokenize(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(TokenizeRequest, body)
@@ -206,8 +206,9 @@ class ServedModel:
         def work() -> PricedRun:
             return PricedRun(tokenizing_bytes(request), lambda: Answer(tokenize(self.loaded, request)))
 
-        with fields_named(images="messages"):
-            return self._after_images(images_in(request.messages or ()), work)
+        with fields_named(images="messages", audio="messages"):
+            messages = request.messages or ()
+            return self._after_decoding(images_in(messages), sounds_in(messages), work)
 
     def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         request, reader = _read(TranscriptionRequest, body), self.loaded.reader
@@ -293,20 +294,18 @@ class ServedModel:
             plan = plan_generation(self.loaded, request)
             return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
 
-        return self._after_images(
-            images_in(request.messages) if isinstance(request, ChatCompletionRequest) else (), work
-        )
+        if not isinstance(request, ChatCompletionRequest):
+            return work()
+        return self._after_decoding(images_in(request.messages), sounds_in(request.messages), work)
 
-    def _after_decoding(self, request: ModelInput, work: Callable[[], PricedRun]) -> PricedRun:
-        """The work of a question, which decodes its images and sounds only once their memory is admitted."""
+    def _after_decoding(
+        self, images: Sequence[ImageBytes], sounds: Sequence[AudioBytes], work: Callable[[], PricedRun]
+    ) -> PricedRun:
+        """The work of a request, which decodes its images and sounds only once their memory is admitted."""
         reader = self.loaded.reader
-        if request.audio and isinstance(reader, SoundInputs):
-            return PricedRun(sound_bytes(request.audio, reader.rate), work)
-        return self._after_images(request.all_images, work)
-
-    def _after_images(self, images: Sequence[ImageBytes], work: Callable[[], PricedRun]) -> PricedRun:
-        """The work of a request, which decodes its images only once their memory is admitted."""
-        return PricedRun(decoding_bytes(images, self.loaded.reader.edge), work) if images else work()
+        if sounds and reader.rate:
+            return PricedRun(sound_bytes(sounds, reader.rate), work)
+        return PricedRun(decoding_bytes(images, reader.edge), work) if images else work()
 
     def _asking(self, request: Any, answer: Callable[[LoadedModel, Any, CheckedRequest], WireModel]) -> PricedRun:
         """The work of a question about an input, whose recording the model has afterwards."""
@@ -327,7 +326,7 @@ class ServedModel:
                 question=(request, checked),
             )  # fmt: skip
 
-        return self._after_decoding(request, work)
+        return self._after_decoding(request.all_images, request.all_audio, work)
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:

@@ -147,7 +147,7 @@ class AgentTool(Generic[ArgumentsT]):
 
 def has_own_tokens(layer: LayerRef) -> bool:
     """Return True if the queries of a layer are the tokens with which its input was opened."""
-    return not str(layer).startswith(("encoder.", "vision."))
+    return not str(layer).startswith(("encoder.", "vision.", "audio."))
 
 
 def rounded(value: Any, digits: int = 4) -> float | None:

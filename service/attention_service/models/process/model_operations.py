@@ -14,7 +14,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_contract.schemas.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from attention_contract.schemas.prompts import AudioBytes, ImageBytes, images_in, sounds_in
+from attention_contract.schemas.prompts import AudioBytes, ImageBytes, ModelInput, images_in, sounds_in
 from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.schemas.tokenization import TokenizeRequest
@@ -174,7 +174,7 @@ class ServedModel:
                 self.costs.silent_seconds(checked, passes),
             )  # fmt: skip
 
-        return self._after_decoding(request.all_images, request.all_audio, work)
+        return self._after_decoding(request, work)
 
     def _complexity(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelComplexityRequest, body)
@@ -198,7 +198,7 @@ class ServedModel:
             return self._begins(request, plan, facts, emit, self.costs.image_bytes(plan.vision))
 
         with fields_named(images="input", audio="input"):
-            return self._after_decoding(images_in(chat.messages), sounds_in(chat.messages), work)
+            return self._after_media(images_in(chat.messages), sounds_in(chat.messages), work)
 
     def _tokenize(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(TokenizeRequest, body)
@@ -208,7 +208,7 @@ class ServedModel:
 
         with fields_named(images="messages", audio="messages"):
             messages = request.messages or ()
-            return self._after_decoding(images_in(messages), sounds_in(messages), work)
+            return self._after_media(images_in(messages), sounds_in(messages), work)
 
     def _transcribe(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         request, reader = _read(TranscriptionRequest, body), self.loaded.reader
@@ -296,12 +296,16 @@ class ServedModel:
 
         if not isinstance(request, ChatCompletionRequest):
             return work()
-        return self._after_decoding(images_in(request.messages), sounds_in(request.messages), work)
+        return self._after_media(images_in(request.messages), sounds_in(request.messages), work)
 
-    def _after_decoding(
+    def _after_decoding(self, request: ModelInput, work: Callable[[], PricedRun]) -> PricedRun:
+        """The work of a question, which decodes its images and sounds only once their memory is admitted."""
+        return self._after_media(request.all_images, request.all_audio, work)
+
+    def _after_media(
         self, images: Sequence[ImageBytes], sounds: Sequence[AudioBytes], work: Callable[[], PricedRun]
     ) -> PricedRun:
-        """The work of a request, which decodes its images and sounds only once their memory is admitted."""
+        """The same of a request with these images and sounds."""
         reader = self.loaded.reader
         if sounds and reader.rate:
             return PricedRun(sound_bytes(sounds, reader.rate), work)
@@ -326,7 +330,7 @@ class ServedModel:
                 question=(request, checked),
             )  # fmt: skip
 
-        return self._after_decoding(request.all_images, request.all_audio, work)
+        return self._after_decoding(request, work)
 
 
 def _read(kind: type[RequestT], body: memoryview) -> RequestT:

@@ -404,6 +404,20 @@ def test_one_layer_of_a_model_is_drawn_with_its_tokens(several):
     assert {"<s>", "the", "'\\n'", "cross.1 H1"} <= set(words)
 
 
+def test_a_key_that_was_not_chosen_has_no_value_and_a_weight_of_0_has_one():
+    reply = of_a_model([3])
+    layer = reply.layers[0]
+    weights = np.array(layer.weights)
+    weights[:, 2, 0] = weights[:, 1, 1] = 0
+    chosen = np.array([[True, False, False], [True, True, False], [False, True, True]])
+    layer = layer.model_copy(update={"weights": weights, "chosen": chosen})
+    picture = figure(reply.model_copy(update={"layers": [layer]}))
+    for cells, expected in zip(drawn_arrays(picture), weights, strict=True):
+        np.testing.assert_array_equal(np.ma.filled(np.ma.masked_invalid(cells), np.nan)[~chosen], np.full(4, np.nan))
+        np.testing.assert_array_equal(np.asarray(cells)[chosen], expected[chosen])
+    assert "weights of the keys that each query may look at" in picture.texts[0].get_text()
+
+
 @pytest.mark.parametrize("layers", [[0, 1, 2], [0]])
 def test_statistics_of_a_model_are_layers_and_heads(layers):
     words = words_of(of_a_model(layers, weights=False).plot())

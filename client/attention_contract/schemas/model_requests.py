@@ -256,6 +256,9 @@ class LayerWeights(WireModel):
     top: IfRequested[TopKeys] = ABSENT
     weights: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""
+    chosen: IfRequested[BoolArray] = ABSENT
+    """``[B, Lq, Lk]`` beside ``weights``, of a layer that chooses keys: true for a key that a query may look at. The
+    weight of another key is 0 since it was not looked at."""
     pooled: IfRequested[FloatArray] = ABSENT
     differences: IfRequested[WeightsDifferences] = ABSENT
     base: IfRequested["LayerWeights"] = ABSENT

@@ -113,7 +113,10 @@ def test_the_keys_that_an_indexer_chose_are_told_and_changed(models):
     edits = {"0": [{"tap": "index_scores", "keys": [0], "set": 1e4}]}
     changed = models.forward("deepseek_v32", TEXT, return_=["chosen"], layers=[0], edits=edits).layers[0]
     assert changed.chosen[:, 0].all()
-    shares = models.weights("deepseek_v32", TEXT, statistics=["chosen_share"]).layers[0].statistics.chosen_share
+    looked = models.weights("deepseek_v32", TEXT, statistics=["chosen_share"], layers=[0])
+    assert (looked.layers[0].chosen == told.chosen).all()
+    assert "weights of the keys that each query may look at" in looked.plot("svg").data.decode()
+    shares = looked.layers[0].statistics.chosen_share
     assert ((shares > 0) & (shares < 1)).all()
     with pytest.raises(InvalidRequest, match="chosen_share needs"):
         models.weights("llama", TEXT, statistics=["chosen_share"])

@@ -15,7 +15,7 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.joined_questions import group_of
+from attention_service.models.answers.joined_questions import group_of, joined_replies
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.generation.generation_plan import plan_generation
@@ -162,6 +162,18 @@ def test_the_chosen_share_of_padded_texts_is_that_of_each_alone(kind):
         weights_reply(loaded(kind), ModelWeightsRequest(tokens=texts, **fields)) for texts in ([IDS, SHORT], SHORT)
     )
     near(both.layers[0].statistics.chosen_share[1], alone.layers[0].statistics.chosen_share)
+
+
+def test_weights_come_with_the_chosen_keys_also_from_a_shared_pass():
+    model = loaded("deepseek_v32")
+    requests = [ModelWeightsRequest(tokens=ids, layers=[0]) for ids in (IDS, SHORT)]
+    questions = [(request, model.checked(request)) for request in requests]
+    assert group_of(model, *questions[0]) == group_of(model, *questions[1]) is not None
+    for request, reply in zip(requests, joined_replies(model, questions), strict=True):
+        layer = reply.layers[0]
+        assert (layer.chosen == weights_reply(model, request).layers[0].chosen).all()
+        assert (layer.chosen == (layer.weights > 0).any(0)).all()
+    assert weights_reply(loaded("lfm3"), ModelWeightsRequest(tokens=SHORT)).layers[0].chosen is None
 
 
 def test_the_sink_mass_is_what_the_weights_leave():

@@ -162,6 +162,8 @@ def _layer_part(layer: LayerWeights, row: int | slice, tokens: slice) -> LayerWe
     }
     if layer.weights is not ABSENT:
         fields["weights"] = np.asarray(layer.weights)[row][..., tokens, tokens]
+    if layer.chosen is not ABSENT:
+        fields["chosen"] = np.asarray(layer.chosen)[row][..., tokens, tokens]
     if layer.top is not ABSENT:
         most = tokens.stop - tokens.start
         keys, weights = (np.asarray(x)[row][..., tokens, :most] for x in (layer.top.keys, layer.top.weights))

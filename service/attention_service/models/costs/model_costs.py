@@ -23,6 +23,7 @@ from attention_service.models.inputs.input_stacks import SizedImage, Stack
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.passes.attention_places import BOTH, TEXT, AttentionPlace, kinds_of
 from attention_service.models.passes.layer_attention import ROOM
+from attention_service.models.passes.module_taps import CHOSEN
 from attention_service.runtime.operations.complexity.capacity import last_that
 
 STATES_OF_CACHED_PASS: Final = 24
@@ -214,7 +215,7 @@ class ModelCosts:
         batch, heads, queries, keys, _ = _sizes(checked, place, request)
         numbers = batch * place.widths.heads * _STATISTICS + 2 * batch * heads * queries * min(request.top_k, keys)
         if request.return_weights:
-            numbers += batch * heads * queries * keys
+            numbers += batch * (heads + (CHOSEN in place.beside.names)) * queries * keys
         if request.pool is not None:
             numbers += batch * heads * (queries // request.pool + 1) * (keys // request.pool + 1)
         if request.compare:  # the queries, keys and values of the run without edits stay meanwhile, or its weights

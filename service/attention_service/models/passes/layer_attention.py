@@ -208,11 +208,12 @@ class LayerAttention:
         problem = problem_of(raw)
         if attention_pass is None:
             return attend(problem, (), _EVERYTHING, edits, kernel).context
-        if CHOSEN in task.taps:
+        chooses = CHOSEN in self.taps_beside(module).names
+        if CHOSEN in task.taps or (chooses and task.weights is not None and task.weights.return_weights):
             attention_pass.add_tap(layer, CHOSEN, seen_keys(problem))
         inspected = None
         if task.weights is not None:
-            chooses = task.chosen_share and CHOSEN in self.taps_beside(module).names
+            chooses = chooses and task.chosen_share
             dense = dense_keys(problem, task.query_mask, self.beside.scores) if chooses else None
             inspected = Inspected(layer, raw, task, dense)
         if inspected is not None and not edits and inspected.gives_context:

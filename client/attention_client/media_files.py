@@ -38,6 +38,17 @@ def with_media(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, "options": options}
 
 
+def image_pairs(pairs: Sequence[Sequence[str | ImageLike]]) -> list[list[Any]]:
+    """Return pairs of texts and images with the images read. Raises InvalidRequest for one that is none."""
+    return [
+        [
+            side if isinstance(side, str) else sent(side, f"pairs.{index}.{number}", image=True)
+            for number, side in enumerate(pair)
+        ]
+        for index, pair in enumerate(pairs)
+    ]
+
+
 def data_url(path: str, param: str) -> str:
     """Return the file of an image as an address that holds it. Raises InvalidRequest for one that cannot be read."""
     kind, _ = guess_type(path, strict=False)

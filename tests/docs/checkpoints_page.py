@@ -11,7 +11,7 @@ HEAD = f"""# Checkpoints
 
 A checkpoint is a folder in the model repository (`ATTENTION_MODELS_DIR`) with a `config.json` and safetensors files,
 sharded or not; or a single safetensors file. [What you can open](what-you-can-open.md) lists the forms of whole models,
-such as GGUF files. Pickled files are refused, because reading them can run code;
+such as GGUF files and those of timm and OpenCLIP. Pickled files are refused, because reading them can run code;
 [convert](#convert) them. The checkpoint `tiny` ships with the server.
 
 ```console

@@ -14,7 +14,7 @@ from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
-from attention_client.media_files import with_media
+from attention_client.media_files import ImageLike, image_pairs, with_media
 from attention_contract import operations
 from attention_contract.schemas.context import ContextReply, Measure
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
@@ -150,16 +150,17 @@ class Models(Generation[WayT], Surveys[WayT]):
 
     @method
     def similarity(
-        self, model: str, pairs: Sequence[Sequence[str]], *, gradients: bool = True,
+        self, model: str, pairs: Sequence[Sequence[str | ImageLike]], *, gradients: bool = True,
         prompt_names: Sequence[str] | None = None, pooling: Pooling | None = None, **options: Unpack[CallOptions],
     ) -> Call[TextSimilarityReply]:  # fmt: skip
         """Return the cosine of the vectors of two texts, for each pair, and the share of every token in it.
 
         The vectors are those of ``embed``. ``prompt_names`` are the prompts before the first and the second texts, as
         in ``["query", "document"]``; ``pooling`` takes the place of the checkpoint's. ``gradients=False`` leaves the
-        shares out.
+        shares out. For CLIP, SigLIP and other pairs of encoders, a side may be an image: a ``Path``, the bytes of a
+        file, or an image of Pillow. A string is a text. Raises InvalidRequest for an image that cannot be read.
         """
-        return call(operations.model_similarity, locals())
+        return call(operations.model_similarity, {**locals(), "pairs": image_pairs(pairs)})
 
     @method
     def complexity(

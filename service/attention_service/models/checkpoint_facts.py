@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.head_kinds import HeadKind
-from attention_service.models.input_kinds import HEARD, HEARD_IN_TEXTS, READS
+from attention_service.models.input_kinds import HEARD, HEARD_IN_TEXTS, PAIRS, READS
+from attention_service.models.towers.opening import is_openclip
 from attention_service.modules.checkpoints.adapter_files import (
     ADAPTER_CONFIG,
     ADAPTER_TENSORS,
@@ -71,16 +72,18 @@ _DISTRIBUTED: Final = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors
 """Files that transformers reads as a distributed checkpoint, whatever else a folder holds."""
 
 
-def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None) -> list[Input]:
-    """The inputs that requests to a model may have."""
+def inputs_of(folder: Path, config: Mapping[str, Any], head: HeadKind | None, *, prepares: bool = False) -> list[Input]:
+    """The inputs that requests to a model may have. ``prepares``: images are prepared without a file for it."""
     classifies = head is not None and head.predicts == "class"
     pairs: list[Input] = ["target"] if config.get("is_encoder_decoder") is True and not classifies else []
     if READS.get(str(config.get("model_type"))) == "audio":
         return ["audio", *pairs]
     found: list[Input] = ["text"] if has_tokenizer(folder) else []
-    if any(_IMAGE_ENTRIES.search(_beginning(folder / name)) for name in _PROCESSORS):
+    if prepares or any(_IMAGE_ENTRIES.search(_beginning(folder / name)) for name in _PROCESSORS):
         found.append("images")
-    # Of an encoder of texts beside one of images, such as CLIP, the half that reads images is loaded.
+    if config.get("model_type") in PAIRS and not classifies:
+        return found
+    # Of an encoder of texts beside one of images that are no pair here, the half that reads images is loaded.
     generates = head is not None and head.predicts == "next"
     both = config.keys() >= _PAIR and _IMAGE_TOKENS.isdisjoint(config) and not generates
     if "images" in found and both:
@@ -116,13 +119,15 @@ def is_taken_for_model(folder: Path) -> bool:
         return True
     if is_adapter_alone(folder):  # a variant of its base
         return False
+    if is_openclip(folder):
+        return True
     if not config.is_file():
         return folder.is_dir() and any(folder.glob(f"*{GGUF}"))
     try:
         entries = json.loads(_beginning(config))
     except (ValueError, RecursionError):
         return True  # which is told when it is opened
-    return not isinstance(entries, dict) or not {"model_type", "architectures"}.isdisjoint(entries)
+    return not isinstance(entries, dict) or not {"model_type", "architectures", "architecture"}.isdisjoint(entries)
 
 
 def lack_of_config(folder: Path) -> str:

@@ -14,6 +14,8 @@ several texts, of which one is chosen."""
 
 LISTED_CLASSES: Final = 1000
 """Classes that the description of a model names."""
+LISTED_TENSORS: Final = 100
+"""The same of tensors that it leaves out."""
 
 
 class HeadKind(NamedTuple):

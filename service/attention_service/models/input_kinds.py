@@ -31,6 +31,8 @@ READS: Final = {
     "perceiver": "inputs of several kinds",
 }
 """The input of each of these types."""
+PAIRS: Final = frozenset({"clip", "siglip", "siglip2", "metaclip_2", "chinese_clip", "altclip"})
+"""Types of which an encoder of texts and one of images are loaded as a pair."""
 HEARD: Final = frozenset({
     "audio-spectrogram-transformer", "data2vec-audio", "hubert", "lasr_ctc", "lasr_encoder", "moonshine",
     "parakeet_ctc", "parakeet_encoder", "unispeech", "unispeech-sat", "voxtral_encoder", "wav2vec2",

@@ -19,7 +19,9 @@ from attention_service.models.checkpoint_facts import (
     refusal_of,
 )
 from attention_service.models.gguf_facts import config_of, refusal_of_gguf, takes_of
-from attention_service.models.head_kinds import LISTED_CLASSES, HeadKind, class_names, head_kind
+from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS, HeadKind, class_names, head_kind
+from attention_service.models.towers.opening import tower_of
+from attention_service.models.towers.tower import Tower
 from attention_service.modules.checkpoints.adapter_files import is_adapter
 from attention_service.modules.checkpoints.catalogue import paths, unreadable_reason
 from attention_service.modules.checkpoints.checkpoint_files import TINY, gguf_file, located, open_checkpoint
@@ -62,6 +64,8 @@ class ModelFolder:
     """The reason for which its files are refused."""
     header: GgufHeader | None = None
     """The header of a GGUF file."""
+    tower: Tower | None = None
+    """The encoders of a checkpoint that timm or OpenCLIP wrote."""
 
     @property
     def adapter(self) -> AdapterFolder | None:
@@ -100,7 +104,8 @@ class ModelFolder:
             generates=self.generates,
             predicts=None if self._head is None else self._head.predicts,
             classes=[*class_names(self._head, self.config.get("id2label"))][:LISTED_CLASSES],
-            stored=self.form or self.stored,
+            stored=(self.form or self.stored) if self.tower is None else self.tower.weights(self.stored),
+            left_out=[] if self.tower is None else [*self.tower.left_out[:LISTED_TENSORS]],
             bytes=self.resident_bytes(dtype),
             refused=self.refused,
             adapter=self.name if is_adapter(self.folder) else None,
@@ -129,7 +134,9 @@ class ModelFolder:
     @cached_property
     def takes(self) -> list[Input]:
         """The inputs that its requests may have, by the names of its files and by its config."""
-        return inputs_of(self.folder, self.config, self._head) if self.header is None else takes_of(self.header)
+        if self.header is not None:
+            return takes_of(self.header)
+        return inputs_of(self.folder, self.config, self._head, prepares=self.tower is not None)
 
 
 def find_folder(root: Path, checkpoint: str) -> ModelFolder:
@@ -138,24 +145,27 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
         return _gguf(root, checkpoint.strip("/"), file)
     opened = open_checkpoint(root, checkpoint)
     folder = Path(*located(root, opened.path)).resolve()
-    if not opened.config or not folder.is_dir():
+    tower = tower_of(folder) if folder.is_dir() else None
+    config = dict(opened.config) if tower is None else tower.config
+    if not config or not folder.is_dir():
         raise InvalidCheckpoint.at("checkpoint", f"{opened.path} {lack_of_config(folder)}")
     try:
         files = [file.stat() for file in {*opened.names.values()}]
     except OSError as fault:
         raise InvalidCheckpoint.at("checkpoint", f"{opened.path} cannot be read: {reason(fault)}") from fault
-    dtype = str(opened.config.get("dtype") or opened.config.get("torch_dtype"))
+    dtype = str(config.get("dtype") or config.get("torch_dtype"))
     size = sum(file.st_size for file in files)
     return ModelFolder(
         checkpoint=opened.path,
         folder=folder,
-        config=dict(opened.config),
+        config=config,
         created=int(max(file.st_mtime for file in files)),
         file_bytes=size,
         tensor_bytes=size if opened.form is None else opened.unpacked_bytes(opened.form),
         stored=dtype if dtype in _WIDTHS and opened.form is None else "float32",
         form=None if opened.form is None else opened.form.label,
-        fault=refusal_of(root, folder, opened.config, opened.names),
+        fault=refusal_of(root, folder, config, opened.names),
+        tower=tower,
     )
 
 

@@ -14,6 +14,7 @@ from tests.client.transformers.families import tiny
 from tests.conftest import live_server
 from tests.models.inputs import small_prompts as prompts
 from tests.models.inputs.small_encoders import noise, png, processor, sent, sharp
+from tests.models.towers.plain_towers import CLIP, openclip_tensors, write_openclip, write_timm
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel
 
@@ -199,13 +200,58 @@ def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
     ]
     for each in pooled:
         np.testing.assert_allclose(each, vector[0], atol=1e-5)
-    assert models.get("clip").takes == ["images"]
-    drawn = models._client.plot("png", view="image", width=400).of(models.weights, "clip", images=[image], layers=[1])
+    assert models.get("clip").takes == ["text", "images"]
+    drawn = models._client.plot("png", view="image", width=400).of(
+        models.weights, "clip", images=[image], layers=["vision.1"]
+    )
     assert drawn.data[:4] == b"\x89PNG"
     assert len(reply.names.images) == 1
     with pytest.raises(InvalidRequest) as caught:
         models._client.plot(view="image").of(models.weights, "llama", TEXT, layers=[1])
     assert caught.value.param == "view"
+
+
+def test_a_text_and_an_image_are_compared(models, tmp_path):
+    image, path = Image.fromarray(noise()), tmp_path / "noise.png"
+    path.write_bytes(png(noise()))
+    reply = models.similarity("clip", [[TEXT, path], [image, "the cat"]])
+    whole = CLIPModel.from_pretrained(models.root / "clip", attn_implementation="eager")
+    made = processor("clip_vision_model")(images=[image], return_tensors="pt")
+    with torch.no_grad():
+        seen = whole.get_image_features(**made).pooler_output
+        read = [
+            whole.get_text_features(torch.tensor([tokenizer()(each)["input_ids"]])).pooler_output
+            for each in (TEXT, "the cat")
+        ]
+        expected = torch.nn.functional.cosine_similarity(torch.cat(read), seen)
+    np.testing.assert_allclose(reply.similarity, expected, atol=1e-5)
+    assert reply.labels[0][1].rectangles == reply.labels[1][0].rectangles
+    assert [len(side) for side in reply.tokens[0]] == [len(side.tokens) for side in reply.labels[0]]
+    both = models.weights("clip", TEXT, images=[path])
+    assert [layer.layer for layer in both.layers] == [0, 1, "vision.0", "vision.1"]
+    assert (both.labels.tokens[0], both.image_labels[0].tokens[0]) == (TEXT.split(maxsplit=1)[0], "CLS")
+    for pairs, param in (([[TEXT, path], [TEXT, b"no image"]], "pairs.1.1"), ([[TEXT, "the " * 99]], "pairs.0.1")):
+        with pytest.raises(InvalidRequest) as caught:
+            models.similarity("clip", pairs)
+        assert caught.value.param == param
+    with pytest.raises(InvalidRequest, match="puts no image into one space") as caught:
+        models.similarity("llama", [[TEXT, path]])
+    assert caught.value.param == "pairs"
+
+
+@pytest.mark.slow  # processes of their own; without these, tests/models/towers has the numbers
+@pytest.mark.parametrize("name", ["timm", "openclip"])
+def test_a_folder_of_another_library_is_listed_loaded_and_asked(models, name):
+    if name == "timm":
+        write_timm(models.root / name, "dinov2-registers")
+    else:
+        write_openclip(models.root / name, CLIP, openclip_tensors())
+    (idle,) = [each for each in models.list().data if each.id == name]
+    resident, image = models.load(name), [png(noise())]
+    assert (idle.takes, idle.architecture, idle.stored) == (["images"], resident.architecture, resident.stored)
+    reply = models.weights(name, images=image)
+    assert reply.ran.weights == idle.stored
+    assert reply.ran.architecture == idle.architecture
 
 
 @pytest.mark.slow  # a process of its own; without one, images/test_prompts and test_image_generation have the numbers

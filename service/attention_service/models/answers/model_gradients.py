@@ -32,6 +32,7 @@ from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.given_answers import told_answers
 from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
@@ -85,6 +86,10 @@ class ModelGradients:
         """
         if loaded.head.predicts is None and not isinstance(request.of, GivenUpstream):
             raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
+        if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
+            raise InvalidRequest.at(
+                "images", "of a text and an image, their similarity is differentiated: ask …/similarity, or send one"
+            )
         self._loaded = loaded
         self._request = request
         self.checked = checked or loaded.checked(request)
@@ -272,9 +277,12 @@ class ModelGradients:
 
     def _embedded(self, embed: State) -> Callable[[], None]:
         """Call ``embed`` with the embeddings: of the table of tokens, or the input of layer 0 of images or sound."""
-        if isinstance(self._loaded.reader, EncoderInputs | PromptInputs | SoundInputs | SoundPrompts):
+        reader = self._loaded.reader
+        pixels = isinstance(reader, PairInputs) and reader.absent(self.checked.inputs) == "text"
+        if pixels or isinstance(reader, EncoderInputs | PromptInputs | SoundInputs | SoundPrompts):
             places = self._loaded.places.values()
-            first = next((each for each in places if each.queries != "media"), next(iter(places)))
+            others = (each for each in places if pixels == (each.queries == "media"))
+            first = next(others, next(iter(places)))
             return before(first.first_layer, embed)
         return after(self._loaded.embeddings, turned(embed) if self._loaded.embeds_time_first else embed)
 

@@ -151,7 +151,8 @@ def forward_reply(
     if rows is not None and "logits" in wanted:
         fields["logits"] = to_numpy(rows.logits if several else rows.logits[0])
     if "hidden" in wanted:
-        first = next(x for stack, x in states.inputs.items() if stack not in MEDIA)
+        stacks = sorted(states.inputs, key=MEDIA.__contains__)  # those of texts go before those of images
+        first = states.inputs[stacks[0]]
         fields["embeddings"] = first if several else first[0]
     if "pooled" in wanted:
         vectors = pooled(output)

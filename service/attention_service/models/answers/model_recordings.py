@@ -47,7 +47,7 @@ def recording_of(
         taps = {tap: x for tap, x in results.items() if tap in AXES} | results.get("whole", {})
         if key in unseen:
             taps = {tap: x for tap, x in taps.items() if "keys" not in AXES[tap]}
-        if stack == VISION:
+        if stack == VISION and inputs.media is not None:
             taps = {tap: _joined(tap, array) for tap, array in taps.items()}
         tensors[stack] |= {f"{rest}.{tap}": array for tap, array in taps.items()}
         number = rest.partition(".")[0]
@@ -65,7 +65,9 @@ def recording_of(
     tokens = {"layers": text}
     if inputs.target is not None:
         tokens = {"encoder": text, "decoder": reader.labels(inputs.target)[0].tokens}
-    if tensors[VISION] and inputs.media is not None:
+    if tensors[VISION] and inputs.media is None:  # the images alone, of a pair of encoders
+        tokens = {VISION: text}
+    elif tensors[VISION] and inputs.media is not None:
         tokens[VISION] = [token for crop in reader.labels(inputs.media) for token in crop.tokens]
     facts: dict[str, Any] = {
         "model": loaded.name,

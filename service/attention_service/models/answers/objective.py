@@ -102,7 +102,9 @@ def objective_of(loaded: LoadedModel, inputs: Inputs, request: ModelGradientsReq
     if head.predicts == "class":
         width = len(head.classes) or len(inputs.text.ids)
     else:
-        hidden = int(loaded.model.config.get_text_config().hidden_size)
+        config = loaded.model.config
+        seen = config.vision_config if loaded.reader.absent(inputs) == "text" else config.get_text_config()
+        hidden = int(seen.hidden_size)
         width = loaded.reader.predictable if head.predicts else hidden
     if given.ndim != 3 or given.shape[0] != batch or given.shape[1] not in lengths or given.shape[2] != width:
         expected = [batch, length, width] if inputs.several else [length, width]

@@ -24,6 +24,7 @@ from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.conversations import ChatForm
 from attention_service.models.inputs.input_stacks import Stack, Tokens
+from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 _UNLIMITED: Final = 2**31
@@ -62,6 +63,8 @@ class EmbeddingPlan:
 
 def plan_embedding(loaded: LoadedModel, request: EmbeddingRequest) -> EmbeddingPlan:
     """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
+    if isinstance(loaded.reader, PairInputs) and request.pooling is not None:
+        raise InvalidRequest.at("pooling", "the vectors of a pair of encoders have no other pooling; leave it out")
     settings = _settings(loaded, request.pooling)
     size = min(settings.dimensions or _UNLIMITED, _size(loaded, settings))
     if request.dimensions is not None and request.dimensions > size:
@@ -106,7 +109,11 @@ def embed(loaded: LoadedModel, request: EmbeddingRequest, plan: EmbeddingPlan) -
     mask = torch.ones_like(stack.ids, dtype=torch.bool) if stack.mask is None else stack.mask
     checkpoint()
     with torch.inference_mode():
-        vectors = plan.pooled(base_of(loaded)(**base_arguments(loaded, stack)).last_hidden_state, mask)
+        if isinstance(reader, PairInputs):
+            arguments = reader.arguments(stack)
+            vectors = normalized(reader.module(loaded.model, arguments)(**arguments).pooler_output)
+        else:
+            vectors = plan.pooled(base_of(loaded)(**base_arguments(loaded, stack)).last_hidden_state, mask)
     if request.dimensions is not None:
         vectors = normalized(vectors[:, : request.dimensions])
     written: list[Any] = vectors.tolist()
@@ -201,6 +208,8 @@ def _size(loaded: LoadedModel, settings: SentenceSettings) -> int:
 
 
 def _width(loaded: LoadedModel) -> int:
+    if isinstance(loaded.reader, PairInputs):
+        return loaded.reader.vector_width
     return int(loaded.model.config.get_text_config().hidden_size)
 
 

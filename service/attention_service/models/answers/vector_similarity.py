@@ -11,6 +11,7 @@ from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.core.cancellation import checkpoint
+from attention_service.models.answers.pair_similarity import images_of
 from attention_service.models.answers.text_embeddings import EmbeddingPlan, base_arguments, base_of, plan_texts
 from attention_service.models.inputs.input_stacks import Stack, Tokens
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -29,12 +30,14 @@ class SimilarityPlan:
 
 def plan_similarity(loaded: LoadedModel, request: TextSimilarityRequest) -> SimilarityPlan:
     """Check a request. Raises InvalidRequest that names the field at fault, and InvalidCheckpoint."""
+    if images_of(request):
+        raise InvalidRequest.at("pairs", "this model puts no image into one space with texts; send texts")
     if loaded.reader.tokenizer is None:
         raise InvalidRequest.at("pairs", f"{loaded.reader.no_tokenizer}; take a model that reads texts")
     names: Sequence[str | None] = request.prompt_names or (None, None)
     sides = [
         plan_texts(
-            loaded, {f"pairs.{index}.{side}": pair[side] for index, pair in enumerate(request.pairs)}, names[side],
+            loaded, {f"pairs.{index}.{side}": str(pair[side]) for index, pair in enumerate(request.pairs)}, names[side],
             request.pooling, f"prompt_names.{side}",
         )
         for side in (0, 1)

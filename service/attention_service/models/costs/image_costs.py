@@ -11,6 +11,7 @@ from attention_service.cost import flops
 from attention_service.models.inputs.encoder_inputs import SHORT, EncoderInputs
 from attention_service.models.inputs.image_decoding import sized_bytes
 from attention_service.models.inputs.input_stacks import SizedImage
+from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_prompts import SoundPrompts
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -27,7 +28,7 @@ class ImageCosts:
         self._loaded = loaded
         self.encodes = isinstance(loaded.reader, EncoderInputs)
         """True for an encoder of images, all of which is counted here."""
-        reads = self.encodes or isinstance(loaded.reader, PromptInputs | SoundPrompts)
+        reads = self.encodes or isinstance(loaded.reader, PromptInputs | PairInputs | SoundPrompts)
         every = [*loaded.places.values()]
         self.places = [each for each in every if reads and (self.encodes or each.queries == "media")]
         """The attentions that see images."""

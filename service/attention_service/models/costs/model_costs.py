@@ -123,7 +123,10 @@ class ModelCosts:
         need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * reply_bytes
         need += self._tile_bytes if isinstance(request, ModelWeightsRequest) else 0
         need += self._loaded.reader.front_bytes(checked.inputs.arguments)
-        images, copies = checked.inputs.media, 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
+        images = checked.inputs.media
+        if images is None and self._loaded.reader.absent(checked.inputs) == "text":
+            images = checked.inputs.text
+        copies = 2 if isinstance(request, ModelGradientsRequest) and request.check else 1
         need += self.image_bytes(images)
         if isinstance(request, ModelGradientsRequest):
             need += max(
@@ -161,6 +164,15 @@ class ModelCosts:
         """Return the texts of so many that are one pass, with so many bytes of memory free."""
         of_one = self.rows_cost(1, length, rows).peak_bytes
         return max(1, min(texts, min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
+
+    def pair_bytes(self, texts: tuple[int, int], images: tuple[int, int], *, graph: bool) -> int:
+        """Estimate the memory of a pass over so many texts and images, of so many tokens each."""
+        need = 0
+        if all(texts):
+            need += self.graph_bytes(*texts) if graph else self._pass_bytes(*texts, texts[1], 0)
+        if all(images):
+            need += self._vision_bytes(*images) * (len(self._of_images) if graph else 1)
+        return need
 
     def silent_seconds(self, checked: CheckedRequest, passes: int = 1) -> float:
         """Return a bound of the time of so many passes; 0 if they are short."""

@@ -1,7 +1,7 @@
 """The input of a whole model: texts, tokens or messages as ids, padded to one batch, with labels for reading."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -48,6 +48,8 @@ class InputReader:
     """The ``shortest_edge`` of the image processor."""
     shifts = False
     """True if the decoder reads the text itself, moved by one token, as in classifiers of BART and T5."""
+    senses = "sees images"
+    """The input of layers that do not read texts."""
     no_tokenizer = "the checkpoint has no tokenizer"
     """The reason for which texts are refused, if they are."""
 
@@ -98,6 +100,14 @@ class InputReader:
         found += ["messages"] if self.tokenizer is not None and self.template else []
         reads_target = self.pairs and not self.shifts and self.tokenizer is not None
         return [*found, "target"] if reads_target else found
+
+    def module(self, model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> Callable[..., Any]:
+        """The part of a model that reads these arguments: all of it."""
+        return model
+
+    def absent(self, inputs: Inputs) -> str | None:
+        """The tokens that an input does not have, as queries of a layer are named; None if it has all."""
+        return None
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.head_kinds import head_kind
+from attention_service.models.input_kinds import PAIRS
 
 _STRETCHED: Final = frozenset({"linear", "yarn"})
 """Rotations whose factor a config may have beside the positions without it. What a dynamic one does for a long text
@@ -46,9 +47,9 @@ def takes_last_token(model: PreTrainedModel) -> bool:
 
 def vocabulary_size(model: PreTrainedModel) -> int:
     """The number of rows of the table of token embeddings. Raises InvalidCheckpoint without one."""
+    reads: Any = getattr(model, "text_model", model) if model.config.model_type in PAIRS else model
     try:
-        table: Any = model.get_input_embeddings()
-        return int(table.num_embeddings)
+        return int(reads.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):
         reason = f"{type(model).__name__} has no table of token embeddings, and a model here reads tokens"
         raise InvalidCheckpoint.at("checkpoint", reason) from None

@@ -85,6 +85,10 @@ class PromptInputs(InputReader):
             self._length, self._first = patch_tokens(places[0], run, arguments, crops[-1], self._patch)
         return all(place.length == self._length for place in places)
 
+    def absent(self, inputs: Inputs) -> str | None:
+        """Return ``media`` for a text without images."""
+        return "media" if inputs.media is None else None
+
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""
         sent = request.all_images

@@ -31,6 +31,8 @@ _COPIES: Final = 4
 class SoundPrompts(InputReader):
     """Reads the texts and sounds of one model."""
 
+    senses = "hears sounds"
+
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         """``processor``: the checkpoint's. Raises InvalidCheckpoint for one whose features are not Whisper's."""
         super().__init__(model, processor.tokenizer)
@@ -68,6 +70,10 @@ class SoundPrompts(InputReader):
         """Find the frames of a window, in the layers that hear. False if these have unlike ones."""
         self._length = places[0].length
         return all(place.length == self._length for place in places)
+
+    def absent(self, inputs: Inputs) -> str | None:
+        """Return ``media`` for a text without sounds."""
+        return "media" if inputs.media is None else None
 
     def read(self, request: ModelInput) -> Inputs:
         """Read the input of a request. Raises InvalidRequest that names the field at fault."""

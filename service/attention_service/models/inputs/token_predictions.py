@@ -15,6 +15,10 @@ from attention_service.models.inputs.prediction_head import PredictionHead, Rows
 
 def pooled(output: Any) -> Tensor:
     """The one vector ``[B, width]`` of an input. Raises InvalidRequest for a model that makes none."""
+    if hasattr(output, "image") and hasattr(output, "text"):
+        raise InvalidRequest.at(
+            "return", "a text and an image have a pooled vector each; send one of them, or ask their similarity"
+        )
     names = ("image_embeds", "pooler_output")
     found: Tensor | None = next((x for name in names if (x := getattr(output, name, None)) is not None), None)
     if found is None:

@@ -16,12 +16,14 @@ from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.prompts import ModelInput, ModelRan
 from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
-from attention_service.models.head_kinds import LISTED_CLASSES
+from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS
+from attention_service.models.input_kinds import PAIRS
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.key_stacks import extended, joined
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.model_limits import SOUND
+from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
 from attention_service.models.inputs.prompt_inputs import PromptInputs
 from attention_service.models.inputs.sound_inputs import SoundInputs
@@ -50,8 +52,6 @@ _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, Looku
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
 _NAMED: Final = 3
 """Tensors that an error names of those that the model leaves out."""
-_LISTED: Final = 100
-"""The same of the description of the model."""
 _OF_WINDOWS: Final = (
     "the layers of this model that see images attend over windows of patches that merge from layer to layer; their "
     "weights have no tokens in common, and cannot be multiplied"
@@ -158,7 +158,7 @@ class LoadedModel:
         self.attention, self.places = find_attentions(model, self.reader, self.device, self._run_shortly)
         encodes = isinstance(self.reader, EncoderInputs)
         of_media = [each for each in self.places.values() if encodes or each.queries == "media"]
-        if isinstance(self.reader, EncoderInputs | PromptInputs | SoundPrompts) and of_media:
+        if isinstance(self.reader, EncoderInputs | PromptInputs | PairInputs | SoundPrompts) and of_media:
             known = self.reader.find_parts(of_media, partial(self.run, asking=AttentionPass({})))
             if not known:
                 self._in_parts = {str(place.key): _OF_WINDOWS for place in of_media}
@@ -181,6 +181,8 @@ class LoadedModel:
         """The table of the tokens of a text; of a model with an encoder, that of the encoder."""
         model: Any = self.model
         reads = model.get_encoder() if self.reader.pairs else model
+        if isinstance(self.reader, PairInputs):
+            reads = model.text_model
         found: nn.Module = getattr(reads, "get_input_embeddings", model.get_input_embeddings)()
         return found
 
@@ -264,7 +266,7 @@ class LoadedModel:
             "device": ", ".join(places_of_parts(self.model)) or str(self.device.torch),
             "bytes": self.bytes,
             "max_length": self.reader.max_length,
-            "left_out": self.left_out[:_LISTED],
+            "left_out": self.left_out[:LISTED_TENSORS],
             "layers": [place.described for place in self.places.values()],
             "attention": self.attention.way,
             "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | self._in_parts,
@@ -284,18 +286,14 @@ class LoadedModel:
     def checked(self, request: ModelInput) -> CheckedRequest:
         """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
         inputs = self.reader.read(request)
-        blind = inputs.media is None and isinstance(self.reader, PromptInputs | SoundPrompts)
+        absent = self.reader.absent(inputs)
         if request.layers == "all":
-            places = [place for place in self.places.values() if not (blind and place.queries == "media")]
+            places = [place for place in self.places.values() if absent is None or place.queries != absent]
         else:
-            places = [self._place(key, f"layers.{index}") for index, key in enumerate(request.layers)]
-            for index, place in enumerate(places):
-                if blind and place.queries == "media":
-                    does = "hears sounds" if isinstance(self.reader, SoundPrompts) else "sees images"
-                    raise InvalidRequest.at(f"layers.{index}", f"layer {place.key} {does}; send one")
+            places = [self._present(key, f"layers.{index}", absent) for index, key in enumerate(request.layers)]
         checked = CheckedRequest(inputs, places, request.edits, self.adapters.active)
         for key, edits in request.edits.items():
-            place = self._place(key, f"edits.{key}")
+            place = self._present(key, f"edits.{key}", absent)
             place.check_edits(edits, checked.bound(place))
         return checked
 
@@ -308,7 +306,8 @@ class LoadedModel:
         ``model``: a part of it to run in its place.
         """
         with self.attention.running(asking):
-            return (model or self.model)(**self.options(arguments, logits, whole=model is None))
+            part = model or self.reader.module(self.model, arguments)
+            return part(**self.options(arguments, logits, whole=model is None))
 
     def options(
         self, arguments: Mapping[str, Tensor], logits: Tensor | None = None, *, whole: bool = True
@@ -356,6 +355,14 @@ class LoadedModel:
             weights=self.weights_with(adapter),
         )
 
+    def _present(self, key: LayerKey, param: str, absent: str | None) -> AttentionPlace:
+        """An attention that an input passes. ``absent``: the tokens that it does not have."""
+        place = self._place(key, param)
+        if absent is not None and place.queries == absent:
+            does = self.reader.senses if absent == "media" else "reads texts"
+            raise InvalidRequest.at(param, f"layer {place.key} {does}; send one")
+        return place
+
     def _place(self, key: LayerKey, param: str) -> AttentionPlace:
         place = self.places.get(str(key))
         if place is None and str(key) in self._in_parts:
@@ -387,7 +394,8 @@ class LoadedModel:
         """Run the model over a few tokens, or a small image; without the head of a classifier, which needs an end."""
         part = self.model.base_model if self.reader.shifts else None
         with counted_products(self.model) as self.short_products:
-            return (part or self.model)(**self.options(arguments, whole=part is None), **more)
+            called = part or self.reader.module(self.model, arguments)
+            return called(**self.options(arguments, whole=part is None), **more)
 
 
 def _no_pairs(kind: str) -> str:
@@ -406,6 +414,8 @@ def reader_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None,
     """Return the reader of a model's inputs. ``processor``: of images, sounds, or prompts. Raises InvalidCheckpoint."""
     if model.main_input_name == "pixel_values":
         return EncoderInputs(model, processor)
+    if model.config.model_type in PAIRS:
+        return PairInputs(model, tokenizer, processor)
     if model.main_input_name in SOUND:
         return SoundInputs(model, tokenizer, processor)
     if isinstance(processor, ProcessorMixin):

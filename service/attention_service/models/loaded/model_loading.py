@@ -34,10 +34,14 @@ from attention_service.core.tensors import TORCH_DTYPES, torch_dtype_name
 from attention_service.models.checkpoint_facts import beyond_the_model, has_tokenizer
 from attention_service.models.gguf_facts import takes_of
 from attention_service.models.head_kinds import head_kind
-from attention_service.models.input_kinds import HEARD_IN_TEXTS
+from attention_service.models.input_kinds import HEARD_IN_TEXTS, PAIRS
 from attention_service.models.inputs.model_limits import SOUND
 from attention_service.models.inputs.prompt_inputs import image_tokens
+from attention_service.models.inputs.tower_images import TowerImages
+from attention_service.models.loaded.tower_loading import TowerFile, clean_texts, tower_config
 from attention_service.models.loaded.unpacked_file import UnpackedFile
+from attention_service.models.towers.opening import tower_of
+from attention_service.models.towers.tower import Tower
 from attention_service.modules.checkpoints.checkpoint_files import open_checkpoint
 from attention_service.modules.checkpoints.gguf_header import GGUF, read_header
 from attention_service.modules.checkpoints.quantized_tensors import QuantizedForm, form_of
@@ -101,9 +105,10 @@ def load_checkpoint(
     )
     with _quietly(progress), ExitStack() as reading, _left_empty(), _without_adapters():
         try:
-            config, source = _opened(folder)
+            tower = tower_of(folder) if folder.is_dir() else None
+            config, source = _opened(folder) if tower is None else tower_config(tower, folder)
             stored = take_quantization(config)
-            reading.enter_context(_read_into_memory(folder, stored))
+            reading.enter_context(_read_into_memory(folder, stored, tower))
             kind = _class_of(config)
             if kind.__name__.endswith(VISION_HALVES) and not isinstance(config, kind.config_class):
                 whole, config = config, kind.config_class.from_pretrained(folder, **_SAFE)
@@ -117,9 +122,13 @@ def load_checkpoint(
             first, _, rest = _reason(fault, folder).partition("\n")
             reason = f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
             raise InvalidCheckpoint.at("checkpoint", f"{folder.name} cannot be loaded: {reason}") from fault
-        tokenizer, unread = _tokenizer(folder)
+        tokenizer, unread = _tokenizer(folder, config)
         hears = model.main_input_name in SOUND
         processor = _feature_extractor(folder) if hears else _image_processor(folder)
+        if tower is not None:
+            processor = TowerImages(tower.images)
+            if tower.cleans and tokenizer is not None and tokenizer.is_fast:
+                clean_texts(tokenizer)
         if tokenizer is not None and processor is not None and image_tokens(config) is not None:
             processor = _prompt_processor(folder, config.model_type, tokenizer, processor)
         elif tokenizer is not None and config.model_type in HEARD_IN_TEXTS:
@@ -143,7 +152,8 @@ def load_checkpoint(
         model.set_experts_implementation("eager")
     placed = model if places_of_parts(model) else model.to(device)
     form = _gguf_form(folder) if stored is None else stored.label
-    weights = torch_dtype_name(model.dtype) if form is None else f"dequantized from {form}"
+    plain = torch_dtype_name(model.dtype) if tower is None else tower.weights(torch_dtype_name(model.dtype))
+    weights = plain if form is None else f"dequantized from {form}"
     return CheckpointParts(placed.eval().requires_grad_(False), tokenizer, processor, unread, left_out, weights)
 
 
@@ -217,16 +227,18 @@ def _class_of(config: Any) -> Any:
     name = next(iter(config.architectures or []), "")
     names = [] if head_kind(name) is None else [name]
     pair = hasattr(config, "vision_config") and hasattr(config, "text_config") and not image_tokens(config)
-    if pair and not name.endswith("ForImageClassification"):
+    if config.model_type in PAIRS and not name.endswith("ForImageClassification"):
+        names = [name]
+    elif pair and not name.endswith("ForImageClassification"):
         names = [name.removesuffix("Model") + end for end in VISION_HALVES]
     named = next((getattr(transformers, each) for each in names if hasattr(transformers, each)), None)
     return named if isinstance(named, type) and issubclass(named, PreTrainedModel) else AutoModel
 
 
-def _tokenizer(folder: Path) -> tuple[PreTrainedTokenizerBase | None, str | None]:
+def _tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase | None, str | None]:
     """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
     own = folder.suffix == GGUF
-    place, options = (folder.parent, {"gguf_file": folder.name}) if own else (folder, {})
+    place, options = (folder.parent, {"gguf_file": folder.name}) if own else (folder, {"config": config})
     try:
         return AutoTokenizer.from_pretrained(place, **_SAFE, **options), None
     except Exception as fault:  # the package tokenizers raises no other class
@@ -286,16 +298,18 @@ def image_only(whole: Any) -> Any:
 
 
 @contextmanager
-def _read_into_memory(folder: Path, stored: QuantizedForm | None) -> Iterator[None]:
+def _read_into_memory(folder: Path, stored: QuantizedForm | None, tower: Tower | None) -> Iterator[None]:
     """Have transformers read the tensors of a file, and not map it: what the file holds later is then no matter.
 
-    ``stored``: the form of weights that it gets unpacked.
+    ``stored``: the form of weights that it gets unpacked. ``tower``: a file that another library wrote.
     """
     own = _MODELING.safe_open
     names = {} if stored is None else open_checkpoint(folder.parent, folder.name).names
 
     def reading(file: str, **options: Any) -> Any:
         opened = own(file, **options | {"backend": "pread"})
+        if tower is not None:
+            return TowerFile(opened, tower)
         return opened if stored is None else UnpackedFile(opened, stored, names)
 
     _MODELING.safe_open = reading

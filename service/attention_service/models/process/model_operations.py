@@ -29,6 +29,13 @@ from attention_service.models.answers.lenses.lens_reply import LensRun, plan_len
 from attention_service.models.answers.lenses.residual_stream import ResidualStream, find_stream
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
+from attention_service.models.answers.pair_similarity import (
+    image_bytes,
+    images_of,
+    is_pair,
+    pair_similarity_reply,
+    plan_pair_similarity,
+)
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
 from attention_service.models.answers.tokenized_inputs import tokenize, tokenizing_bytes
 from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
@@ -260,11 +267,19 @@ class ServedModel:
 
     def _similarity(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(TextSimilarityRequest, body)
+        if is_pair(self.loaded):
+            work = partial(self._of_pair, request)
+            return PricedRun(image_bytes(self.loaded, request), work) if images_of(request) else work()
         planned = plan_similarity(self.loaded, request)
         need = planned.plan.needed_bytes(self.loaded)
         if request.gradients:
             need += self.costs.graph_bytes(*planned.stack.ids.shape)
         return PricedRun(need, lambda: Answer(similarity_reply(self.loaded, request, planned)))
+
+    def _of_pair(self, request: TextSimilarityRequest) -> PricedRun:
+        planned = plan_pair_similarity(self.loaded, request)
+        need = self.costs.pair_bytes(*planned.lengths, graph=request.gradients)
+        return PricedRun(need, lambda: Answer(pair_similarity_reply(self.loaded, request, planned)))
 
     def _embed(self, body: memoryview, *_: object) -> PricedRun:
         request = _read(EmbeddingRequest, body)

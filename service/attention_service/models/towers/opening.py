@@ -1,0 +1,66 @@
+"""The towers of a folder, by its configs and the headers of its tensors."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError, safe_open
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.towers.openclip_towers import CONFIG, TENSORS, openclip_tower
+from attention_service.models.towers.timm_towers import is_timm, timm_tower
+from attention_service.models.towers.tower import Tower
+from attention_service.modules.store_files import read_regular, reason
+
+_DTYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+_LARGEST: Final = 2**22
+"""Bytes of a config."""
+_OWN: Final = "model.safetensors", "model.safetensors.index.json"
+
+
+def is_openclip(folder: Path) -> bool:
+    """True for a folder of OpenCLIP that transformers cannot read itself."""
+    return all((folder / name).is_file() for name in (CONFIG, TENSORS)) and not any(
+        (folder / name).exists() for name in _OWN
+    )
+
+
+def tower_of(folder: Path) -> Tower | None:
+    """The tower of a folder that timm or OpenCLIP wrote; None for any other folder. Raises InvalidCheckpoint."""
+    if is_openclip(folder):
+        return _made(openclip_tower, _config(folder, CONFIG), folder / TENSORS)
+    if (folder / "config.json").is_file() and is_timm(config := _config(folder, "config.json")):
+        if not (folder / _OWN[0]).is_file():
+            raise InvalidCheckpoint.at("checkpoint", f"it has no {_OWN[0]}, and nothing pickled is read; convert it")
+        return _made(timm_tower, config, folder / _OWN[0])
+    return None
+
+
+def _made(make: Callable[..., Tower], config: Mapping[str, Any], file: Path) -> Tower:
+    shapes, dtype = _headers(file)
+    try:
+        found = make(config, shapes, dtype)
+    except (TypeError, ValueError, IndexError, KeyError) as fault:  # entries of other types
+        raise InvalidCheckpoint.at("checkpoint", f"its config cannot be read: {str(fault)[:120]}") from fault
+    found.config["transformers_weights"] = file.name
+    return found.of(shapes)
+
+
+def _headers(file: Path) -> tuple[dict[str, tuple[int, ...]], str]:
+    """The shapes of all tensors, and the dtype of the first of floats."""
+    try:
+        with safe_open(file.resolve(), framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+            dtypes = [_DTYPES[code] for each in slices.values() if (code := each.get_dtype()) in _DTYPES]
+            return {name: tuple(each.get_shape()) for name, each in slices.items()}, (dtypes or ["float32"])[0]
+    except (SafetensorError, OSError) as fault:
+        raise InvalidCheckpoint.at("checkpoint", f"{file.name} cannot be read: {reason(fault)}") from fault
+
+
+def _config(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular((folder / name).resolve(), _LARGEST))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,61 @@
+"""Folders of timm: a config.json that has an ``architecture`` and a ``pretrained_cfg``, and a safetensors file."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attention_contract.errors import InvalidCheckpoint
+from attention_service.models.towers.timm_classes import as_class
+from attention_service.models.towers.timm_trunk import trunk_of
+from attention_service.models.towers.tower import INTERPOLATIONS, ImageSteps, Resizing, Shapes, Tower, square, unlike
+
+_FILE: Final = "model.safetensors"
+_MODES: Final[Mapping[str, Resizing]] = {"center": "shortest", "squash": "squash", "border": "longest"}
+_IMAGENET: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CLASSIFIES: Final = ("ForImageClassification", "ForImageClassificationWithTeacher")
+
+
+def is_timm(config: Mapping[str, Any]) -> bool:
+    """True for a config.json that timm wrote; older ones have all entries side by side."""
+    own = "pretrained_cfg" in config or {"input_size", "mean", "std"} <= config.keys()
+    return isinstance(config.get("architecture"), str) and own and "model_type" not in config
+
+
+def timm_tower(config: Mapping[str, Any], shapes: Shapes, dtype: str) -> Tower:
+    """The model of a folder of timm. Raises InvalidCheckpoint for one that no class of transformers computes."""
+    stated = config.get("pretrained_cfg", config)
+    if not isinstance(stated, Mapping):
+        raise InvalidCheckpoint.at("checkpoint", "pretrained_cfg of its config.json is no object")
+    size = square(_of_arguments(config, "img_size", stated.get("input_size", (3, 224, 224))))
+    trunk = trunk_of(str(config["architecture"]), shapes, "", size, config)
+    entries, parts = as_class(trunk)
+    labels = _labels(config, stated, trunk.head)
+    named = {"id2label": labels} if labels and entries["architectures"][0].endswith(_CLASSIFIES) else {}
+    return Tower("timm", {**entries, **named, "dtype": dtype}, trunk.moved(parts), image_steps(stated, size), _FILE)
+
+
+def image_steps(stated: Mapping[str, Any], size: tuple[int, int]) -> ImageSteps:
+    """The steps of timm's evaluation. Raises InvalidCheckpoint."""
+    share, mode = float(stated.get("crop_pct") or 0.875), str(stated.get("crop_mode") or "center")
+    interpolation = str(stated.get("interpolation") or "bicubic")
+    if mode not in _MODES or interpolation not in INTERPOLATIONS:
+        raise unlike(f"its images are prepared by crop_mode {mode[:40]!r} and interpolation {interpolation[:40]!r}")
+    mean, std = (tuple(map(float, stated.get(key) or own)) for key, own in zip(("mean", "std"), _IMAGENET, strict=True))
+    scale = math.floor(size[0] / share), math.floor(size[1] / share)
+    border = tuple(round(255 * each) for each in mean)
+    return ImageSteps(size, scale, _MODES[mode], interpolation, mean, std, border)
+
+
+def _of_arguments(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    found = (config.get("model_args") or {}).get(name)
+    return default if found is None else found
+
+
+def _labels(config: Mapping[str, Any], stated: Mapping[str, Any], count: int) -> dict[int, str]:
+    """The names of the classes; none if the config has none."""
+    named = config.get("label_names") or stated.get("label_names") or config.get("labels") or stated.get("labels")
+    numbered = enumerate(named) if isinstance(named, list) else named.items() if isinstance(named, Mapping) else ()
+    found = {int(key): str(value) for key, value in numbered}
+    if found.keys() != {*range(count)}:
+        found = {number: f"LABEL_{number}" for number in range(count)}
+    return found

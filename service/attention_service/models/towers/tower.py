@@ -1,0 +1,195 @@
+"""A checkpoint of another library as a class of transformers: its config, the source of each tensor, its images.
+
+Notation: D the width of a tower, N its patches. A part is a tensor of transformers that is made of tensors of the file.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from attention_contract.errors import InvalidCheckpoint
+
+Shapes = Mapping[str, Sequence[int]]
+"""The shape of each tensor of a file."""
+Resizing = Literal["shortest", "longest", "squash"]
+INTERPOLATIONS: Final = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+"""Names of the filters of Pillow, as timm and OpenCLIP write them."""
+
+
+class Part(NamedTuple):
+    """A tensor of transformers, made of tensors of a file."""
+
+    names: tuple[str, ...]
+    """The tensors that it is made of."""
+    make: Callable[..., Tensor]
+    """Makes it of them."""
+
+
+@dataclass(frozen=True)
+class ImageSteps:
+    """The way from an image to pixels."""
+
+    size: tuple[int, int]
+    """Height and width of the crop from its middle."""
+    scale: tuple[int, int]
+    """Height and width to which it is resized before."""
+    resizing: Resizing
+    """``shortest``: the crop is full, and edges are cut; ``longest``: all is seen, with borders; ``squash``: neither,
+    but the shape changes."""
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    border: tuple[int, ...] = (0, 0, 0)
+    """The colour of borders."""
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A checkpoint that another library wrote, as transformers would have it."""
+
+    library: str
+    config: dict[str, Any]
+    """The entries of its config.json."""
+    parts: dict[str, Part]
+    """Its tensors, by their names in transformers."""
+    images: ImageSteps
+    file: str
+    """The name of the file with the tensors."""
+    cleans: bool = False
+    """True if punctuation is removed from texts, and capitals, before they become tokens."""
+
+    left_out: tuple[str, ...] = ()
+    """The tensors of the file of which no part is made, sorted."""
+
+    def weights(self, dtype: str) -> str:
+        """The numbers of a model of it, as ``ran`` names them."""
+        return f"{dtype} of {self.library}"
+
+    def of(self, names: Iterable[str]) -> Self:
+        """The same with what is left out of tensors of these names."""
+        used = {name for part in self.parts.values() for name in part.names}
+        return replace(self, left_out=tuple(sorted(set(names) - used)))
+
+
+def unlike(reason: str) -> InvalidCheckpoint:
+    """The error for a checkpoint that no class of transformers computes exactly."""
+    return InvalidCheckpoint.at("checkpoint", f"no class of transformers computes it exactly: {reason}")
+
+
+def need(shapes: Shapes, name: str) -> Sequence[int]:
+    """The shape of a tensor. Raises InvalidCheckpoint without one."""
+    if name not in shapes:
+        raise InvalidCheckpoint.at("checkpoint", f"it lacks the tensor {name}")
+    return shapes[name]
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def whole(name: str) -> Part:
+    """A tensor as it is."""
+    return Part((name,), lambda x: x)
+
+
+def third(name: str, number: int) -> Part:
+    """One of the three equal parts of a fused projection: queries, keys, values."""
+    return Part((name,), lambda x: x.chunk(3)[number].clone())
+
+
+def half(name: str, number: int) -> Part:
+    """One of two equal parts."""
+    return Part((name,), lambda x: x.chunk(2)[number].clone())
+
+
+def transposed(name: str) -> Part:
+    """A matrix that multiplies from the other side."""
+    return Part((name,), lambda x: x.t().contiguous())
+
+
+def shaped(name: str, *shape: int) -> Part:
+    """The same numbers in another shape."""
+    return Part((name,), lambda x: x.reshape(shape))
+
+
+def behind_zeros(name: str) -> Part:
+    """Positions ``[1, N, D]`` behind one of zeros, for a class token that has no position."""
+    return Part((name,), lambda x: torch.nn.functional.pad(x, (0, 0, 1, 0)))
+
+
+def before_zeros(name: str) -> Part:
+    """A classifier ``[V, D]`` of the class token, for a class that appends the mean over the patches to it."""
+    return Part((name,), lambda x: torch.nn.functional.pad(x, (0, x.shape[1])))
+
+
+def joined(first: str, second: str) -> Part:
+    """Two tensors, one behind the other."""
+    return Part((first, second), lambda x, y: torch.cat([x, y]))
+
+
+def zeros_like(name: str, *shape: int) -> Part:
+    """Zeros, where transformers has a tensor that the computation does not use. ``name``: of one of its dtype."""
+    return Part((name,), lambda x: x.new_zeros(shape))
+
+
+def renamed(parts: Mapping[str, str], shapes: Shapes, prefix: str = "", source: str = "") -> dict[str, Part]:
+    """Weights and biases of modules, by their names in transformers and in the file. Without a bias that is missing.
+
+    ``prefix`` and ``source``: the beginnings of their names. Raises InvalidCheckpoint.
+    """
+    found: dict[str, Part] = {}
+    for new, old in parts.items():
+        need(shapes, f"{source}{old}.weight")
+        for kind in ("weight", "bias"):
+            if f"{source}{old}.{kind}" in shapes:
+                found[f"{prefix}{new}.{kind}"] = whole(f"{source}{old}.{kind}")
+    return found
+
+
+def fused(name: str, prefix: str, shapes: Shapes, *, dotted: bool = True) -> dict[str, Part]:
+    """The projections of queries, keys and values of an attention of transformers, from one fused tensor of the file.
+
+    ``dotted``: its name is followed by ``.weight``, else by ``_weight`` as in ``torch.nn.MultiheadAttention``.
+    Raises InvalidCheckpoint.
+    """
+    sign = "." if dotted else "_"
+    need(shapes, f"{name}{sign}weight")
+    return {
+        f"{prefix}{letter}_proj.{kind}": third(f"{name}{sign}{kind}", number)
+        for kind in ("weight", "bias")
+        if f"{name}{sign}{kind}" in shapes
+        for number, letter in enumerate("qkv")
+    }
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def depth(shapes: Shapes, prefix: str) -> int:
+    """The number of the layers whose tensors begin with a prefix and a number."""
+    numbers = {int(rest) for name in shapes if (rest := name.removeprefix(prefix).partition(".")[0]).isdecimal()
+               and name.startswith(prefix)}  # fmt: skip
+    if not numbers or numbers != {*range(len(numbers))}:
+        raise InvalidCheckpoint.at("checkpoint", f"the numbers of its layers ({prefix}0, …) have gaps, or it has none")
+    return len(numbers)
+
+
+def grid(shapes: Shapes, patches: str, size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+    """The side of a patch, and the rows and columns of patches of an image of this size. Raises InvalidCheckpoint.
+
+    ``patches``: the name of the convolution that makes them.
+    """
+    _, colours, down, across = need(shapes, patches)
+    if colours != 3 or down != across:
+        raise unlike(f"its patches have {colours} colours and {down} × {across} pixels; expected 3, and squares")
+    return down, (size[0] // down, size[1] // down)
+
+
+def square(numbers: Sequence[int] | int) -> tuple[int, int]:
+    """Height and width, from one number or two."""
+    if isinstance(numbers, int):
+        return numbers, numbers
+    height, width = numbers[-2:]
+    return int(height), int(width)

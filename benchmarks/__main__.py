@@ -21,6 +21,7 @@ PAGES = (
     "training",
     "long_inspection",
     "models",
+    "effects",
     "callers",
     "serving",
     "scaling",

@@ -9,6 +9,7 @@ from attention_client.media_files import AudioLike, ImageLike
 from attention_contract.schemas.analyses.attribution import Readout
 from attention_contract.schemas.analyses.effects import SweptEdit
 from attention_contract.schemas.analyses.hopfield import Projections
+from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
 from attention_contract.schemas.context import ContextSource
 from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
@@ -26,6 +27,7 @@ SpecLike = AttentionSpec | Mapping[str, Any]
 SelectLike = Select | Mapping[str, Sequence[int]]
 EditLike = Edit | Mapping[str, Any]
 SweptEditLike = SweptEdit | Mapping[str, Any]
+ModelSweptEditLike = ModelSweptEdit | Mapping[str, Any]
 DropoutLike = Dropout | Mapping[str, Any]
 AlternativeLike = Alternative | Mapping[str, Any]
 SessionShapeLike = SessionShape | Mapping[str, Any]
@@ -87,6 +89,12 @@ class ModelLensFields(ModelFields, total=False):
 
     lens: str | None
     positions: Sequence[int] | None
+
+
+class ModelEffectsFields(ModelFields, total=False):
+    """The fields of a request for a model's effects that are None by default."""
+
+    of: PredictedLogit | GivenAnswer | GivenUpstream | Mapping[str, Any] | None
 
 
 class ModelWeightsFields(SelectedFields, total=False):

@@ -27,6 +27,7 @@ from attention_contract.schemas.analyses import rollout as o
 from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
 from attention_contract.schemas.analyses.effects import EffectsReply, EffectsRequest, RawEffectsRequest
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.context import EXAMPLE_CONTEXT, ContextReply, ContextRequest
 from attention_contract.schemas.costs import accuracy as y
@@ -329,6 +330,12 @@ model_gradients = Operation(
     "model_gradients", "POST", "/v1/models/{model}/gradients", q.ModelGradientsRequest, q.ModelGradientsReply,
     "Exact gradients of a prediction of a whole model: by token, head, tap and hidden state",
     (*READS_BODY, *OF_MODEL, *WRITES), tensors=True, example=EXAMPLE_TEXT | {"wrt": ["tokens"]}, scopes=INFER,
+)  # fmt: skip
+model_effects = Operation(
+    "model_effects", "POST", "/v1/models/{model}/effects", ModelEffectsRequest, ModelEffectsReply,
+    "The change of a prediction of a whole model by each edit of a sweep: layers, heads, queries or keys",
+    (*READS_BODY, *OF_MODEL), tensors=True, pictures=("effects",),
+    example=EXAMPLE_TEXT | {"sweep": {"tap": "context", "over": ["layers", "heads"], "set": 0}}, scopes=INFER,
 )  # fmt: skip
 model_complexity = Operation(
     "model_complexity", "POST", "/v1/models/{model}/complexity", ModelComplexityRequest, ModelComplexityReply,

@@ -1,7 +1,8 @@
 """Figures over several heads or layers: similarity of every pair, effects of the edits of a sweep, rollout."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,15 +10,18 @@ from matplotlib.figure import Figure
 from attention_contract.errors import InvalidRequest
 from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.analyses.effects import EffectsReply
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.analyses.similarity import ComparedPart, RecordingSimilarity, SimilarityReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_pictures.heat_maps import heat_maps
+from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import head_table
 from attention_pictures.token_lines import token_lines
 from attention_pictures.weight_figures import sequence_of
 
 _MEASURES = {"jensen_shannon": "divergence in nats", "cka": "linear CKA"}
+_SINGULAR = {"layers": "layer", "heads": "head", "queries": "query", "keys": "key"}
 _MOST_NAMED = 3
 """Layers that a heading lists."""
 
@@ -59,23 +63,48 @@ def effects_figure(reply: EffectsReply, options: PictureOptions, names: Names) -
         for name in type(effects).model_fields
         if (values := getattr(effects, name)) is not None
     }
+    return _swept_figure(swept, found, "relative", "relative change of the output", options, names)
+
+
+def model_effects_figure(reply: ModelEffectsReply, options: PictureOptions, names: Names) -> Figure:
+    """Draw the effect of each edit on a prediction: one swept axis as a table, two as a map of the change."""
+    effects = reply.effects
+    batched = effects.value.ndim > len(reply.swept)
+    sequence = sequence_of(options, len(effects.value) if batched else None)
+    every = {"value": effects.value, "divergence": effects.divergence}
+    found = {name: x if sequence is None else x[sequence] for name, x in every.items() if x is not None}
+    tokens = reply.token_names or []
+    token = tokens[min(sequence or 0, len(tokens) - 1)] if tokens else ""
+    quantity = f"change of log p({token.strip()})" if token else "change of the measured number"
+    swept: dict[str, list[Any]] = {axis: list(indices) for axis, indices in reply.swept.items()}
+    return _swept_figure(swept, found, "value", quantity, options, names, signed=True)
+
+
+def _swept_figure(
+    swept: Mapping[str, Sequence[Any]], found: Mapping[str, Numbers], chief: str, quantity: str,
+    options: PictureOptions, names: Names, *, signed: bool = False,
+) -> Figure:  # fmt: skip
+    """Draw the measures of a sweep over one axis, or the chief one of two."""
     axes = list(swept)
-    if len(axes) == 1:
-        labels = [_swept(axes[0], index) for index in swept[axes[0]]]
-        return head_table(found, labels, heading(names, f"effects of edits over {axes[0]}"), options, rows_name="edit")
     if len(axes) > 2:
         raise InvalidRequest.at("sweep.over", f"a picture shows one or two swept axes, got {len(axes)}; sweep fewer")
-    rows, columns = ([head_name(None, n) if axis == "heads" else str(n) for n in swept[axis]] for axis in axes)
-    singular = {"heads": "head", "queries": "query", "keys": "key"}
+    labels = [[_swept(axis, index) for index in swept[axis]] for axis in axes]
+    if len(axes) == 1:
+        rows = [name if axes[0] == "heads" else f"{_SINGULAR[axes[0]]} {name}" for name in labels[0]]
+        title = heading(names, f"effects of edits over {axes[0]}")
+        return head_table(found, rows, title, options, signed=signed, rows_name="edit")
     return heat_maps(
-        np.asarray(found["relative"], np.float32)[None], [""], heading(names, f"effects over {' × '.join(axes)}"),
-        options, queries=rows, keys=columns, axes_names=(singular[axes[0]], singular[axes[1]]),
-        quantity="relative change of the output",
+        np.asarray(found[chief], np.float32)[None], [""], heading(names, f"effects over {' × '.join(axes)}"), options,
+        queries=labels[0], keys=labels[1], axes_names=(_SINGULAR[axes[0]], _SINGULAR[axes[1]]), quantity=quantity,
+        signed=signed,
     )  # fmt: skip
 
 
-def _swept(axis: str, index: int) -> str:
-    return head_name(None, index) if axis == "heads" else f"{axis.removesuffix('s')} {index}"
+def _swept(axis: str, index: Any) -> str:
+    """The name of one index: of a head, a token, a layer, or a group of tokens."""
+    if axis == "heads":
+        return head_name(None, index)
+    return ", ".join(map(str, index)) if isinstance(index, list) else str(index)
 
 
 def _layers(names: Sequence[str]) -> str:

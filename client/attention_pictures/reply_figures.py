@@ -12,6 +12,7 @@ from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.analyses.attribution import AttributionReply
 from attention_contract.schemas.analyses.circuits import CircuitsReply
 from attention_contract.schemas.analyses.effects import EffectsReply
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.analyses.similarity import RecordingSimilarity, SimilarityReply
@@ -22,7 +23,12 @@ from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.schemas.sessions import StepReply
 from attention_contract.schemas.weights import WeightsReply
 from attention_pictures.circuit_figures import circuits_figure
-from attention_pictures.comparison_figures import effects_figure, rollout_figure, similarity_figure
+from attention_pictures.comparison_figures import (
+    effects_figure,
+    model_effects_figure,
+    rollout_figure,
+    similarity_figure,
+)
 from attention_pictures.cost_lines import cost_lines
 from attention_pictures.heat_maps import heat_maps
 from attention_pictures.image_maps import image_figure
@@ -133,6 +139,7 @@ FIGURES: Final[dict[type, Callable[[Any, PictureOptions, Names], Figure]]] = {
     SimilarityReply: similarity_figure,
     RecordingSimilarity: similarity_figure,
     EffectsReply: effects_figure,
+    ModelEffectsReply: model_effects_figure,
     RolloutReply: rollout_figure,
     RecordingRollout: rollout_figure,
 }

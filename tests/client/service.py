@@ -31,6 +31,7 @@ from attention_contract.schemas.analyses import rollout as o
 from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, Attributions, Completeness
 from attention_contract.schemas.analyses.effects import Effects, EffectsReply
+from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.context import ContextReply
 from attention_contract.schemas.costs import accuracy as y
@@ -71,6 +72,7 @@ EXAMPLES = {
     "model_gradients": (("net", "the cat"), {"wrt": ["tokens"]}, "/v1/models/net/gradients"),
     "model_context": (("net", "The cat sat. A dog ran."), {"answer": " A cat.", "heads": 2}, "/v1/models/net/context"),
     "model_lens": (("net", "the cat"), {"of": ["heads"], "targets": [3]}, "/v1/models/net/lens"),
+    "model_effects": (("net", "the cat"), {"sweep": {"tap": "context", "set": 0}}, "/v1/models/net/effects"),
     "model_similarity": (("net", [["the cat", "a dog"]]), {"pooling": "mean"}, "/v1/models/net/similarity"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
@@ -258,6 +260,14 @@ def model_reply(kind: Any) -> Any:
             labels=[], ran=ran, prompt="The cat sat.", answer_text=" A cat.", generated=False, sources=[], answer=[]
         ),
         ModelLensReply: lambda: ModelLensReply(labels=[], ran=ran, kind="logit", positions=[], names={}, layers=[]),
+        ModelEffectsReply: lambda: ModelEffectsReply(
+            swept={"layers": [0], "heads": [0, 1]},
+            baseline=np.ones(()),
+            labels=[],
+            ran=ran,
+            token_names=[" mat"],
+            effects=ModelEffects(value=np.ones((1, 2)), divergence=np.full((1, 2), 0.25)),
+        ),
         TextSimilarityReply: lambda: TextSimilarityReply(similarity=[], labels=[], ran=ran),
         q.ModelWeightsReply: lambda: q.ModelWeightsReply(labels=[], ran=ran, layers=[]),
     }

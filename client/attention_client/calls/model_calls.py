@@ -5,9 +5,11 @@ from typing import Final, Literal, Unpack
 
 from attention_client.arguments import (
     ContextOptions,
+    ModelEffectsFields,
     ModelForwardFields,
     ModelGradientsFields,
     ModelLensFields,
+    ModelSweptEditLike,
     ModelWeightsFields,
 )
 from attention_client.calls.base import Call, CallOptions, call
@@ -16,6 +18,7 @@ from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
 from attention_client.media_files import ImageLike, image_pairs, with_media
 from attention_contract import operations
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.context import ContextReply, Measure
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.lenses import LensKind, LensPart, ModelLensReply
@@ -147,6 +150,21 @@ class Models(Generation[WayT], Surveys[WayT]):
         ``forward``. Raises InvalidRequest for a model without an unembedding, or whose parts do not sum.
         """
         return call(operations.model_lens, with_media(locals()))
+
+    @method
+    def effects(
+        self, model: str, text: str | Sequence[str] | None = None, *, sweep: ModelSweptEditLike, alone: bool = False,
+        **options: Unpack[ModelEffectsFields],
+    ) -> Call[ModelEffectsReply]:  # fmt: skip
+        """Return the change of a prediction by each edit of a sweep over layers, heads, queries or keys.
+
+        ``{"tap": "context", "over": ["layers", "heads"], "set": 0}`` knocks out each head of each layer in turn.
+        ``layers`` are those that are swept, ``window`` of the sweep the number of layers that one edit changes.
+        ``query_groups`` and ``key_groups`` of the sweep take groups of tokens in place of single ones: with
+        ``{"tap": "masked_scores", "set": float("-inf")}`` one group no longer sees another. ``of`` is the number that
+        is measured, as in ``gradients``. ``edits`` apply in every run. Inputs as in ``forward``.
+        """
+        return call(operations.model_effects, with_media(locals()))
 
     @method
     def similarity(

@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, Response
 from attention_contract import operations
 from attention_contract.base import WireModel
 from attention_contract.errors import Forbidden, InvalidRequest
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.context import ContextReply
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
@@ -136,6 +137,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "model_gradients": _model_handler("gradients", ModelGradientsReply),
     "model_context": _model_handler("context", ContextReply),
     "model_lens": _model_handler("lens", ModelLensReply),
+    "model_effects": _model_handler("effects", ModelEffectsReply),
     "model_similarity": _model_handler("similarity", TextSimilarityReply),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},

@@ -130,6 +130,25 @@ def test_edits_of_one_layer_change_what_the_model_predicts(models):
     assert models.forward("llama", TEXT, edits={"1": []}, compare="unedited").predictions[0].divergence == 0
 
 
+def test_effects_of_heads_are_those_of_single_edits(models):
+    sweep = {"tap": "context", "over": ["layers", "heads"], "set": 0}
+    reply = models.effects("llama", TEXT, sweep=sweep, of={"token": 5}, encoding="base64")
+    assert reply.swept == {"layers": [0, 1], "heads": [0, 1, 2, 3]}
+    edits = {"1": [{"tap": "context", "heads": [2], "set": 0}]}
+    single = models.forward("llama", TEXT, edits=edits, compare="unedited", return_=["logits"])
+    logits = np.asarray(single.logits[0], float)
+    value = logits[5] - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(reply.effects.value[1, 2], value - reply.baseline, atol=1e-4)
+    np.testing.assert_allclose(reply.effects.divergence[1, 2], single.predictions[0].divergence, atol=1e-5)
+    assert (reply.labels.tokens, reply.token, reply.ran.model) == (TEXT.split(), [5], "llama")
+    assert b"<svg" in reply.plot(width=500).data
+    with pytest.raises(InvalidRequest, match="context has no keys") as fault:
+        models.effects("llama", TEXT, sweep=sweep | {"over": ["keys"]})
+    assert fault.value.param == "sweep.over.0"
+    several = models.effects("llama", [TEXT, "the cat"], sweep=sweep, layers=[1])
+    assert several.effects.value.shape == (2, 1, 4)
+
+
 def test_gradients_are_those_of_the_eager_model(models, eager):
     table = eager.get_input_embeddings()(ids()).detach().requires_grad_()
     value = eager(inputs_embeds=table).logits[0, -1].log_softmax(-1)[5]

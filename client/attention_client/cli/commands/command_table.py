@@ -16,6 +16,8 @@ from attention_client.cli.tables.reply_output import AsJson, Ending
 from attention_contract import operations
 from attention_contract.schemas.costs.sweeps import Dimension
 
+EACH_HEAD_OF_ALL_LAYERS: Final = {"tap": "context", "over": ["layers", "heads"], "set": 0}
+"""The sweep of ``models effects`` that is taken without one."""
 EACH_HEAD: Final = {"tap": "context", "over": ["heads"], "set": 0}
 """The sweep of ``effects`` that is taken without one."""
 
@@ -171,6 +173,14 @@ COMMANDS: Final = {
         "models.gradients", operations.model_gradients, positional=("text",), chief="", forms=_OF_TEXTS,
         help="Show what a prediction depends on: the gradient of its log-probability by tokens, heads and states.\n\n"
         '--of \'{"token": " mat", "against": " bed"}\' names two tokens whose margin is differentiated.',
+    ),
+    "models effects": RequestCommand(
+        "models.effects", operations.model_effects, positional=("text",), chief="effects.value",
+        prepare=lambda _, fields, __: fields.setdefault("sweep", EACH_HEAD_OF_ALL_LAYERS),
+        forms=_OF_TEXTS
+        | {"sweep": Form(metavar="JSON|FILE", name="--edit", read=lambda text, _: read_object(text, "edit"))},
+        help="Show the change of a prediction by each edit of a sweep; by default each head of each layer is knocked "
+        "out in turn.\n\n--layer names the swept layers; --of the number that is measured, as in models gradients.",
     ),
     "models similarity": RequestCommand(
         "models.similarity", operations.model_similarity, chief="",

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from attention_client.cli.arguments.tensor_arguments import tensors
 from attention_client.cli.tables.block_map import print_map
-from attention_client.cli.tables.table_output import cell, line, number, print_out, table
+from attention_client.cli.tables.table_output import by_index, cell, line, number, print_out, table
 from attention_contract.reply_names import head_name
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.model_requests import (
     LayerWeights,
     ModelForwardReply,
@@ -167,6 +168,20 @@ def differentiated(reply: ModelGradientsReply) -> None:
         {"gradient of": name, "absolute error": number(check.max_absolute_error), "passed": cell("", check.passed)}
         for name, check in (reply.check or {}).items()
     )
+    model_ran(reply.ran)
+
+
+def changed(reply: ModelEffectsReply) -> None:
+    """Print what was measured, and a row for each edit, those that change the prediction most first."""
+    names = reply.token_names
+    for text, baseline in enumerate(np.atleast_1d(reply.baseline)):
+        token = None if names is None else names[min(text, len(names) - 1)]
+        fields = {"text": text if isinstance(reply.labels, list) else None, "baseline": number_of(baseline)}
+        line(fields if token is None else {"log p of": readable(token)} | fields)
+    singular = {"layers": "layer", "heads": "head", "queries": "query", "keys": "key"}
+    axes: dict[str, Sequence[Any] | None] = {"text": None} | {singular[axis]: at for axis, at in reply.swept.items()}
+    effects = dict(reply.effects)
+    by_index(axes, effects, largest="value" if effects["divergence"] is None else "divergence")
     model_ran(reply.ran)
 
 

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from attention_client.cli.arguments.tensor_arguments import tensors
 from attention_client.cli.tables.lens_tables import read_out
-from attention_client.cli.tables.model_tables import differentiated, looked, predicted
+from attention_client.cli.tables.model_tables import changed, differentiated, looked, predicted
 from attention_client.cli.tables.table_output import (
     by_index,
     facts,
@@ -34,6 +34,7 @@ from attention_contract.schemas import weights
 from attention_contract.schemas.analyses import circuits
 from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.analyses.hopfield import HopfieldReply
+from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
 from attention_contract.schemas.analyses.similarity import RecordingSimilarity, SimilarityReply
@@ -306,6 +307,7 @@ _VIEWS: Final[dict[type, Callable[[Any], None]]] = {
     EffectsReply: _effects,
     HardwareList: lambda reply: records(reply.hardware, columns=_COLUMNS[HardwareInfo]),
     HopfieldReply: _retrieved,
+    ModelEffectsReply: changed,
     ModelForwardReply: predicted,
     ModelGradientsReply: differentiated,
     ModelLensReply: read_out,

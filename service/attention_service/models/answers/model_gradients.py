@@ -19,7 +19,6 @@ from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.model_requests import (
-    GivenUpstream,
     LayerGradients,
     ModelGradientsReply,
     ModelGradientsRequest,
@@ -84,8 +83,6 @@ class ModelGradients:
 
         Raises InvalidRequest that names the field at fault.
         """
-        if loaded.head.predicts is None and not isinstance(request.of, GivenUpstream):
-            raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
         if isinstance(loaded.reader, PairInputs) and request.images and (request.text or request.tokens):
             raise InvalidRequest.at(
                 "images", "of a text and an image, their similarity is differentiated: ask …/similarity, or send one"
@@ -109,7 +106,7 @@ class ModelGradients:
                     place.check_tap(name, f"wrt.{index}")
             if request.by_head and "by_head" in request.model_fields_set:
                 place.check_tap("context", "by_head")
-        self._objective = objective_of(loaded, self.checked.inputs, request)
+        self._objective = objective_of(loaded, self.checked.inputs, request.of)
         if request.check and places_of_parts(loaded.model):
             raise InvalidRequest.at(
                 "check", "it computes in float64, which a model that is partly on disk cannot; leave it out"
@@ -119,10 +116,7 @@ class ModelGradients:
     def joins(self) -> bool:
         """True if several points of an integrated gradient can be one batch."""
         texts = len(self.checked.inputs.predicted.ids)
-        if self.checked.inputs.media is not None and self.checked.inputs.media is not self.checked.inputs.predicted:
-            return False
-        edits_by_text = texts > 1 and any(self.checked.edits.values())
-        return not edits_by_text and all(len(x) == texts for x in self.checked.inputs.arguments.values())
+        return self.checked.repeats and not (texts > 1 and any(self.checked.edits.values()))
 
     def reply(self, points: int = 1) -> ModelGradientsReply:
         """Run the model and differentiate. ``points``: those of an integrated gradient that are one batch."""

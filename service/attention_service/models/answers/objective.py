@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.errors import InvalidRequest, ShapeMismatch
-from attention_contract.schemas.model_requests import GivenAnswer, ModelGradientsRequest, PredictedLogit
+from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, PredictedLogit
 from attention_service.core.tensors import to_torch
 from attention_service.models.answers.given_answers import answer_ids, answer_logs, answer_places, check_answers
 from attention_service.models.inputs.input_stacks import Inputs
@@ -65,6 +65,20 @@ class Objective:
             return replace(self, places=places, ids=ids)
         return replace(self, ids=logs[:, 0].argmax(-1).tolist() if ids is None else ids)
 
+    def divergence(self, before: Rows, after: Rows) -> Tensor | None:
+        """Σ p · ln(p / q) ``[B]`` of predictions p and q in float64, in nats; None for a head that has none.
+
+        Of an answer the sum over its tokens, or the mean; else the mean over the positions.
+        """
+        if before.partition is not None or self.head.scores or self.head.predicts is None:
+            return None
+        texts = [self.head.logs(rows.logits.double()) for rows in (before, after)]
+        found = self.head.divergence(*texts)  # [B, positions]
+        if self.answers is None:
+            return found.mean(-1)
+        own = [row[: len(ids)] for row, ids in zip(found, self.answers, strict=True)]
+        return torch.stack([row.mean() if self.mean else row.sum() for row in own])
+
     def repeated(self, times: int) -> "Objective":
         """The same number of texts that come so many times, one batch behind the other."""
         ids = None if self.ids is None else self.ids * times
@@ -79,9 +93,13 @@ class Objective:
         return not given and (self.ids is None or self.places is None)
 
 
-def objective_of(loaded: LoadedModel, inputs: Inputs, request: ModelGradientsRequest) -> Objective:
-    """Check the number that a request differentiates. Raises InvalidRequest that names the field at fault."""
-    head, of = loaded.head, request.of
+def objective_of(
+    loaded: LoadedModel, inputs: Inputs, of: PredictedLogit | GivenAnswer | GivenUpstream | None
+) -> Objective:
+    """Check the number that a request is about, its field ``of``. Raises InvalidRequest that names the field."""
+    head = loaded.head
+    if head.predicts is None and not isinstance(of, GivenUpstream):
+        raise InvalidRequest.at("of", f"{loaded.without_head}; send upstream, ∂L/∂last hidden states")
     # A target is the decoder's text of any question, and no answer unless it is asked for.
     answered = inputs.target is None and any(inputs.answers) and head.predicts == "next"
     if isinstance(of, GivenAnswer) or (answered and of is None):

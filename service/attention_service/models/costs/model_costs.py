@@ -50,6 +50,8 @@ _COPIES: Final = 2
 """Times that a reply is in memory, if it goes through the pipe: in the model's process and in the server's."""
 _OF_POINTS: Final = 2**29
 """Bytes that texts, or points of an integrated gradient, which are one batch may take; more would hardly be faster."""
+_LOGS: Final = 4 * 8
+"""Bytes for each logit of a prediction that is compared with another in float64."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
 _COUNTS: Final = 2**63
 """A count that no reply can have."""
@@ -101,6 +103,25 @@ class ModelCosts:
         length = keys if self._loaded.reader.pairs else length
         of_one = self._pass_bytes(batch, length, keys, rows) + self._graph_bytes(batch, length, keys)
         return max(1, min(steps, min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
+
+    def copies_at_once(self, checked: CheckedRequest, most: int, free_bytes: int) -> int:
+        """Return the copies of texts that one pass of a sweep of edits has, with so many bytes of memory free."""
+        one = self.sweep_bytes(checked, 1)
+        of_copy = self.sweep_bytes(checked, 2) - one
+        return max(1, min(most, 1 + (min(free_bytes // 4, _OF_POINTS) - one) // max(1, of_copy)))
+
+    def sweep_bytes(self, checked: CheckedRequest, copies: int) -> int:
+        """Estimate the memory of a sweep of edits, of which each pass has so many copies of the texts."""
+        batch, length = checked.inputs.predicted.ids.shape
+        keys = max(length, checked.inputs.text.length)
+        answer = 1 if checked.inputs.target is not None else max(1, *map(len, checked.inputs.answers))
+        rows = answer if self._rows_alone else length
+        kept = (len(self._places) + 1) * 2 * batch * length * self._width * self._itemsize
+        logs = (copies + 1) * batch * answer * self._vocabulary * _LOGS
+        tasks = _SCORES * 4 * batch * self._most_heads * max(length, keys) * keys
+        need = self._pass_bytes(copies * batch, max(length, keys) if self._loaded.reader.pairs else length, keys, rows)
+        need += kept + logs + min(tasks, ROOM) + self._loaded.reader.front_bytes(checked.inputs.arguments)
+        return need + self.image_bytes(checked.inputs.media)
 
     def needed_bytes(self, checked: CheckedRequest, request: ModelInput, points: int = 1) -> int:
         """Estimate the memory of a request besides the model, its reply included.

@@ -123,6 +123,14 @@ class PredictionHead:
         """The probabilities of what ``logs`` returned; of a score its logistic function, as rerankers show it."""
         return logs.sigmoid() if self.scores else logs.exp()
 
+    def divergence(self, before: Tensor, after: Tensor) -> Tensor:
+        """Σ p · ln(p / q) ``[…]`` of ln p and ln q ``[…, V]``; of each class by itself where several can hold."""
+        total = (before.exp() * (before - after)).nan_to_num(0.0).sum(-1)
+        if self.several:
+            rests = [torch.log1p(-each.exp()) for each in (before, after)]
+            total += (rests[0].exp() * (rests[0] - rests[1])).nan_to_num(0.0).sum(-1)
+        return total.clamp_min(0.0)
+
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def named(self, reader: InputReader, ids: Sequence[int]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from attention_contract.base import valid
@@ -47,7 +46,7 @@ def predictions(
             if before is not None:
                 ids = list(dict.fromkeys([*ids, *before.logs.topk(min(top_k, len(before.logs))).indices.tolist()]))
                 if rows.partition is None and not head.scores:
-                    values["divergence"] = _divergence(head, before.logs, now.logs)
+                    values["divergence"] = float(head.divergence(before.logs, now.logs))
             top = []
             for each, token in zip(ids, head.named(reader, ids), strict=True):
                 fields = {"token": token, "id": each, "logit": float(now.logits[each]),
@@ -74,12 +73,3 @@ def _row(head: PredictionHead, rows: Rows, text: int, index: int) -> _Row:
     logits = rows.logits[text, index].double()
     logs = head.logs(logits, None if rows.partition is None else rows.partition[text, 0])
     return _Row(logits, logs, head.probabilities(logs))
-
-
-def _divergence(head: PredictionHead, before: Tensor, after: Tensor) -> float:
-    """Σ p · ln(p / q) of two rows of ln p; of each class by itself where several can hold."""
-    total = (before.exp() * (before - after)).nan_to_num(0.0).sum()
-    if head.several:
-        rests = [torch.log1p(-each.exp()) for each in (before, after)]
-        total += (rests[0].exp() * (rests[0] - rests[1])).nan_to_num(0.0).sum()
-    return max(0.0, float(total))

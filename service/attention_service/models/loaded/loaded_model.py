@@ -40,6 +40,7 @@ from attention_service.models.passes.attention_places import (
 )
 from attention_service.models.passes.module_hooks import after
 from attention_service.models.passes.module_states import ModuleStates
+from attention_service.models.passes.shared_layers import SharedLayers
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import (
@@ -91,6 +92,13 @@ class CheckedRequest:
         """The tokens of queries, or of keys that are the tokens of one text."""
         own = {"target": self.inputs.target, "media": self.inputs.media}.get(name or "")
         return self.inputs.text if own is None else own
+
+    @property
+    def repeats(self) -> bool:
+        """True if its texts can come several times in one pass, one batch behind the other."""
+        inputs = self.inputs
+        beside = inputs.media is not None and inputs.media is not inputs.predicted
+        return not beside and all(len(x) == len(inputs.predicted.ids) for x in inputs.arguments.values())
 
     def several(self, place: AttentionPlace) -> bool:
         """True if the results of a layer have a batch dimension."""
@@ -174,6 +182,7 @@ class LoadedModel:
                 raise InvalidCheckpoint.at(
                     "checkpoint", "its output pools the frames of its layers; load the model whose encoder it is"
                 )
+        self.shared_layers = SharedLayers(model, [*self.places.values()])
         self.embeds_time_first = any(place.time_first for place in self.places.values()) and self._embeds_time_first()
 
     @property
@@ -372,6 +381,17 @@ class LoadedModel:
             reason = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
             raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {reason}")
         return place
+
+    def begins_at(self, layer: int, *, narrow: bool = False) -> bool:
+        """True if copies of a text may share the layers before this one: see ``SharedLayers.is_able``."""
+        return self.shared_layers.is_able(layer, self._short_predictions, narrow=narrow)
+
+    def _short_predictions(self, copies: int) -> Tensor:
+        """The predictions ``[copies, V]`` of the last token of a short text."""
+        arguments = {name: torch.cat([x] * copies) for name, x in self.reader.short_runs()[0].items()}
+        output = self.run(arguments, AttentionPass({}))
+        found: Tensor = output[0]
+        return found[:, -1] if found.ndim > 2 else found
 
     def output_rows(
         self, arguments: Mapping[str, Tensor], asking: AttentionPass, places: Places | None, stack: Stack

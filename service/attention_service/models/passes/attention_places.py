@@ -191,14 +191,18 @@ class AttentionPlace:
 
         ``field``: that of the request in which the edits came.
         """
+        for index, edit in enumerate(edits):
+            self.check_edit(edit, bound, f"{field}.{self.key}.{index}")
+
+    def check_edit(self, edit: Edit, bound: BoundRequest, param: str) -> None:
+        """Check one edit, the field ``param``, as ``check_edits`` does."""
+        self.check_tap(edit.tap, f"{param}.tap")
         sizes = {"output": bound.replaced(layout=Layout(merged=True), heads=1, value_dim=self.output_width)}
         if self.beside.gate is not None:
             sizes[GATE] = bound.replaced(value_dim=self.beside.gate.width)
         if self.beside.rate is not None:
             sizes[INDEX_SCORES] = bound.replaced(keys=bound.queries // self.beside.rate)
-        for index, edit in enumerate(edits):
-            self.check_tap(edit.tap, f"{field}.{self.key}.{index}.tap")
-            check_edit_sizes(edit, sizes.get(edit.tap, bound), f"{field}.{self.key}.{index}")
+        check_edit_sizes(edit, sizes.get(edit.tap, bound), param)
 
 
 def kinds_of(places: Iterable[AttentionPlace]) -> list[tuple[AttentionPlace, int]]:

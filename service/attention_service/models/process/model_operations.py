@@ -9,6 +9,7 @@ import torch
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.schemas.context import ContextRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.lenses import ModelLensRequest
@@ -36,6 +37,7 @@ from attention_service.models.answers.pair_similarity import (
     pair_similarity_reply,
     plan_pair_similarity,
 )
+from attention_service.models.answers.swept_effects import EffectsOfSweep
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
 from attention_service.models.answers.tokenized_inputs import tokenize, tokenizing_bytes
 from attention_service.models.answers.vector_similarity import plan_similarity, similarity_reply
@@ -180,6 +182,25 @@ class ServedModel:
                 self.costs.needed_bytes(checked, request, points), lambda: Answer(gradients.reply(points)),
                 self.costs.silent_seconds(checked, passes),
             )  # fmt: skip
+
+        return self._after_decoding(request, work)
+
+    def _effects(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
+        request = _read(ModelEffectsRequest, body)
+
+        def work() -> PricedRun:
+            effects = EffectsOfSweep(self.loaded, request)
+            copies = self.costs.copies_at_once(effects.checked, effects.copies, facts["free_bytes"])
+            need = self.costs.sweep_bytes(effects.checked, copies)
+
+            def advance() -> Answer | PricedRun:
+                effects.advance(copies)
+                return Answer(effects.reply()) if effects.has_ended else one_pass()
+
+            def one_pass() -> PricedRun:
+                return PricedRun(need, advance, self.costs.silent_seconds(effects.checked, effects.next_copies(copies)))
+
+            return one_pass()
 
         return self._after_decoding(request, work)
 
@@ -356,6 +377,7 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Pr
     "forward": ServedModel._forward,
     "weights": ServedModel._weights,
     "gradients": ServedModel._gradients,
+    "effects": ServedModel._effects,
     "complexity": ServedModel._complexity,
     "chat": ServedModel._chat,
     "complete": ServedModel._complete,

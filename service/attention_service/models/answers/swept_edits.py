@@ -1,0 +1,126 @@
+"""The edits of a sweep over a model, one for each combination of the swept indices, by the layers that they change."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.effects import MAX_EFFECTS
+from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest, ModelSweptEdit
+from attention_contract.schemas.attention import Edit
+from attention_service.core.edits import AXES
+from attention_service.models.loaded.loaded_model import CheckedRequest
+from attention_service.models.passes.attention_places import AttentionPlace
+from attention_transformers.model_layers import LayerKey
+
+_GROUPS = {"queries": "query_groups", "keys": "key_groups"}
+
+
+@dataclass(frozen=True)
+class LayerSweep:
+    """The edits of a request's sweep."""
+
+    swept: dict[str, list[Any]]
+    """The indices along each swept axis, as the reply has them."""
+    edits: list[Mapping[LayerKey, Edit]]
+    """The edit of each layer, for each combination, the last axis fastest; none where no layer has such an index."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of indices along each axis."""
+        return tuple(map(len, self.swept.values()))
+
+
+def layer_sweep(request: ModelEffectsRequest, checked: CheckedRequest) -> LayerSweep:
+    """Return the edits of a sweep. Raises InvalidRequest that names the field at fault."""
+    sweep, places = request.sweep, checked.places
+    sizes = {place.key: _sizes(sweep, place, checked) for place in places}
+    swept: dict[str, list[Any]] = {}
+    for index, axis in enumerate(sweep.over):
+        if axis == "layers":
+            if sweep.window > len(places):
+                raise InvalidRequest.at(
+                    "sweep.window", f"it takes {sweep.window} of {len(places)} layers; take fewer", limit=len(places)
+                )
+            swept[axis] = [place.key for place in places[: len(places) - sweep.window + 1]]
+            continue
+        if axis not in AXES[sweep.tap]:
+            reason = f"{sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}"
+            raise InvalidRequest.at(f"sweep.over.{index}", reason)
+        most = max(each[axis] for each in sizes.values())
+        groups = getattr(sweep, _GROUPS.get(axis, ""), None)
+        listed = getattr(sweep, axis)
+        for at, group in enumerate(groups or ()):
+            if max(group) >= most:
+                raise InvalidRequest.at(
+                    f"sweep.{_GROUPS[axis]}.{at}",
+                    f"{max(group)} is out of range; there are {most} {axis}, numbered from 0",
+                    limit=most,
+                )
+        swept[axis] = [*range(most)] if listed is None and groups is None else list(groups or listed)
+    if (count := prod(map(len, swept.values()))) > MAX_EFFECTS:
+        raise InvalidRequest.at(
+            "sweep",
+            f"it has {count} edits; at most {MAX_EFFECTS} are tried in one request. List fewer layers, heads, queries "
+            "or keys",
+            limit=MAX_EFFECTS,
+            actual=count,
+        )
+    for place, _ in checked.kinds:
+        place.check_edit(_plain(sweep), checked.bound(place), "sweep")
+    return LayerSweep(swept, [_edits(sweep, swept, chosen, places, sizes) for chosen in _combinations(swept)])
+
+
+def _combinations(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, tuple[int, Any]]]:
+    """The place and the index along each axis, of each combination."""
+    every = product(*(enumerate(indices) for indices in swept.values()))
+    return [dict(zip(swept, chosen, strict=True)) for chosen in every]
+
+
+def _sizes(sweep: ModelSweptEdit, place: AttentionPlace, checked: CheckedRequest) -> dict[str, int]:
+    """The heads, queries and keys of a tap of one layer."""
+    heads = place.widths.kv_heads if sweep.tap in {"k", "v"} else place.widths.heads
+    return {"heads": heads, "queries": checked.stack(place.queries).length, "keys": checked.keys(place).length}
+
+
+def _plain(sweep: ModelSweptEdit) -> Edit:
+    """The edit of all indices at once."""
+    return Edit.model_construct(**{name: getattr(sweep, name) for name in Edit.model_fields})
+
+
+def _edits(
+    sweep: ModelSweptEdit, swept: Mapping[str, Sequence[Any]], chosen: Mapping[str, tuple[int, Any]],
+    places: Sequence[AttentionPlace], sizes: Mapping[LayerKey, Mapping[str, int]],
+) -> Mapping[LayerKey, Edit]:  # fmt: skip
+    """The edits of one combination."""
+    first = chosen["layers"][0] if "layers" in chosen else 0
+    count = sweep.window if "layers" in chosen else len(places)
+    found: dict[LayerKey, Edit] = {}
+    for place in places[first : first + count]:
+        edit = _plain(sweep)
+        for axis, (at, index) in chosen.items():
+            if axis == "layers":
+                continue
+            group = index if isinstance(index, list) else [index]
+            # Without a list, value covers all indices; with groups too.
+            at_value = group if getattr(sweep, axis) is None else [at]
+            edit = _part(edit, axis, group, at_value)
+        if all(max(getattr(edit, axis) or [0]) < size for axis, size in sizes[place.key].items()):
+            found[place.key] = edit
+    return found
+
+
+def _part(edit: Edit, axis: str, indices: Sequence[int], places: Sequence[int]) -> Edit:
+    """An edit of these indices of an axis alone, with the entries of its value at these places."""
+    changed: dict[str, Any] = {axis: [*indices]}
+    if edit.value is not None:
+        value = np.asarray(edit.value)
+        rank = 4 if "heads" in AXES[edit.tap] else 3
+        dim = AXES[edit.tap][axis] - rank + value.ndim
+        if dim >= 0 and value.shape[dim] != 1:
+            changed["value"] = np.take(value, places, axis=dim)
+    return edit.model_copy(update=changed)

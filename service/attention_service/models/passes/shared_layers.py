@@ -1,0 +1,188 @@
+"""Passes over copies of a text that differ from one layer on: the layers before it run once, for all copies.
+
+A pass without changes keeps the state before each layer. A pass that begins at a layer gets that state, and the layers
+before it answer with what they returned. Behind the last attention, only the tokens whose predictions are wanted go on.
+A short trial shows for each layer that such a pass has the numbers of a whole one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from attention_service.models.passes.attention_places import NOT_RUNNING, AttentionPlace
+from attention_service.models.passes.module_hooks import before
+from attention_transformers.model_layers import LayerKey
+
+_SAME: Final = 64
+"""Difference of two runs that count as equal, in roundings of the dtype relative to the largest number."""
+_MOST: Final = 0.02
+"""The same of dtypes with few digits."""
+
+
+@dataclass(eq=False)
+class KeptStates:
+    """The states of one pass without changes."""
+
+    before: dict[int, Tensor] = field(default_factory=dict)
+    """``[B, L, d_model]`` before each layer."""
+    returned: dict[int, Any] = field(default_factory=dict)
+    """The output of each layer, in the form that it has."""
+    behind: list[nn.Module] = field(default_factory=list)
+    """The modules of the last layer that ran after its attention."""
+
+
+class SharedLayers:
+    """The layers of one model, if they are one stack."""
+
+    def __init__(self, model: nn.Module, places: Sequence[AttentionPlace]) -> None:
+        """``places``: all attentions of the model."""
+        self._blocks = _stack(model, places)
+        at = {id(block): index for index, block in enumerate(self._blocks)}
+        self._index: dict[LayerKey, int] = {place.key: at[id(place.layer)] for place in places if self._blocks}
+        self._last = next((each.module for each in places if self._index.get(each.key) == self.count - 1), None)
+        """The attention of the last layer."""
+        self._able: dict[tuple[int, bool], bool] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of layers; 0 of a model whose layers are no one stack."""
+        return len(self._blocks)
+
+    def first(self, layers: Iterable[LayerKey]) -> int:
+        """The place in the stack of the first of these layers; 0 if it is unknown."""
+        return min((self._index.get(layer, 0) for layer in layers), default=0)
+
+    @contextmanager
+    def keeping(self) -> Iterator[KeptStates]:
+        """Keep the state before each layer of the pass that runs until the block ends."""
+        kept = KeptStates()
+        with ExitStack() as stack:
+            for index, block in enumerate(self._blocks):
+                stack.callback(before(block, partial(_keep, kept.before, index)))
+                stack.callback(block.register_forward_hook(partial(_note, kept.returned, index)).remove)
+            ran: list[nn.Module] = []
+            for child in self._blocks[-1].children() if self._last is not None else ():
+                stack.callback(child.register_forward_hook(lambda module, *_: ran.append(module)).remove)
+            yield kept
+        attends = [at for at, module in enumerate(ran) if self._last in [*module.modules()]]
+        kept.behind = ran[attends[-1] + 1 :] if attends else []
+
+    @contextmanager
+    def beginning(self, kept: KeptStates, first: int, copies: int, positions: Tensor | None) -> Iterator[None]:
+        """Begin the pass over so many copies at a layer, until the block ends.
+
+        positions ``[B, P]``: the tokens of each text that go on behind the last attention; None for all.
+        """
+        with ExitStack() as stack:
+            for index in range(first):
+                stack.callback(_replaced(self._blocks[index], partial(_constant, kept.returned[index])))
+            state = kept.before[first]
+            shape = (copies * len(state), *state.shape[1:])
+            many = state.expand(shape) if len(state) == 1 else state.repeat(copies, *(1 for _ in shape[1:]))
+            stack.callback(before(self._blocks[first], lambda _: many))
+            for module in self._blocks[first].modules() if copies > 1 and len(state) == 1 else ():
+                if next(module.children(), None) is None:
+                    stack.callback(_replaced(module, partial(_once, module.forward)))
+            if positions is not None:
+                every = positions.repeat(copies, 1)
+                for module in kept.behind:
+                    stack.callback(_replaced(module, partial(_narrowed, module.forward, every)))
+            yield
+
+    def is_able(self, first: int, run: Callable[[int], Tensor], *, narrow: bool) -> bool:
+        """True if a pass that begins at this layer has the numbers of a whole one, as a short trial shows once.
+
+        run: a pass over so many copies of a short text; returns the predictions ``[copies, V]`` of its last token.
+        ``narrow``: only that token goes on behind the last attention.
+        """
+        if not self._blocks:
+            return False
+        if (first, narrow) not in self._able:
+            self._able[first, narrow] = self._trial(first, run, narrow=narrow)
+        return self._able[first, narrow]
+
+    def _trial(self, first: int, run: Callable[[int], Tensor], *, narrow: bool) -> bool:
+        try:
+            with self.keeping() as kept:
+                run(1)
+            if len(kept.before) < self.count or len(kept.returned) < self.count:
+                return False
+            last = torch.tensor([[kept.before[0].shape[1] - 1]])
+            whole = run(2)
+            with self.beginning(kept, first, 2, last if narrow else None):
+                found = run(2)
+        except NOT_RUNNING:
+            return False
+        most = min(_SAME * torch.finfo(whole.dtype).eps, _MOST) * whole.abs().max()
+        return bool((whole - found).abs().max() <= most)
+
+
+def _keep(states: dict[int, Tensor], index: int, state: Tensor) -> None:
+    states[index] = state.detach()
+
+
+def _note(outputs: dict[int, Any], index: int, _: nn.Module, __: Any, output: Any) -> None:
+    outputs[index] = output
+
+
+def _stack(model: nn.Module, places: Sequence[AttentionPlace]) -> list[nn.Module]:
+    """The layers of the one list that has all attentions of a model, each layer one; none if there is no such list."""
+    layers = [place.layer for place in places]
+    own = [place.module for place in places]
+    if len({*map(id, layers)}) < len(layers) or len({*map(id, own)}) < len(own) or any(map(_is_moved, places)):
+        return []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and {*map(id, layers)} <= {*map(id, module)}:
+            return [*module]
+    return []
+
+
+def _is_moved(place: AttentionPlace) -> bool:
+    """True if the states around an attention are not ``[B, L, d_model]`` of one text, or its layer is itself."""
+    return bool(place.turn) or place.time_first or place.layer is place.module
+
+
+def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
+    """Put another function in the place of a module's own. Returns the function that ends it."""
+    own = vars(module).get("forward")
+    module.forward = forward
+
+    def end() -> None:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+    return end
+
+
+def _constant(output: Any, *_: Any, **__: Any) -> Any:
+    return output
+
+
+def _once(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """The result of a module, computed for one of several equal copies."""
+    if options or len(args) != 1 or not isinstance(args[0], Tensor):
+        return forward(*args, **options)
+    [state] = args
+    if state.ndim < 2 or state.stride(0) or len(state) == 1:
+        return forward(state)
+    found = forward(state[:1])
+    return found.expand(len(state), *found.shape[1:]) if isinstance(found, Tensor) else forward(state)
+
+
+def _narrowed(
+    forward: Callable[..., Any], positions: Tensor, state: Tensor, *args: Any, **options: Any
+) -> Any:  # fmt: skip
+    """The result of a module for the states of these tokens ``[B, P]``, with zeros for the others."""
+    index = positions.to(state.device)[..., None]
+    result = forward(state.gather(1, index.expand(-1, -1, state.shape[2])), *args, **options)
+    found, *rest = result if isinstance(result, tuple) else (result,)
+    every = found.new_zeros(*state.shape[:2], found.shape[2])
+    every.scatter_(1, index.expand(-1, -1, found.shape[2]), found)
+    return (every, *rest) if isinstance(result, tuple) else every

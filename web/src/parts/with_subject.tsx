@@ -132,7 +132,7 @@ function Chosen({ subject, Component }: { subject: Subject; Component: OfSubject
 }
 
 /** The views that show all layers. */
-const OF_ALL_LAYERS = ["overview", "rollout"];
+const OF_ALL_LAYERS = ["overview", "rollout", "lens"];
 
 function Header({ subject }: { subject: Subject | null }) {
   const { view, params, go } = usePage();

@@ -158,6 +158,19 @@ export interface ContextReply {
   ablation?: { hidden?: number[][]; removed?: number[][] };
   ran: ModelRan;
 }
+/** P positions, H heads, T targets; tokens are ids. */
+export interface LensReply {
+  labels: ModelLabels | ModelLabels[];
+  /** The texts of all tokens in the reply. */
+  names: Partial<Record<number, string>>;
+  layers: {
+    layer: number | string;
+    /** `[P, k]` each. */
+    hidden?: { top?: { ids: number[][]; logits: number[][]; probabilities?: number[][] } };
+    /** Tops `[H, P, k]`, targets `[H, P, T]`. */
+    heads?: { top?: { ids: number[][][] }; targets?: number[][][] };
+  }[];
+}
 export interface CheckpointAttention {
   name: string;
   layer: number;

@@ -1,0 +1,70 @@
+"""The lens on the page: layers down, tokens across, the likeliest token in each cell, and the heads behind a click."""
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import live_server
+from tests.web.conftest import PHONE
+
+pytest.importorskip("transformers")
+TEXT = "Kate met Tamiro in the park. Then Tam"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The URL of a server at which `tiny` is loaded."""
+    with live_server(tmp_path_factory.mktemp("models")) as url:
+        httpx.post(f"{url}/v1/models", json={"checkpoint": "tiny"}, timeout=120).raise_for_status()
+        yield url
+
+
+def shown(token: str) -> str:
+    return f"·{token[1:]}" if token.startswith(" ") else token
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+def test_each_cell_is_the_likeliest_token_and_a_click_reads_its_heads(visit):
+    page = visit.open("#/lens?source=model:tiny")
+    grid = page.locator(".lens tbody tr")
+    grid.first.wait_for()
+    reply = visit.http.post("/v1/models/tiny/lens", json={"text": TEXT, "top_k": 5}).json()
+    name = {int(token): shown(text) for token, text in reply["names"].items()}
+    for row, layer in zip(grid.all(), reply["layers"], strict=True):
+        expected = [name[each[0]] for each in layer["hidden"]["top"]["ids"]]
+        assert [each.strip() for each in row.locator("button").all_inner_texts()] == expected
+    assert visit.violations() == []
+    grid.nth(1).locator("button").last.click()
+    page.wait_for_url("**layer=1**")
+    top = reply["layers"][1]["hidden"]["top"]
+    behind = page.locator("table", has_text="Behind L1, after 13 am").locator("tbody tr")
+    behind.first.wait_for()
+    assert behind.locator("th").all_inner_texts() == [name[each] for each in top["ids"][13]]
+    logits = [number(row.locator("td").first.inner_text()) for row in behind.all()]
+    np.testing.assert_allclose(logits, top["logits"][13], rtol=2e-3)
+    final = reply["layers"][-1]["hidden"]["top"]["ids"][13][0]
+    asked = {"text": TEXT, "of": ["heads"], "layers": [1], "positions": [13], "targets": [final]}
+    heads = visit.http.post("/v1/models/tiny/lens", json=asked).json()["layers"][0]["heads"]
+    rows = page.locator("table", has_text="What each head adds").locator("tbody tr")
+    rows.filter(has_text="L1H0").wait_for()
+    added = [number(row.locator("td").first.inner_text()) for row in rows.all()]
+    np.testing.assert_allclose(added, np.array(heads["targets"])[:, 0, 0], rtol=1e-2, atol=1e-6)
+    visit.picture("lens")
+    page.get_by_role("button", name="Open L1H0").click()
+    page.wait_for_url("**#/head?**head=0**layer=1**query=13**")
+
+
+@PHONE
+def test_the_lens_fits_a_phone(visit):
+    page = visit.open("#/lens?source=model:tiny")
+    page.locator("table", has_text="What each head adds").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert visit.violations() == []
+
+
+def test_what_has_no_lens_says_so(visit):
+    page = visit.open("#/lens?source=builtin:cat")
+    page.get_by_text("A lens reads a whole model").wait_for()

@@ -7,11 +7,11 @@ from attention_client.array_likes import TensorLike
 from attention_client.calls import CallOptions
 from attention_client.media_files import AudioLike, ImageLike
 from attention_contract.schemas.analyses.attribution import Readout
+from attention_contract.schemas.analyses.context import ContextSource
 from attention_contract.schemas.analyses.effects import SweptEdit
 from attention_contract.schemas.analyses.hopfield import Projections
 from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
 from attention_contract.schemas.attention import Dropout, Edit, KernelName, Select
-from attention_contract.schemas.context import ContextSource
 from attention_contract.schemas.costs.complexity import Alternative, SessionShape, Shape
 from attention_contract.schemas.costs.sweeps import Sweep
 from attention_contract.schemas.model_requests import GivenAnswer, GivenUpstream, ModelStatisticOptions, PredictedLogit

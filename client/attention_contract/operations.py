@@ -26,10 +26,10 @@ from attention_contract.schemas.analyses import hopfield as h
 from attention_contract.schemas.analyses import rollout as o
 from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
+from attention_contract.schemas.analyses.context import EXAMPLE_CONTEXT, ContextReply, ContextRequest
 from attention_contract.schemas.analyses.effects import EffectsReply, EffectsRequest, RawEffectsRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
-from attention_contract.schemas.context import EXAMPLE_CONTEXT, ContextReply, ContextRequest
 from attention_contract.schemas.costs import accuracy as y
 from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as w

@@ -30,10 +30,10 @@ from attention_contract.schemas.analyses import hopfield as h
 from attention_contract.schemas.analyses import rollout as o
 from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, Attributions, Completeness
+from attention_contract.schemas.analyses.context import ContextReply
 from attention_contract.schemas.analyses.effects import Effects, EffectsReply
 from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
-from attention_contract.schemas.context import ContextReply
 from attention_contract.schemas.costs import accuracy as y
 from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as g

@@ -72,6 +72,14 @@ def test_capacity_plans_for_absent_hardware(server, tmp_path):
 
 
 @pytest.mark.slow
+def test_hiding_a_source_agrees_best_with_leaving_it_out(server):
+    printed = succeed(sys.executable, EXAMPLES / "context_agreement.py", ATTENTION_URL=server)
+    rows = {name: float(found) for name, found in re.findall(r"^(\w+) +(-?\d\.\d\d) +\d+%$", printed, re.MULTILINE)}
+    assert rows.keys() == {"hidden", "attention", "gradient"}
+    assert max(rows, key=rows.__getitem__) == "hidden"
+
+
+@pytest.mark.slow
 def test_knocking_heads_out_finds_those_that_copy(server):
     printed = succeed(sys.executable, EXAMPLES / "knock_out_a_head.py", ATTENTION_URL=server)
     assert "right without an edit: 100%" in printed

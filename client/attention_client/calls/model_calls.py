@@ -18,8 +18,8 @@ from attention_client.calls.method import WayT, method
 from attention_client.calls.survey_calls import Surveys
 from attention_client.media_files import ImageLike, image_pairs, with_media
 from attention_contract import operations
+from attention_contract.schemas.analyses.context import ContextReply, Measure
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
-from attention_contract.schemas.context import ContextReply, Measure
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
 from attention_contract.schemas.lenses import LensKind, LensPart, ModelLensReply
 from attention_contract.schemas.model_requests import (

@@ -44,6 +44,10 @@ PANELS: Final = {
             "commands.generation_commands:chat",
             "Chat with a model, and show what the heads looked at for each token. One line is one message.",
         ),
+        "context": Entry(
+            "commands.context_commands:context",
+            "Show which parts of a prompt made each sentence of an answer, given or generated.",
+        ),
         "transcribe": Entry(
             "commands.transcription_commands:transcribe",
             "Write down what is said in a sound, with the seconds at which each word begins and ends.",

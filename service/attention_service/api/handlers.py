@@ -12,9 +12,9 @@ from starlette.responses import FileResponse, Response
 from attention_contract import operations
 from attention_contract.base import WireModel
 from attention_contract.errors import Forbidden, InvalidRequest
+from attention_contract.schemas.analyses.context import ContextReply
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
-from attention_contract.schemas.context import ContextReply
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
 from attention_contract.schemas.lenses import ModelLensReply

@@ -10,8 +10,8 @@ from tests.models_walk.compared import built
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.context import MAX_SENTENCES, ContextRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.context import MAX_SENTENCES, ContextRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.validation import validate
@@ -260,6 +260,17 @@ def test_the_price_counts_the_products_that_run(returned):
     assert price.peak_bytes == max(stage.peak_bytes for stage in run.stages)
     assert (price.sources, price.tokens) == (3, len(IDS))
     assert price.flops == pytest.approx(counter.get_total_flops(), rel=0.3)
+
+
+def test_the_time_follows_the_passes_that_ran():
+    """As a machine that is busy makes each of them take longer."""
+    model, costs = loaded("llama"), ModelCosts(loaded("llama"))
+    body = {"text": PROMPT, "answer": ANSWER}
+    price = validate(ModelComplexityRequest, body)
+    before = context_report(model, costs, price, 2**30).context.predicted_ms
+    for ratio in (3.0, 1.0, 3.0):
+        costs.pace.note(2.0, 2.0 * ratio)
+    assert context_report(model, costs, price, 2**30).context.predicted_ms == pytest.approx(3 * before)
 
 
 def test_passes_have_as_many_rows_as_there_is_memory_for():

@@ -10,7 +10,7 @@ from tests.api.talk import post, refuse
 from tests.conftest import eventually, live_server
 
 from attention_client import AsyncClient, Client, InvalidRequest
-from attention_contract.schemas.context import EXAMPLE_CONTEXT
+from attention_contract.schemas.analyses.context import EXAMPLE_CONTEXT
 
 TEXT = "The cat sat on the mat. The dog ran to the river. A bird sang in the tree."
 URL = "/v1/models/tiny/context"

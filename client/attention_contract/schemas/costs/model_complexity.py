@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, assembled, at_fault
-from attention_contract.schemas.context import ContextFields, ContextRequest
+from attention_contract.schemas.analyses.context import ContextFields, ContextRequest
 from attention_contract.schemas.lenses import LensPart
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.context import ContextRequest
+from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_service.models.answers.context.context_costs import ContextSizes, new_tokens, stages
 from attention_service.models.answers.context.context_plan import ContextPlan

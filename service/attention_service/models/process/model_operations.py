@@ -9,8 +9,8 @@ import torch
 
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
-from attention_contract.schemas.context import ContextRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
 from attention_contract.schemas.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest

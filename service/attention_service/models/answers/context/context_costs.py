@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from attention_contract.schemas.context import ContextRequest
+from attention_contract.schemas.analyses.context import ContextRequest
 from attention_contract.schemas.costs.model_complexity import ContextCost, ModelComplexityReply, ModelComplexityRequest
 from attention_service.models.answers.context.context_ablation import joins
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.context import MAX_SENTENCES, MAX_SOURCES, ContextRequest
+from attention_contract.schemas.analyses.context import MAX_SENTENCES, MAX_SOURCES, ContextRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.prompts import Message
 from attention_service.models.answers.context.sentence_spans import sentence_spans
@@ -136,7 +136,7 @@ def plan_context(loaded: LoadedModel, request: ContextRequest) -> ContextPlan:
         raise InvalidRequest.at(
             "split", f"the prompt has {len(found)} parts; name at most {MAX_SOURCES} sources", limit=MAX_SOURCES
         )
-    places = [place for place in read.checked.places if place.queries == "text"]
+    places = [each for each in read.checked.places if each.queries == "text" and each.mixes == "attention"]
     plan = ContextPlan(read.prompt, found, replace(read.checked, places=places))
     if read.answer is not None:
         check_answers(loaded, plan.inputs, "answer" if request.messages is None or request.answer else "messages")
@@ -246,7 +246,8 @@ def _check_measures(loaded: LoadedModel, request: ContextRequest, plan: ContextP
                 )
             if place.taps is not None:
                 place.check_tap("weights", wanted["hidden"])
-        if unseen := loaded.info()["unseen"]:
+        others = {each.mixes for each in loaded.places.values() if each.mixes != "attention"}
+        if unseen := [*loaded.info()["unseen"], *sorted(others)]:
             raise InvalidRequest.at(
                 wanted["hidden"],
                 f"its layers {', '.join(unseen)} read a text without keys that could be hidden; leave hidden out of "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_contract.base import valid
-from attention_contract.schemas.context import (
+from attention_contract.schemas.analyses.context import (
     Ablation,
     AnswerSentence,
     ContextReply,

@@ -68,17 +68,23 @@ class ContextFields(WireModel):
     """The number of heads that matter most to the answer whose attention is returned too; they are found by
     ``gradient``."""
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_NEW_TOKENS)
-    """The largest number of tokens of a generated answer; default: 128, or what the model has positions for. This and
-    the following fields are those of ``/v1/completions``."""
+    """The largest number of tokens of a generated answer; default: 128, or what the model has positions for."""
     min_tokens: int | None = Field(default=None, ge=0, le=MAX_NEW_TOKENS)
+    """The number of tokens before which a generated answer does not end."""
     temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
     """0 takes the most likely token."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Sample from the most likely tokens that together have this probability."""
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    """Sample from this number of the most likely tokens; 0 or -1 for all."""
     min_p: float | None = Field(default=None, ge=0, le=1)
+    """Sample from the tokens that are at least this times as likely as the most likely one."""
     repetition_penalty: float | None = Field(default=None, gt=0, le=1000, allow_inf_nan=False)
+    """Divides positive logits, and multiplies negative ones, of the tokens of prompt and answer."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """The seed of the draws."""
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
+    """Texts before which a generated answer ends."""
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
     """The name or path of an adapter that answers beside the model, as the model ``base:adapter`` does."""
     alone: bool = False

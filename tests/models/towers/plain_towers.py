@@ -22,6 +22,7 @@ TIMM = {
     "dinov2": ("vit_small_patch14_dinov2", {"scaled": True}),
     "dinov2-gated": ("vit_giant_patch14_dinov2", {"scaled": True, "gated": True}),
     "dinov2-registers": ("vit_small_patch14_reg4_dinov2", {"scaled": True, "apart": True, "registers": 3}),
+    "dinov3": ("vit_small_patch16_dinov3_qkvb", {"rotated": True, "registers": 3, "eps": 1e-5}),
     "clip": ("vit_base_patch32_clip_224", {"normed": True, "classes": True, "eps": 1e-5}),
     "clip-quick": ("vit_base_patch32_clip_quickgelu_224", {"normed": True, "eps": 1e-5, "activation": "quick"}),
     "siglip": ("vit_base_patch16_siglip_224", {"token": False, "pools": True}),
@@ -37,6 +38,7 @@ ARE = {
     "dinov2": "Dinov2Model",
     "dinov2-gated": "Dinov2Model",
     "dinov2-registers": "Dinov2WithRegistersModel",
+    "dinov3": "DINOv3ViTModel",
     "clip": "CLIPVisionModel",
     "clip-quick": "CLIPVisionModel",
     "siglip": "SiglipVisionModel",
@@ -77,7 +79,8 @@ def timm_tensors(kind):
         x.add(name, 1, 1, WIDTH)
     if registers:
         x.add("reg_token", 1, registers, WIDTH)
-    x.add("pos_embed", 1, PATCHES + (0 if facts.get("apart") else token + taught), WIDTH)
+    if not facts.get("rotated"):
+        x.add("pos_embed", 1, PATCHES + (0 if facts.get("apart") else token + taught), WIDTH)
     x.add("patch_embed.proj.weight", WIDTH, 3, PATCH, PATCH)
     if facts.get("normed"):
         x.norm("norm_pre")
@@ -87,7 +90,9 @@ def timm_tensors(kind):
         at = f"blocks.{number}."
         for each in ("norm1", "norm2"):
             x.norm(at + each)
-        x.linear(f"{at}attn.qkv", 3 * WIDTH, WIDTH)
+        x.linear(f"{at}attn.qkv", 3 * WIDTH, WIDTH, bias=not facts.get("rotated"))
+        for name in ("attn.q_bias", "attn.v_bias", "gamma_1", "gamma_2") if facts.get("rotated") else ():
+            x.add(at + name, WIDTH)
         x.linear(f"{at}attn.proj", WIDTH, WIDTH)
         x.linear(f"{at}mlp.fc1", (2 if facts.get("gated") else 1) * INNER, WIDTH)
         x.linear(f"{at}mlp.fc2", WIDTH, INNER)
@@ -141,6 +146,21 @@ def norm(x, tensors, name, eps):
     return functional.layer_norm(x, x.shape[-1:], tensors[f"{name}.weight"], tensors[f"{name}.bias"], eps)
 
 
+def rotated(x, heads):
+    """Queries or keys ``[B, L, D]`` whose last tokens, the patches, are rotated by their places from −1 to 1."""
+    x, size = x.view(*x.shape[:2], heads, -1).clone(), x.shape[-1] // heads
+    side = SIZE // PATCH
+    places = (torch.arange(side) + 0.5) / side * 2 - 1
+    periods = 100.0 ** (torch.arange(size // 4) / (size // 4))
+    down, across = (places[:, None] * 2 * torch.pi / periods for _ in range(2))
+    for row in range(side):
+        for column in range(side):
+            angle, at = torch.cat([down[row], across[column]]), x.shape[1] - PATCHES + row * side + column
+            one, other = x[:, at].chunk(2, -1)
+            x[:, at] = torch.cat([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
+    return x.flatten(2)
+
+
 def run_timm(kind, tensors, pixels, heads=HEADS):
     """Run a vision transformer of timm: the weights of each layer, the last states, and logits or a pooled vector."""
     facts, eps = TIMM[kind][1], TIMM[kind][1].get("eps", 1e-6)
@@ -151,7 +171,9 @@ def run_timm(kind, tensors, pixels, heads=HEADS):
     x = x.flatten(2).transpose(1, 2)
     names = [name for name in ("cls_token", "dist_token", "reg_token") if name in tensors]
     before = [tensors[name].expand(len(x), -1, -1) for name in names]
-    if facts.get("apart"):
+    if facts.get("rotated"):
+        x = torch.cat([*before, x], 1)
+    elif facts.get("apart"):
         x = torch.cat([*before, x + tensors["pos_embed"]], 1)
     else:
         x = torch.cat([*before, x], 1) + tensors["pos_embed"]
@@ -160,16 +182,20 @@ def run_timm(kind, tensors, pixels, heads=HEADS):
     for number in range(DEPTH):
         at = f"blocks.{number}."
         q, k, v = linear(norm(x, tensors, f"{at}norm1", eps), tensors, f"{at}attn.qkv").chunk(3, -1)
+        if facts.get("rotated"):
+            q, k = rotated(q + tensors[f"{at}attn.q_bias"], heads), rotated(k, heads)
+            v = v + tensors[f"{at}attn.v_bias"]
         y, seen = attend(q, k, v, heads)
         weights.append(seen)
-        x = x + linear(y, tensors, f"{at}attn.proj") * tensors.get(f"{at}ls1.gamma", 1)
+        scales = [tensors.get(f"{at}ls{each}.gamma", tensors.get(f"{at}gamma_{each}", 1)) for each in (1, 2)]
+        x = x + linear(y, tensors, f"{at}attn.proj") * scales[0]
         y = linear(norm(x, tensors, f"{at}norm2", eps), tensors, f"{at}mlp.fc1")
         if facts.get("gated"):
             gate, up = y.chunk(2, -1)
             y = functional.silu(gate) * up
         else:
             y = act(y)
-        x = x + linear(y, tensors, f"{at}mlp.fc2") * tensors.get(f"{at}ls2.gamma", 1)
+        x = x + linear(y, tensors, f"{at}mlp.fc2") * scales[1]
     x = norm(x, tensors, "norm", eps)
     return weights, x, _end(facts, tensors, x, act, eps, heads)
 

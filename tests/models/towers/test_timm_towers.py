@@ -151,9 +151,10 @@ def test_every_architecture_that_is_opened_is_the_one_of_timm(monkeypatch):
             continue
         block, own = theirs.blocks[0], ours.get("vision_config", ours)
         tanh = type(block.mlp.act).__name__ == "GELUTanh"
-        act = {"QuickGELU": "quick_gelu", "SiLU": "gelu"}.get(type(block.mlp.act).__name__, "gelu")
-        assert type(theirs).__name__ in {"VisionTransformer", "VisionTransformerDistilled"}, name
-        assert type(block).__name__ == "Block", name
+        gates = "silu" if ours["model_type"] == "dinov3_vit" else "gelu"
+        act = {"QuickGELU": "quick_gelu", "SiLU": gates}.get(type(block.mlp.act).__name__, "gelu")
+        classes = {("VisionTransformer", "Block"), ("VisionTransformerDistilled", "Block")}
+        assert (type(theirs).__name__, type(block).__name__) in classes or ours["model_type"] == "dinov3_vit", name
         expected = (block.attn.num_heads, block.norm1.eps, "gelu_pytorch_tanh" if tanh else act)
         assert (own["num_attention_heads"], own["layer_norm_eps"], own["hidden_act"]) == expected, name
         assert theirs.norm.eps == own["layer_norm_eps"], name
@@ -187,7 +188,7 @@ def test_its_numbers_are_those_of_timm_itself(tmp_path, monkeypatch, kind):
         block.attn.attn_drop.register_forward_hook(lambda _, __, weights: seen.append(weights.detach()))
     pixels = create_transform(**resolve_model_data_config(theirs))(Image.fromarray(image))[None]
     with torch.no_grad():
-        expected = theirs(pixels)[0]
+        expected = theirs.forward_features(pixels)[0, 0] if kind == "dinov3" else theirs(pixels)[0]
     model = load(tmp_path / "m")
     near(model.reader._processed([Image.fromarray(image)])["pixel_values"], pixels, 1e-6)
     ends = "logits" if model.head.predicts else "pooled" if model.model.config.model_type != "vit" else "hidden"

@@ -36,6 +36,8 @@ def as_class(trunk: Trunk) -> tuple[dict[str, Any], dict[str, Part]]:
     """The config of transformers that computes a trunk, and its tensors. Raises InvalidCheckpoint."""
     if trunk.has("fc_norm.weight") or not trunk.has("norm.weight"):
         raise unlike("its last norm comes behind the mean over the patches (fc_norm), or it has none")
+    if trunk.rotates:
+        return _dinov3(trunk)
     if not trunk.has("pos_embed"):
         raise unlike("it has no table of positions (pos_embed)")
     if not trunk.has("cls_token"):
@@ -152,6 +154,34 @@ def _dinov2(trunk: Trunk, *, apart: bool) -> tuple[dict[str, Any], dict[str, Par
     end = "ForImageClassification" if classifies else "Model"
     sizes = {name: value for name, value in trunk.sizes.items() if name != "intermediate_size"}
     return {"model_type": kind, "architectures": [f"{title}{end}"], **sizes, **own}, parts
+
+
+def _dinov3(trunk: Trunk) -> tuple[dict[str, Any], dict[str, Part]]:
+    """DINOv3. Source: Siméoni et al. 2025."""
+    gated = trunk.has("blocks.0.mlp.fc1_g.weight")
+    names = {"attention.o_proj": "attn.proj", "norm1": "norm1", "norm2": "norm2", "mlp.down_proj": "mlp.fc2"}
+    names |= {"mlp.gate_proj": "mlp.fc1_g", "mlp.up_proj": "mlp.fc1_x"} if gated else {"mlp.up_proj": "mlp.fc1"}
+    parts = _layers(trunk, "model.layer.", names)
+    biased = trunk.has("blocks.0.attn.q_bias")
+    for number in range(depth(trunk.shapes, "blocks.")):
+        old, new = f"blocks.{number}.", f"model.layer.{number}."
+        own = {f"layer_scale{each}.lambda1": f"gamma_{each}" for each in (1, 2)}
+        own |= {f"attention.{letter}_proj.bias": f"attn.{letter}_bias" for letter in "qv" if biased}
+        for name, source in own.items():
+            need(trunk.shapes, old + source)
+            parts[new + name] = whole(old + source)
+    for name in ("cls_token", "reg_token"):
+        need(trunk.shapes, name)
+    parts |= renamed({"norm": "norm", "embeddings.patch_embeddings": "patch_embed.proj"}, trunk.shapes)
+    parts |= {
+        "embeddings.cls_token": whole("cls_token"), "embeddings.register_tokens": whole("reg_token"),
+        "embeddings.mask_token": zeros_like("cls_token", 1, 1, trunk.width),
+    }  # fmt: skip
+    more = {
+        "num_register_tokens": int(trunk.shapes["reg_token"][1]), "use_gated_mlp": gated, "rope_theta": 100.0,
+        "query_bias": biased, "key_bias": False, "value_bias": biased,
+    }  # fmt: skip
+    return {"model_type": "dinov3_vit", "architectures": ["DINOv3ViTModel"], **trunk.sizes, **more}, parts
 
 
 def _clip(trunk: Trunk) -> tuple[dict[str, Any], dict[str, Part]]:

@@ -26,7 +26,10 @@ def timm_tower(config: Mapping[str, Any], shapes: Shapes, dtype: str) -> Tower:
     stated = config.get("pretrained_cfg", config)
     if not isinstance(stated, Mapping):
         raise InvalidCheckpoint.at("checkpoint", "pretrained_cfg of its config.json is no object")
-    size = square(_of_arguments(config, "img_size", stated.get("input_size", (3, 224, 224))))
+    size = square(stated.get("input_size") or 224)
+    built = (config.get("model_args") or {}).get("img_size")
+    if built is not None and stated.get("fixed_input_size"):  # as timm does; else images of any size are taken
+        size = square(built)
     trunk = trunk_of(str(config["architecture"]), shapes, "", size, config)
     entries, parts = as_class(trunk)
     labels = _labels(config, stated, trunk.head)
@@ -44,11 +47,6 @@ def image_steps(stated: Mapping[str, Any], size: tuple[int, int]) -> ImageSteps:
     scale = math.floor(size[0] / share), math.floor(size[1] / share)
     border = tuple(round(255 * each) for each in mean)
     return ImageSteps(size, scale, _MODES[mode], interpolation, mean, std, border)
-
-
-def _of_arguments(config: Mapping[str, Any], name: str, default: Any) -> Any:
-    found = (config.get("model_args") or {}).get(name)
-    return default if found is None else found
 
 
 def _labels(config: Mapping[str, Any], stated: Mapping[str, Any], count: int) -> dict[int, str]:

@@ -17,11 +17,13 @@ _KNOWN: Final = re.compile(
     r"(_\d+)?(_miil)?|deit3?_[a-z]+(_distilled)?_patch\d+_\d+|flexivit_[a-z]+|test_vit3?"
 )
 """Architectures whose layers are those of timm's class ``VisionTransformer``."""
+_ROTATED: Final = re.compile(r"vit_[a-z0-9]+(_plus)?_patch\d+_dinov3(_qkvb)?")
+"""Architectures of DINOv3, whose layers are those of timm's class ``Eva``."""
 _TANH: Final = re.compile(r"vit_(base_patch32|giantopt_patch16|so400m_patch16|large_patch16(?=.*_512))_siglip")
 """Architectures that approximate GELU by a hyperbolic tangent."""
 _HEADS: Final = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 """Heads by width, where it is not one for each 64 numbers."""
-_OWN_HEADS: Final = {"giantopt": 16, "vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit3": 3}
+_OWN_HEADS: Final = {"giantopt": 16, "vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit3": 3, "7b": 32}
 """Heads by name, or by the size in it, where it is neither."""
 _READ: Final = frozenset({
     "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "class_token",
@@ -33,6 +35,9 @@ _READ: Final = frozenset({
 _SET: Final = frozenset({"num_heads", "global_pool"})
 """Arguments that are read."""
 _BLOCK: Final = re.compile(r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|ls[12]|mlp\.fc[12])\.(weight|bias|gamma)")
+_ROTATED_BLOCK: Final = re.compile(
+    r"blocks\.\d+\.((norm[12]|attn\.(qkv|proj)|mlp\.(fc[12]|fc1_[gx]))\.(weight|bias)|gamma_[12]|attn\.[qv]_bias)"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Trunk:
     pool: str
     """``token``, ``avg`` or ``map``."""
     size: tuple[int, int]
+    rotates: bool = False
+    """True for DINOv3, which rotates queries and keys by the places of their patches."""
 
     def has(self, name: str) -> bool:
         """True if the file has a tensor of this name."""
@@ -92,10 +99,11 @@ def trunk_of(architecture: str, shapes: Shapes, source: str, size: tuple[int, in
 
     ``source``: the beginning of its tensors' names. ``config``: may state arguments of its own.
     """
-    if _KNOWN.fullmatch(architecture) is None:
+    rotates = _ROTATED.fullmatch(architecture) is not None
+    if not rotates and _KNOWN.fullmatch(architecture) is None:
         raise unlike(
             f"the server does not know the architecture {architecture[:80]!r} of timm; it knows the plain vision "
-            "transformers (vit_, deit_, deit3_, flexivit_) with their CLIP, SigLIP and DINOv2 variants"
+            "transformers (vit_, deit_, deit3_, flexivit_) with their CLIP, SigLIP, DINOv2 and DINOv3 variants"
         )
     arguments = config.get("model_args") or {}
     if not isinstance(arguments, Mapping):
@@ -103,18 +111,23 @@ def trunk_of(architecture: str, shapes: Shapes, source: str, size: tuple[int, in
     if strange := sorted(arguments.keys() - _READ - _SET):
         raise unlike(f"its model_args set {', '.join(map(str, strange[:4]))}, which the server does not read")
     own = {name.removeprefix(source): shape for name, shape in shapes.items() if name.startswith(source)}
-    blocks = [name for name in own if name.startswith("blocks.") and _BLOCK.fullmatch(name) is None]
+    known = _ROTATED_BLOCK if rotates else _BLOCK
+    blocks = [name for name in own if name.startswith("blocks.") and known.fullmatch(name) is None]
     if blocks:
         raise unlike(f"its layers have {sorted(blocks)[0]}")
     width = need(own, "patch_embed.proj.weight")[0]
     size_named = next((part for part in architecture.split("_") if part in _OWN_HEADS), architecture)
-    heads = arguments.get("num_heads") or _OWN_HEADS.get(size_named) or _HEADS.get(width, width // 64)
+    usual = width // 64 if rotates else _HEADS.get(width, width // 64)
+    heads = arguments.get("num_heads") or _OWN_HEADS.get(size_named) or usual
     if not isinstance(heads, int) or heads < 1 or width % heads:
         raise InvalidCheckpoint.at("checkpoint", f"its width {width} is no multiple of {heads} heads")
     clip = "_clip" in architecture
     activation = "quick_gelu" if "quickgelu" in architecture else "gelu"
+    if "blocks.0.mlp.fc1_g.weight" in own:
+        activation = "silu"
     pools = "map" if own.keys() & {"attn_pool.latent"} else "token" if "cls_token" in own else "avg"
     return Trunk(
         own, source, heads, "gelu_pytorch_tanh" if _TANH.match(architecture) else activation,
-        1e-5 if clip else 1e-6, str(config.get("global_pool") or arguments.get("global_pool") or pools), size,
+        1e-5 if clip or rotates else 1e-6, str(config.get("global_pool") or arguments.get("global_pool") or pools),
+        size, rotates,
     )  # fmt: skip

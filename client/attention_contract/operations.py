@@ -16,11 +16,8 @@ from attention_contract.schemas import models as n
 from attention_contract.schemas import modules as m
 from attention_contract.schemas import openai as i
 from attention_contract.schemas import recordings as r
-from attention_contract.schemas import responses as p
 from attention_contract.schemas import server as s
 from attention_contract.schemas import sessions as t
-from attention_contract.schemas import tokenization as z
-from attention_contract.schemas import transcriptions as x
 from attention_contract.schemas.analyses import circuits as u
 from attention_contract.schemas.analyses import hopfield as h
 from attention_contract.schemas.analyses import rollout as o
@@ -44,6 +41,9 @@ from attention_contract.schemas.gradients import (
     RawPassRequest,
 )  # fmt: skip
 from attention_contract.schemas.lenses import ModelLensReply, ModelLensRequest
+from attention_contract.schemas.openai_api import responses as p
+from attention_contract.schemas.openai_api import tokenization as z
+from attention_contract.schemas.openai_api import transcriptions as x
 from attention_contract.schemas.picture_options import WEIGHT_VIEWS, View
 from attention_contract.schemas.prompts import EXAMPLE_TEXT
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest

@@ -40,11 +40,11 @@ from attention_contract.schemas.costs import hardware as g
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
 from attention_contract.schemas.lenses import ModelLensReply
+from attention_contract.schemas.openai_api.responses import ModelResponse, OutputMessage, OutputText
+from attention_contract.schemas.openai_api.tokenization import Tokenization
+from attention_contract.schemas.openai_api.transcriptions import HeardDuration, Transcription
 from attention_contract.schemas.prompts import ModelRan, TokenLabelsReply
-from attention_contract.schemas.responses import ModelResponse, OutputMessage, OutputText
 from attention_contract.schemas.text_similarity import TextSimilarityReply
-from attention_contract.schemas.tokenization import Tokenization
-from attention_contract.schemas.transcriptions import HeardDuration, Transcription
 from attention_contract.schemas.weights import HeadStatistics, TopKeys, WeightsReply
 from attention_contract.wire import JSON, PICTURES, from_body, to_body
 

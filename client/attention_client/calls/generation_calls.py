@@ -16,10 +16,10 @@ from attention_contract.schemas.openai import (
     Completion,
     Embeddings,
 )
-from attention_contract.schemas.responses import ModelResponse, ResponseEvent
+from attention_contract.schemas.openai_api.responses import ModelResponse, ResponseEvent
+from attention_contract.schemas.openai_api.tokenization import Tokenization
+from attention_contract.schemas.openai_api.transcriptions import Transcription
 from attention_contract.schemas.text_similarity import Pooling
-from attention_contract.schemas.tokenization import Tokenization
-from attention_contract.schemas.transcriptions import Transcription
 
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Messages = Sequence[Mapping[str, Any]]

@@ -138,8 +138,9 @@ class ModelInfo(WireModel):
     """Its layers that mix tokens and are not among ``layers``, with the reason, by number or by stack and number; known
     once the model is resident."""
     left_out: list[str] = Field(default_factory=list)
-    """The first 100 tensors of its checkpoint that the model does not take, such as a classifier of texts; known once
-    the model is resident. Files of an adapter's folder that are not used, such as another tokenizer."""
+    """Files of its folder that are not read, each with the reason, such as tensors in another format, or a config.json
+    beside a GGUF file, which is read alone; files of an adapter's folder that are not used, such as another tokenizer.
+    Once the model is resident, also the first 100 tensors that it does not take, such as a classifier of texts."""
     refused: str | None = None
     """The reason why it cannot be loaded, found from its files without starting a process."""
 

@@ -22,6 +22,7 @@ from attention_service.models.gguf_facts import config_of, refusal_of_gguf, take
 from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS, HeadKind, class_names, head_kind
 from attention_service.models.towers.opening import tower_of
 from attention_service.models.towers.tower import Tower
+from attention_service.models.unread_files import unread_beside, unread_files
 from attention_service.modules.checkpoints.adapter_files import is_adapter
 from attention_service.modules.checkpoints.catalogue import paths, unreadable_reason
 from attention_service.modules.checkpoints.checkpoint_files import TINY, gguf_file, located, open_checkpoint
@@ -66,6 +67,8 @@ class ModelFolder:
     """The header of a GGUF file."""
     tower: Tower | None = None
     """The encoders of a checkpoint that timm or OpenCLIP wrote."""
+    left_out: Sequence[str] = ()
+    """Its files that are not read, each with the reason."""
 
     @property
     def adapter(self) -> AdapterFolder | None:
@@ -105,9 +108,9 @@ class ModelFolder:
             predicts=None if self._head is None else self._head.predicts,
             classes=[*class_names(self._head, self.config.get("id2label"))][:LISTED_CLASSES],
             stored=(self.form or self.stored) if self.tower is None else self.tower.weights(self.stored),
-            left_out=[] if self.tower is None else [*self.tower.left_out[:LISTED_TENSORS]],
             bytes=self.resident_bytes(dtype),
             refused=self.refused,
+            left_out=[*self.left_out, *(() if self.tower is None else self.tower.left_out[:LISTED_TENSORS])],
             adapter=self.name if is_adapter(self.folder) else None,
         )
 
@@ -166,6 +169,7 @@ def find_folder(root: Path, checkpoint: str) -> ModelFolder:
         form=None if opened.form is None else opened.form.label,
         fault=refusal_of(root, folder, config, opened.names),
         tower=tower,
+        left_out=unread_files(folder, {*opened.names.values()}),
     )
 
 
@@ -183,6 +187,7 @@ def _gguf(root: Path, path: str, file: Path) -> ModelFolder:
         stored=header.form if header.form in _WIDTHS else "float32",
         form=None if header.form in _WIDTHS else header.form,
         fault=refusal_of_gguf(file, header) or outside,
+        left_out=[] if file.parent == root.resolve() else unread_beside(file),
         header=header,
     )
 

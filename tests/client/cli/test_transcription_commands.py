@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from attention_client.cli.commands import transcription_commands
-from attention_contract.schemas.transcriptions import HeardWord, Transcription
+from attention_contract.schemas.openai_api.transcriptions import HeardWord, Transcription
 from tests.client.cli.command_line import invoke
 
 WORDS = [HeardWord(word="the", start=0.0, end=0.48), HeardWord(word="cat", start=0.48, end=12.5)]

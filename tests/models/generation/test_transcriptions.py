@@ -30,7 +30,7 @@ from tests.models.small_models import near
 
 from attention_client import Client
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.transcriptions import Transcription, TranscriptionRequest
+from attention_contract.schemas.openai_api.transcriptions import Transcription, TranscriptionRequest
 from attention_contract.validation import validate
 from attention_service.core.inspection.time_warping import warped_frames, warping_path
 from attention_service.models.generation import generation

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from attention_client import Client
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import PROCESS_BYTES, find_folder, listed
@@ -12,6 +13,8 @@ from attention_service.modules.checkpoints.checkpoint_files import open_checkpoi
 
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
+from tests.client.tiny_models import tokenizer
+from tests.conftest import live_server
 from tests.models.gguf_files import BLOCK_BYTES, IDS, llama, write
 
 LEGACY = ("F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -94,6 +97,25 @@ def test_a_text_is_read_by_the_tokenizer_of_the_file(tmp_path):
     found = same(tmp_path, llama(), tokens=True)
     assert found.reader.takes == ["text"]
     assert found.reader.tokenizer("a c")["input_ids"] == [1, 8, 10]
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_no_file_beside_it_is_read_and_each_is_told(tmp_path, tokens):
+    (tmp_path / "net").mkdir()
+    write(tmp_path / "net" / "net.gguf", llama(), entries={"pooling_type": 1}, tokens=tokens)
+    alone = loaded(tmp_path / "net" / "net.gguf").reader
+    tokenizer().save_pretrained(tmp_path / "net")
+    (tmp_path / "net" / "config.json").write_text('{"model_type": "llama", "rms_norm_eps": 0.5}')
+    with live_server(tmp_path) as url, Client(url) as client:
+        client.models.load("net")
+        info = client.models.get("net")
+        assert {each.partition(" (")[0] for each in info.left_out} == {
+            "config.json", "tokenizer.json", "tokenizer_config.json", "llama.pooling_type",
+        }  # fmt: skip
+        assert info.takes == alone.takes
+        if tokens:
+            expected = alone.tokenizer("the cat")["input_ids"]
+            assert client.models.tokenize("net", "the cat").tokens == expected != tokenizer()("the cat")["input_ids"]
 
 
 @pytest.mark.parametrize(

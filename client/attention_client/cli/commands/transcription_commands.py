@@ -9,7 +9,7 @@ from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
 from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.reply_output import AsJson
-from attention_contract.schemas.transcriptions import TranscriptionRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.wire import to_json
 
 _OPTIONS: Final = options_of(TranscriptionRequest, only={"language", "prompt", "temperature"})

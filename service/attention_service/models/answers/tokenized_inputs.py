@@ -1,8 +1,8 @@
 """The tokens of a text or a conversation, as the model reads them, without a pass."""
 
 from attention_contract.schemas.model_requests import ModelForwardRequest
+from attention_contract.schemas.openai_api.tokenization import Tokenization, TokenizeRequest
 from attention_contract.schemas.prompts import TextPart
-from attention_contract.schemas.tokenization import Tokenization, TokenizeRequest
 from attention_service.models.inputs.conversations import ChatForm, messages_of
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.inputs.input_stacks import Stack

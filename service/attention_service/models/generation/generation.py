@@ -15,8 +15,8 @@ from transformers import LogitsProcessorList
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
-from attention_contract.schemas.responses import ResponseRequest
-from attention_contract.schemas.transcriptions import TranscriptionRequest
+from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_service.core.cancellation import checkpoint, deadline
 from attention_service.models.answers.model_inspection import forward_reply
 from attention_service.models.generation.completion_objects import CompletionObjects, Json, Token

@@ -12,9 +12,9 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import AttentionOfTokens, ChatCompletionRequest, CompletionRequest
+from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.schemas.prompts import ImageBytes, images_in, sounds_in
-from attention_contract.schemas.responses import ResponseRequest
-from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_service.core.inspection.statistics import CLASS_SHARES, DEFAULT_STATISTICS
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.generation.joined_past import ROWS_OF_TEXTS, slab_places

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from attention_contract.schemas.openai import ChatCompletionRequest, ChatMessage, SamplingOptions
+from attention_contract.schemas.openai_api.responses import TEXT_FORMAT, InputImage, InputMessage, ResponseRequest
 from attention_contract.schemas.prompts import ChatTemplateFields, DataUrl, ImageUrlPart, TextPart
-from attention_contract.schemas.responses import TEXT_FORMAT, InputImage, InputMessage, ResponseRequest
 from attention_service.models.generation.completion_objects import Json, Token
 from attention_service.models.generation.generation_plan import GenerationPlan, Sampling, plan_generation
 from attention_service.models.inputs.field_names import fields_named

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from attention_contract.schemas.transcriptions import TranscriptionRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_service.models.generation.completion_objects import Json, Token
 from attention_service.models.generation.heard_frames import HeardFrames
 

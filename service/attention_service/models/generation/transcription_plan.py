@@ -10,7 +10,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGU
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import CompletionRequest
-from attention_contract.schemas.transcriptions import TranscriptionRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_service.models.generation.generation_plan import GenerationPlan, Heard, Sampling, looking_plan
 from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import LoadedModel

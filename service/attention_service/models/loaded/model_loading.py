@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import psutil
@@ -238,11 +239,16 @@ def _class_of(config: Any) -> Any:
 def _tokenizer(folder: Path, config: Any) -> tuple[PreTrainedTokenizerBase | None, str | None]:
     """The checkpoint's tokenizer, or the reason for which it cannot be read; neither if it has no files of one."""
     own = folder.suffix == GGUF
-    place, options = (folder.parent, {"gguf_file": folder.name}) if own else (folder, {"config": config})
+    if own and not takes_of(read_header(folder)):
+        return None, None
     try:
-        return AutoTokenizer.from_pretrained(place, **_SAFE, **options), None
+        if not own:
+            return AutoTokenizer.from_pretrained(folder, config=config, **_SAFE), None
+        with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside the file
+            Path(alone, folder.name).symlink_to(folder.resolve())
+            return AutoTokenizer.from_pretrained(alone, gguf_file=folder.name, **_SAFE), None
     except Exception as fault:  # the package tokenizers raises no other class
-        if not (takes_of(read_header(folder)) if own else has_tokenizer(folder)):
+        if not (own or has_tokenizer(folder)):
             return None, None
         reason = " ".join(_reason(fault, folder).split())
         return None, f"{type(fault).__name__}: {reason}"[:400]

@@ -15,11 +15,11 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_contract.schemas.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.schemas.prompts import AudioBytes, ImageBytes, ModelInput, images_in, sounds_in
-from attention_contract.schemas.responses import ResponseRequest
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
-from attention_contract.schemas.tokenization import TokenizeRequest
-from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.wire import JSON, from_body
 from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report

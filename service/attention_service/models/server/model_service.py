@@ -15,9 +15,9 @@ from attention_contract.base import WireModel
 from attention_contract.errors import InternalError, InvalidRequest, ModelExists, ModelNotFound, Overloaded, Stuck
 from attention_contract.schemas.models import LoadModel, ModelInfo, ModelList
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, GenerationOptions
+from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.schemas.recordings import RecordingFile
-from attention_contract.schemas.responses import ResponseRequest
-from attention_contract.schemas.transcriptions import TranscriptionRequest
 from attention_contract.tensors import Encoding
 from attention_contract.wire import JSON, SAFETENSORS, from_body, to_body
 from attention_service.models import model_catalogue

@@ -95,6 +95,7 @@ class ResidentModel:
             own = {"id", "created", "checkpoint", "bytes"}
             facts = {name: value for name, value in self._facts.items() if name not in own}
             now = {"state": self.state, "progress": None, "bytes": self._share.bytes, "running": self._queue.running}
+            facts["left_out"] = [*dict.fromkeys([*described.left_out, *facts.get("left_out", ())])]
             described = ModelInfo(**described.model_dump(exclude={*now, *facts}), **facts | now)
         return described
 

@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from attention_contract.errors import AttentionError, Cancelled
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from attention_contract.schemas.responses import ResponseRequest
-from attention_contract.schemas.tokenization import TokenizeRequest
-from attention_contract.schemas.transcriptions import TranscriptionRequest
+from attention_contract.schemas.openai_api.responses import ResponseRequest
+from attention_contract.schemas.openai_api.tokenization import TokenizeRequest
+from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
 from attention_contract.wire import EVENTS, JSON, to_json
 from attention_service.api.doors.openai.openai_errors import openai_error
 from attention_service.api.handlers import Call, Handler, Reply, request_id, unless_gone

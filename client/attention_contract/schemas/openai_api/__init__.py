@@ -1,0 +1,1 @@
+"""Schemas of further requests of OpenAI's API and vLLM's, beside those that generate by chats and completions."""

@@ -1,0 +1,43 @@
+"""Files of a checkpoint's folder that its model does not read, for the list of models."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from attention_service.models.checkpoint_facts import OF_TEXT
+from attention_service.modules.checkpoints.adapter_files import ADAPTER_TENSORS
+
+_WEIGHTS: Final = frozenset({
+    ".bin", ".ckpt", ".h5", ".mlmodel", ".msgpack", ".npz", ".onnx", ".ot", ".pkl", ".pt", ".pth", ".tflite",
+})  # fmt: skip
+"""Endings of files with tensors in other formats."""
+_SAFETENSORS: Final = ".safetensors"
+_CODE: Final = ".py"
+_BESIDE_GGUF: Final = (
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
+    "special_tokens_map.json", "added_tokens.json", "merges.txt", *OF_TEXT,
+)  # fmt: skip
+"""Files of a checkpoint, whose like a GGUF file brings itself."""
+_MOST: Final = 100
+
+
+def unread_files(folder: Path, read: Collection[Path]) -> list[str]:
+    """The files with tensors or code in a folder besides those that are read, each with the reason."""
+    found = []
+    for file in sorted(folder.iterdir()):
+        if file.suffix == _CODE:
+            found.append(f"{file.name} (no code of a checkpoint is run)")
+        elif file.suffix in _WEIGHTS:
+            found.append(f"{file.name} (another format, which is not read)")
+        elif file.suffix == _SAFETENSORS and file.name != ADAPTER_TENSORS and file.resolve() not in read:
+            found.append(f"{file.name} (transformers reads other files of the folder)")
+    return found[:_MOST]
+
+
+def unread_beside(file: Path) -> list[str]:
+    """The files of a checkpoint beside a GGUF file, unless they are another checkpoint's; each with the reason."""
+    if any(file.parent.glob(f"*{_SAFETENSORS}")):
+        return []
+    beside = [name for name in _BESIDE_GGUF if (file.parent / name).is_file()]
+    own = [f"{name} (beside a GGUF file, which is read alone)" for name in beside]
+    return [*own, *unread_files(file.parent, ())][:_MOST]

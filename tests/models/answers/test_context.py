@@ -76,6 +76,15 @@ def test_ablations_are_separate_forwards_of_transformers(family):
     near(alone.ablation.removed, reply.ablation.removed, 1e-5)
 
 
+def test_a_model_of_which_some_layers_have_no_keys_leaves_sources_out_one_by_one():
+    reference = eager("lfm2")
+    whole = sentences(logits_of(reference, IDS))
+    left = [[each for at, each in enumerate(IDS) if at not in source] for source in SOURCES]
+    reply, run = asked(loaded("lfm2"), **{"return": ["removed"]})
+    assert [each.passes for each in run.stages] == [1, 1, 1, 1]
+    near(reply.ablation.removed, [np.array(sentences(logits_of(reference, ids))) - whole for ids in left], 1e-4)
+
+
 def test_a_hidden_source_is_one_whose_keys_have_no_weight_in_any_layer():
     model = loaded("llama")
     edit = Edit(tap="weights", keys=[*SOURCES[1]], set=0.0, renormalize=True)

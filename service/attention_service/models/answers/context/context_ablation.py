@@ -20,8 +20,12 @@ _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids"})
 def joins(loaded: LoadedModel, plan: ContextPlan) -> bool:
     """Return True if prompts without a source can be rows of one pass.
 
-    No trial has shown that texts of an observed attention do not change each other.
+    No trial has shown that texts of an observed attention do not change each other, nor that layers which mix tokens
+    without keys pass over padding.
     """
+    mixes = {place.mixes for place in loaded.places.values()} - {"attention"}
+    if mixes or loaded.info()["unseen"]:
+        return False
     computed = loaded.attention.way == "computed" and not set(plan.inputs.arguments) - _ARGUMENTS
     return computed and all(place.keys_of == "tokens" for place in plan.places)
 

@@ -9,14 +9,56 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 __all__ = [
-    "AttentionError", "BodyTooLarge", "CallerLimit", "Cancelled", "CheckpointNotFound", "Conflict",
-    "ConnectionsExhausted", "DeadlineExceeded", "Draining", "Forbidden", "HeadTooLarge", "InternalError",
-    "InvalidCheckpoint", "InvalidRequest", "InvalidTensor", "KernelUnsuitable", "LengthMismatch", "Loading",
-    "MethodNotAllowed", "Misdirected", "ModelEnded", "ModelExists", "ModelNotFound", "ModuleExists", "ModuleNotFound",
-    "NeverFits", "NoRoom", "NotAcceptable", "NotFound", "OverBudget", "Overloaded", "ParameterNotFound", "PassNotFound",
-    "RecordingNotFound", "SessionGone", "SessionNotFound", "ShapeMismatch", "StoreFull", "StoreReadOnly", "Stuck",
-    "TooLarge", "TooLong", "TooManyConnections", "TooSlow", "Unauthorized", "Unavailable", "Unreadable",
-    "UnsupportedMediaType", "VersionMismatch",
+    "AttentionError",
+    "BodyTooLarge",
+    "CallerLimit",
+    "Cancelled",
+    "CheckpointNotFound",
+    "Conflict",
+    "ConnectionsExhausted",
+    "DeadlineExceeded",
+    "Draining",
+    "Forbidden",
+    "HeadTooLarge",
+    "InternalError",
+    "InvalidCheckpoint",
+    "InvalidRequest",
+    "InvalidTensor",
+    "KernelUnsuitable",
+    "LengthMismatch",
+    "LensNotFound",
+    "Loading",
+    "MethodNotAllowed",
+    "Misdirected",
+    "ModelEnded",
+    "ModelExists",
+    "ModelNotFound",
+    "ModuleExists",
+    "ModuleNotFound",
+    "NeverFits",
+    "NoRoom",
+    "NotAcceptable",
+    "NotFound",
+    "OverBudget",
+    "Overloaded",
+    "ParameterNotFound",
+    "PassNotFound",
+    "RecordingNotFound",
+    "SessionGone",
+    "SessionNotFound",
+    "ShapeMismatch",
+    "StoreFull",
+    "StoreReadOnly",
+    "Stuck",
+    "TooLarge",
+    "TooLong",
+    "TooManyConnections",
+    "TooSlow",
+    "Unauthorized",
+    "Unavailable",
+    "Unreadable",
+    "UnsupportedMediaType",
+    "VersionMismatch",
 ]  # fmt: skip
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 1000
@@ -113,6 +155,10 @@ class CheckpointNotFound(NotFound, title="No such checkpoint"):
 
 class RecordingNotFound(NotFound, title="No such recording"):
     """The store holds no recording of this id."""
+
+
+class LensNotFound(NotFound, title="No such lens"):
+    """The store holds no lens of this id."""
 
 
 class PassNotFound(NotFound, title="No such pass is kept"):

@@ -25,6 +25,7 @@ from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, AttributionRequest, RawAttributionRequest
 from attention_contract.schemas.analyses.context import EXAMPLE_CONTEXT, ContextReply, ContextRequest
 from attention_contract.schemas.analyses.effects import EffectsReply, EffectsRequest, RawEffectsRequest
+from attention_contract.schemas.analyses.lenses import FitLens, LensInfo, LensList, ModelLensReply, ModelLensRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply, ModelEffectsRequest
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, RecordingStatisticsRequest
 from attention_contract.schemas.costs import accuracy as y
@@ -40,7 +41,6 @@ from attention_contract.schemas.gradients import (
     RawGradientsRequest,
     RawPassRequest,
 )  # fmt: skip
-from attention_contract.schemas.lenses import ModelLensReply, ModelLensRequest
 from attention_contract.schemas.openai_api import responses as p
 from attention_contract.schemas.openai_api import tokenization as z
 from attention_contract.schemas.openai_api import transcriptions as x
@@ -355,7 +355,23 @@ model_similarity = Operation(
 model_lens = Operation(
     "model_lens", "POST", "/v1/models/{model}/lens", ModelLensRequest, ModelLensReply,
     "The next tokens that states inside a whole model would predict: of layers, attentions and heads",
-    (*READS_BODY, *OF_MODEL), tensors=True, example=EXAMPLE_TEXT | {"top_k": 1, "positions": [-1]}, scopes=INFER,
+    (*READS_BODY, *OF_MODEL, e.LensNotFound), tensors=True,
+    example=EXAMPLE_TEXT | {"top_k": 1, "positions": [-1]}, scopes=INFER,
+)  # fmt: skip
+fit_lens = Operation(
+    "fit_lens", "POST", "/v1/models/{model}/lenses", FitLens, LensInfo,
+    "Fit a Jacobian lens to a whole model over texts, or store one that was fitted elsewhere",
+    (*READS_BODY, *OF_MODEL, *WRITES, e.Conflict, e.TooLarge), status=201, tensors=True,
+    example={"texts": ["The cat sat on the mat."], "skip_first": 1}, scopes=INFER,
+)  # fmt: skip
+list_lenses = Operation(
+    "list_lenses", "GET", "/v1/models/{model}/lenses", None, LensList,
+    "The fitted lenses of a whole model, and those that are being fitted",
+    (*ANY_TIME, *OF_MODEL), scopes=SEE,
+)  # fmt: skip
+delete_lens: Operation[None] = Operation(
+    "delete_lens", "DELETE", "/v1/lenses/{id}", None, None, "Remove a lens from the store, or stop its fit",
+    (*ANY_TIME, *WRITES, e.LensNotFound), status=204, safe_to_repeat=False, scopes=OWN,
 )  # fmt: skip
 create_chat_completion = Operation(
     "create_chat_completion", "POST", "/v1/chat/completions", i.ChatCompletionRequest, i.ChatCompletion,

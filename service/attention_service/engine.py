@@ -21,10 +21,12 @@ from attention_contract.schemas.costs.accuracy import AccuracyReply
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.gradients import BackwardRequest, GradientsReply, PassReply, PassRequest
 from attention_contract.schemas.server import Health
+from attention_service.models.server.lens_service import LensService
 from attention_service.models.server.model_environment import NO_PREFIXES, KeptPrefixes
 from attention_service.models.server.model_service import ModelService
 from attention_service.modules import store_files
 from attention_service.modules.checkpoints import hub
+from attention_service.modules.lens_store import LensStore
 from attention_service.modules.library import Library
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.modules.resident import Module
@@ -115,6 +117,8 @@ class Engine:
             prefixes=prefixes,
         )  # fmt: skip
         """Whole models, each in a process of its own."""
+        self._lenses = LensStore(root, recordings_limit)
+        self.lenses = LensService(self._lenses, self.models, self.runner)
         self.analyses = AnalysisService(self.library, self.runner)
         page_bytes = int(session_share * budget)
         pinned = int(session_pinned_share * page_bytes)
@@ -138,6 +142,7 @@ class Engine:
         try:
             report(await self.runner.in_thread(self.library.load))
             await self.runner.in_thread(self._recordings.clean)
+            await self.runner.in_thread(self._lenses.clean)
             await self.runner.in_thread(partial(hub.clean, self.library.root))
             await self.runner.in_thread(partial(store_files.clean, self.library.root))
             await self.runner.in_thread(self.predictions.load)
@@ -164,6 +169,7 @@ class Engine:
         self.passes.clear()
         self.modules.fetches.stop()
         self._follower.cancel()
+        await self.lenses.stop()
         await self.models.stop()
         await self.executor.stop()
         self.predictions.settle()

@@ -146,7 +146,7 @@ def _answer_every_example(http: httpx.Client, document: dict) -> None:
     http.post("/v1/modules", json={"name": "unit", "config": {"d_model": 1, "num_heads": 1, "bias": False}})
     recording = http.post("/v1/recordings", json=create_recording.example).json()["id"]
     left_out = {"import_module", "delete_module", "create_module", "fetch_checkpoint", "get_checkpoint"}
-    left_out |= {"cancel_fetch", "unload_model", "delete_recording", "delete_session"}
+    left_out |= {"cancel_fetch", "unload_model", "delete_recording", "delete_session", "delete_lens"}
     left_out |= {"create_transcription"}  # the model that ships hears nothing
     session = http.post("/v1/modules/demo/sessions", json={}).json()["session"]
     kept = http.post("/v1/attention/passes", json=create_raw_pass.example).json()["id"]

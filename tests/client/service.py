@@ -32,6 +32,7 @@ from attention_contract.schemas.analyses import similarity as v
 from attention_contract.schemas.analyses.attribution import AttributionReply, Attributions, Completeness
 from attention_contract.schemas.analyses.context import ContextReply
 from attention_contract.schemas.analyses.effects import Effects, EffectsReply
+from attention_contract.schemas.analyses.lenses import LensInfo, LensList, ModelLensReply
 from attention_contract.schemas.analyses.model_effects import ModelEffects, ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics, StatisticsOfAttention
 from attention_contract.schemas.costs import accuracy as y
@@ -39,7 +40,6 @@ from attention_contract.schemas.costs import complexity as c
 from attention_contract.schemas.costs import hardware as g
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, PassCost
 from attention_contract.schemas.gradients import GradientCheck, GradientsReply, PassReply
-from attention_contract.schemas.lenses import ModelLensReply
 from attention_contract.schemas.openai_api.responses import ModelResponse, OutputMessage, OutputText
 from attention_contract.schemas.openai_api.tokenization import Tokenization
 from attention_contract.schemas.openai_api.transcriptions import HeardDuration, Transcription
@@ -73,6 +73,9 @@ EXAMPLES = {
     "model_context": (("net", "The cat sat. A dog ran."), {"answer": " A cat.", "heads": 2}, "/v1/models/net/context"),
     "model_lens": (("net", "the cat"), {"of": ["heads"], "targets": [3]}, "/v1/models/net/lens"),
     "model_effects": (("net", "the cat"), {"sweep": {"tap": "context", "set": 0}}, "/v1/models/net/effects"),
+    "fit_lens": (("net", ["the cat"]), {"skip_first": 0}, "/v1/models/net/lenses"),
+    "list_lenses": (("net",), {}, "/v1/models/net/lenses"),
+    "delete_lens": (("0" * 32,), {}, f"/v1/lenses/{'0' * 32}"),
     "model_similarity": (("net", [["the cat", "a dog"]]), {"pooling": "mean"}, "/v1/models/net/similarity"),
     "model_complexity": (("net", 512), {"new_tokens": 8}, "/v1/models/net/complexity"),
     "create_chat_completion": (("net", [{"role": "user", "content": "a"}]), {"max_tokens": 2}, "/v1/chat/completions"),
@@ -259,6 +262,8 @@ def model_reply(kind: Any) -> Any:
         ContextReply: lambda: ContextReply(
             labels=[], ran=ran, prompt="The cat sat.", answer_text=" A cat.", generated=False, sources=[], answer=[]
         ),
+        LensInfo: lambda: LensInfo(model="net", created="2026-01-01T00:00:00Z", id="0" * 32),
+        LensList: lambda: LensList(lenses=[], bytes=0, limit_bytes=1),
         ModelLensReply: lambda: ModelLensReply(labels=[], ran=ran, kind="logit", positions=[], names={}, layers=[]),
         ModelEffectsReply: lambda: ModelEffectsReply(
             swept={"layers": [0], "heads": [0, 1]},
@@ -344,7 +349,7 @@ def reply_to(operation: Operation[Any], request: Any) -> Any:
         )
     if name == "hopfield_retrieve":
         return retrieved(request)
-    if "model" in name:
+    if "model" in name or "lens" in name:
         return model_reply(operation.reply)
     return {
         "server_info": s.ServerInfo(

@@ -12,6 +12,7 @@ from attention_client.arguments import (
     ModelSweptEditLike,
     ModelWeightsFields,
 )
+from attention_client.array_likes import TensorLike
 from attention_client.calls.base import Call, CallOptions, call
 from attention_client.calls.generation_calls import Generation
 from attention_client.calls.method import WayT, method
@@ -19,9 +20,9 @@ from attention_client.calls.survey_calls import Surveys
 from attention_client.media_files import ImageLike, image_pairs, with_media
 from attention_contract import operations
 from attention_contract.schemas.analyses.context import ContextReply, Measure
+from attention_contract.schemas.analyses.lenses import LensInfo, LensKind, LensList, LensPart, ModelLensReply
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.costs.model_complexity import ImageSize, ModelComplexityReply
-from attention_contract.schemas.lenses import LensKind, LensPart, ModelLensReply
 from attention_contract.schemas.model_requests import (
     ModelForwardReply,
     ModelGradient,
@@ -167,6 +168,30 @@ class Models(Generation[WayT], Surveys[WayT]):
         return call(operations.model_effects, with_media(locals()))
 
     @method
+    def fit_lens(
+        self, model: str, texts: Sequence[str] | None = None, *, jacobians: Mapping[str, TensorLike] | None = None,
+        skip_first: int = 16, max_tokens: int = 128, wait_s: float | None = None, **options: Unpack[CallOptions],
+    ) -> Call[LensInfo]:  # fmt: skip
+        """Fit a Jacobian lens over texts, and wait until it is there: its ``id`` is the ``lens`` of ``lens``.
+
+        Of each text the first ``skip_first`` tokens and the last are left out, and at most ``max_tokens`` are read.
+        With ``wait_s``, the reply comes after so many seconds and tells the ``progress``; the same call again waits
+        further. ``jacobians`` are matrices that were fitted elsewhere, by the number of their layer, in place of texts.
+        Raises InvalidRequest for a text without a token that counts, and Conflict if ``delete_lens`` stopped the fit.
+        """
+        return call(operations.fit_lens, locals())
+
+    @method
+    def lenses(self, model: str, **options: Unpack[CallOptions]) -> Call[LensList]:
+        """List the fitted lenses of a model, and those that are being fitted."""
+        return call(operations.list_lenses, locals())
+
+    @method
+    def delete_lens(self, id: str, **options: Unpack[CallOptions]) -> Call[None]:  # noqa: A002
+        """Remove a lens, or stop its fit. Raises LensNotFound."""
+        return call(operations.delete_lens, locals())
+
+    @method
     def similarity(
         self, model: str, pairs: Sequence[Sequence[str | ImageLike]], *, gradients: bool = True,
         prompt_names: Sequence[str] | None = None, pooling: Pooling | None = None, **options: Unpack[CallOptions],
@@ -183,14 +208,15 @@ class Models(Generation[WayT], Surveys[WayT]):
     @method
     def complexity(
         self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
-        new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), text: str | None = None,
-        return_: Sequence[Measure] = MEASURES, heads: int = 8, temperature: float = 0.0, alone: bool = False,
-        **options: Unpack[ContextOptions],
+        new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), fit: bool = False,
+        text: str | None = None, return_: Sequence[Measure] = MEASURES, heads: int = 8, temperature: float = 0.0,
+        alone: bool = False, **options: Unpack[ContextOptions],
     ) -> Call[ModelComplexityReply]:  # fmt: skip
         """Return what a text of so many tokens costs, and a generation of new ones after it.
 
         ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
-        "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too. The arguments
+        "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too, and
+        ``fit`` prices the fit of a Jacobian lens over the texts. The arguments
         of ``context`` give the cost of that call, in place of sizes. Raises InvalidRequest for images if the model
         reads none.
         """

@@ -13,11 +13,11 @@ from attention_contract import operations
 from attention_contract.base import WireModel
 from attention_contract.errors import Forbidden, InvalidRequest
 from attention_contract.schemas.analyses.context import ContextReply
+from attention_contract.schemas.analyses.lenses import ModelLensReply, ModelLensRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.checkpoints import CheckpointReply, FetchCheckpoint
 from attention_contract.schemas.costs.complexity import ComplexityReply, ComplexityRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply
-from attention_contract.schemas.lenses import ModelLensReply
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.recordings import RecordingInfo, RecordingQuery
 from attention_contract.schemas.server import Health
@@ -108,6 +108,14 @@ def _model_handler(operation: str, kind: type[WireModel]) -> Handler:
     return answer
 
 
+async def model_lens(call: Call, body: ModelLensRequest) -> WireModel | WrittenReply:
+    """The readings of a model, by a lens of the caller if the request names one."""
+    form = JSON if call.media_type == JSON else SAFETENSORS
+    path = None if body.lens is None else await call.engine.lenses.path(body.lens)
+    reply = await call.engine.models.ask(call.model, "lens", body, form, path)
+    return reply if reply.media_type == call.media_type else from_pieces(reply.pieces, "reply", ModelLensReply)
+
+
 async def _known(reply: ReplyT) -> ReplyT:
     """A reply that is known at once."""
     return reply
@@ -136,8 +144,11 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "model_weights": _model_handler("weights", ModelWeightsReply),
     "model_gradients": _model_handler("gradients", ModelGradientsReply),
     "model_context": _model_handler("context", ContextReply),
-    "model_lens": _model_handler("lens", ModelLensReply),
     "model_effects": _model_handler("effects", ModelEffectsReply),
+    "model_lens": model_lens,
+    "fit_lens": lambda call, body: call.engine.lenses.create(call.model, body),
+    "list_lenses": lambda call, _: call.engine.lenses.list(call.model),
+    "delete_lens": lambda call, _: call.engine.lenses.delete(call.id),
     "model_similarity": _model_handler("similarity", TextSimilarityReply),
     # the other questions about a module, and about raw attention
     **{f"{prefix}{question}": _question_handler(question) for question in QUESTIONS for prefix in ("", "raw_")},

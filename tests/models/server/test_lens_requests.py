@@ -63,6 +63,9 @@ def test_a_lens_is_priced_before_it_runs(models):
     assert told.lens.flops > told.prefill.flops
     assert told.lens.peak_bytes > told.prefill.peak_bytes
     assert models.lens("tiny", TEXT, of=["hidden", "heads"]).ran.peak_bytes > 0
+    fit = models.complexity("tiny", 64, batch=10, fit=True).fit
+    assert fit.flops > 10 * 3 * 64 * models.complexity("tiny", 64).prefill.flops * 0.5
+    assert fit.predicted_ms > 0
 
 
 @pytest.mark.parametrize(
@@ -84,3 +87,53 @@ def test_refusals_name_the_field(url, models, model, fields, param):
         with pytest.raises(InvalidRequest) as caught:
             models.lens(model, **fields)
         assert caught.value.param == param
+
+
+TEXTS = ["Kate met Tamiro in the park. Then Tamiro went home.", "The cat sat on the mat. The dog sat on the rug."]
+
+
+def test_a_lens_is_fitted_listed_used_and_deleted(models, url):
+    info = models.fit_lens("tiny", TEXTS, skip_first=4)
+    assert (info.state, info.progress, info.texts, info.layers) == ("ready", 1.0, 2, [0, 1, 2])
+    assert [each.id for each in models.lenses("tiny").lenses] == [info.id]
+    assert models.fit_lens("tiny", TEXTS, skip_first=4) == info
+    asked = {"kind": "jacobian", "lens": info.id, "targets": ["ir"], "positions": [-1]}
+    reply = models.lens("tiny", TEXT, of=["hidden", "heads"], **asked)
+    plain = models.lens("tiny", TEXT, targets=["ir"], positions=[-1])
+    assert (reply.kind, reply.lens) == ("jacobian", info.id)
+    np.testing.assert_allclose(reply.layers[3].hidden.targets, plain.layers[3].hidden.targets, atol=1e-4)
+    assert abs(reply.layers[0].hidden.targets - plain.layers[0].hidden.targets).max() > 0.01
+    models.delete_lens(info.id)
+    assert models.lenses("tiny").lenses == []
+    gone = httpx.post(f"{url}/v1/models/tiny/lens", json={"text": TEXT, "kind": "jacobian", "lens": info.id})
+    assert (gone.status_code, gone.json()["code"]) == (404, "lens_not_found")
+
+
+def test_a_given_lens_of_the_identity_is_the_logit_lens(models):
+    info = models.fit_lens("tiny", jacobians={str(each): np.eye(64, dtype=np.float32) for each in range(3)})
+    reply = models.lens("tiny", TEXT, kind="jacobian", lens=info.id, targets=["ir"])
+    for layer, other in zip(reply.layers, models.lens("tiny", TEXT, targets=["ir"]).layers, strict=True):
+        np.testing.assert_allclose(layer.hidden.targets, other.hidden.targets, atol=1e-4)
+    models.delete_lens(info.id)
+
+
+def test_a_fit_tells_its_progress_and_stops(models):
+    begun = models.fit_lens("tiny", TEXTS * 40, skip_first=4, wait_s=0)
+    assert (begun.state, begun.bytes) == ("fitting", 0)
+    assert begun.id in [each.id for each in models.lenses("tiny").lenses]
+    models.delete_lens(begun.id)
+    assert models.lenses("tiny").lenses == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "texts"),
+        ({"texts": ["Kate"], "skip_first": 2}, "texts.0"),
+        ({"texts": ["Kate"], "skip_first": 9, "max_tokens": 9}, "max_tokens"),
+        ({"jacobians": {"0": [[1.0, 0.0]]}}, "jacobians.0"),
+    ],
+)
+def test_refused_fits_name_the_field(url, fields, param):
+    found = httpx.post(f"{url}/v1/models/tiny/lenses", json=fields, timeout=120)
+    assert (found.status_code, found.json()["param"]) == (422, param)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from attention_client.cli.tables.model_tables import model_ran, number_of, readable
 from attention_client.cli.tables.table_output import print_out, table
 from attention_contract.reply_names import head_name
-from attention_contract.schemas.lenses import LayerLens, LensPart, LensReading, ModelLensReply
+from attention_contract.schemas.analyses.lenses import LayerLens, LensPart, LensReading, ModelLensReply
 
 _ACROSS: Final = 8
 """Tokens of one block of columns."""

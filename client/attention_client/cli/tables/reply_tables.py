@@ -34,6 +34,7 @@ from attention_contract.schemas import weights
 from attention_contract.schemas.analyses import circuits
 from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.analyses.hopfield import HopfieldReply
+from attention_contract.schemas.analyses.lenses import ModelLensReply
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
@@ -44,7 +45,6 @@ from attention_contract.schemas.checkpoints import CheckpointAttention
 from attention_contract.schemas.costs import complexity
 from attention_contract.schemas.costs.accuracy import PredictionErrors
 from attention_contract.schemas.costs.hardware import HardwareInfo, HardwareList
-from attention_contract.schemas.lenses import ModelLensReply
 from attention_contract.schemas.model_requests import ModelForwardReply, ModelGradientsReply, ModelWeightsReply
 from attention_contract.schemas.models import ModelInfo, ModelList
 from attention_contract.schemas.modules import ModuleInfo, Parameter

@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, assembled, at_fault
 from attention_contract.schemas.analyses.context import ContextFields, ContextRequest
-from attention_contract.schemas.lenses import LensPart
+from attention_contract.schemas.analyses.lenses import LensPart
 
 
 class ImageSize(WireModel):
@@ -35,6 +35,8 @@ class ModelComplexityRequest(ContextFields):
     """True if the request returns the weights of every layer."""
     lens: Listed[LensPart] = Field(default_factory=list, max_length=3)
     """The parts of every layer that a lens reads at all tokens, to price that too."""
+    fit: bool = False
+    """Price the fit of a Jacobian lens over these texts too."""
 
     @model_validator(mode="after")
     def _sizes_or_prompt(self) -> "ModelComplexityRequest":
@@ -62,7 +64,7 @@ def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens"})
+_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens", "fit"})
 _ANYWHERE: Final = frozenset({"adapter", "alone", "encoding"})
 """Fields of a request for sources that other requests have too."""
 
@@ -115,6 +117,8 @@ class ModelComplexityReply(WireModel):
     """Each image, in the order asked."""
     lens: IfRequested[PassCost] = ABSENT
     """The pass over the tokens, and the five largest logits of each of these states."""
+    fit: IfRequested[PassCost] = ABSENT
+    """All passes of the fit of a Jacobian lens."""
     per_token: PassCost
     """The cost of one further token after all others; zeros for an image encoder."""
     context: IfRequested[ContextCost] = ABSENT

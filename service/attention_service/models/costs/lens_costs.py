@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.lenses import LensPart
+from attention_contract.schemas.analyses.lenses import LensPart
 from attention_service.cost import Traffic
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
@@ -35,9 +35,12 @@ def read_by_place(parts: Iterable[LensPart], place: AttentionPlace) -> int:
 
 def lens_cost(
     loaded: LoadedModel, parts: Sequence[LensPart], places: Sequence[AttentionPlace], positions: int, *,
-    top_k: int = 5, targets: int = 0,
+    top_k: int = 5, targets: int = 0, matrices: bool = False,
 ) -> LensCost:  # fmt: skip
-    """The cost of reading parts of layers at so many positions of all texts together."""
+    """The cost of reading parts of layers at so many positions of all texts together.
+
+    ``matrices``: each state goes through the matrix of a fitted lens first.
+    """
     width, vocabulary = int(loaded.model.config.get_text_config().hidden_size), loaded.reader.predictable
     itemsize = loaded.model.dtype.itemsize
     heads = max((place.widths.heads for place in places), default=0)
@@ -48,6 +51,9 @@ def lens_cost(
     products = 2 * readings * width * (vocabulary if top_k or "hidden" in parts else targets)
     if "heads" in parts:
         products += 2 * positions * sum(place.widths.heads * place.widths.value_dim * width for place in places)
+    if matrices:
+        products += 2 * readings * width * width
+        states += 3 * 4 * width * width
     blocks = -(-readings * vocabulary // LOGITS_AT_ONCE)
     logits = 4 * readings * vocabulary
     traffic = Traffic(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.lenses import LensPart
 from attention_contract.schemas.costs.model_complexity import ModelComplexityReply, ModelComplexityRequest, PassCost
-from attention_contract.schemas.lenses import LensPart
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import scores_at_once
@@ -52,6 +52,8 @@ _OF_POINTS: Final = 2**29
 """Bytes that texts, or points of an integrated gradient, which are one batch may take; more would hardly be faster."""
 _LOGS: Final = 4 * 8
 """Bytes for each logit of a prediction that is compared with another in float64."""
+_ROWS: Final = 64
+"""The most rows of a Jacobian that are differentiated at once."""
 _PAIR_TAPS: Final = frozenset({"scores", "capped_scores", "masked_scores", "weights"})
 _COUNTS: Final = 2**63
 """A count that no reply can have."""
@@ -201,7 +203,11 @@ class ModelCosts:
         length = max(length, checked.inputs.text.length)
         if passes * batch * length <= _SHORT:
             return 0.0
-        return passes * _SLOWER * self._cost(batch, length, length, weights=True).predicted_ms / 1e3
+        return self.seconds_of(batch, length, passes)
+
+    def seconds_of(self, texts: int, length: int, passes: int) -> float:
+        """Return a bound of the time of so many passes over texts of so many tokens."""
+        return passes * _SLOWER * self._cost(texts, length, length, weights=True).predicted_ms / 1e3
 
     def _pass_bytes(self, batch: int, length: int, keys: int, rows: int) -> int:
         """The memory of a pass that tells of so many rows of logits."""
@@ -276,7 +282,9 @@ class ModelCosts:
             reply = self._report(request, free_bytes)
         except InvalidRequest as fault:
             raise (refusal if fault.param == "shape" else fault) from None  # which is no field of this request
-        passes = [each for each in (reply.prefill, reply.per_token, reply.vision, reply.lens) if each is not None]
+        passes = [
+            each for each in (reply.prefill, reply.per_token, reply.vision, reply.lens, reply.fit) if each is not None
+        ]
         counts = [count for each in passes for count in (each.flops, each.bytes, each.peak_bytes)]
         if max(reply.cache_bytes, *counts) >= _COUNTS:
             raise refusal
@@ -308,6 +316,8 @@ class ModelCosts:
             fields = {"images": image_tokens(images), "vision": alone}
         if request.lens:
             fields["lens"] = self._lens(request.lens, prefill, batch * length)
+        if request.fit:
+            fields["fit"] = self._fit(request.batch, length)
         limit = shown if encodes else reader.max_length or _FURTHEST
         most = last_that(lambda each: fits(each, last), _FURTHEST)
         return ModelComplexityReply(
@@ -336,6 +346,25 @@ class ModelCosts:
             bytes=prefill.bytes + traffic.read,
             peak_bytes=prefill.peak_bytes + cost.peak_bytes,
             predicted_ms=prefill.predicted_ms + 1e3 * rates.median,
+        )
+
+    def jacobian_rows(self, length: int, free_bytes: int) -> int:
+        """Return the rows of a Jacobian that are differentiated at once: copies of a text of so many tokens."""
+        count = _ROWS
+        while count > 1 and self.graph_bytes(count, length) > min(free_bytes // 4, _OF_POINTS):
+            count //= 2
+        return count
+
+    def _fit(self, texts: int, length: int) -> PassCost:
+        """The cost of all rows of the Jacobians of texts: a pass forward and one backward for each."""
+        check_predicts_next(self._loaded, "fit")
+        rows = min(self._width, self.jacobian_rows(length, self._loaded.device.free_bytes()))
+        once, passes = self._cost(rows, length, length, weights=False), 3 * texts * -(-self._width // rows)
+        return PassCost(
+            flops=passes * once.flops,
+            bytes=passes * once.bytes,
+            peak_bytes=self.graph_bytes(rows, length) + 12 * len(self._places) * self._width**2,
+            predicted_ms=passes * once.predicted_ms,
         )
 
     def _cost(

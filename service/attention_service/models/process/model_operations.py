@@ -10,9 +10,9 @@ import torch
 from attention_contract.base import WireModel
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.context import ContextRequest
+from attention_contract.schemas.analyses.lenses import JacobianRequest, ModelLensRequest
 from attention_contract.schemas.analyses.model_effects import ModelEffectsRequest
 from attention_contract.schemas.costs.model_complexity import ModelComplexityRequest
-from attention_contract.schemas.lenses import ModelLensRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.schemas.openai import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from attention_contract.schemas.openai_api.responses import ResponseRequest
@@ -26,6 +26,8 @@ from attention_service.models.answers.context.context_costs import context_repor
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
 from attention_service.models.answers.context.context_run import ContextRun
 from attention_service.models.answers.joined_questions import group_of, joined_replies
+from attention_service.models.answers.lenses.jacobian_rows import jacobian_rows, plan_rows
+from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.lens_reply import LensRun, plan_lens
 from attention_service.models.answers.lenses.residual_stream import ResidualStream, find_stream
 from attention_service.models.answers.model_gradients import ModelGradients
@@ -265,11 +267,12 @@ class ServedModel:
 
         return generating(self.decoder, self.costs, request, plan, facts, then)
 
-    def _lens(self, body: memoryview, *_: object) -> PricedRun:
+    def _lens(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
         request = _read(ModelLensRequest, body)
+        file = None if facts.get("lens") is None else LensFile(Path(facts["lens"]))
 
         def work() -> PricedRun:
-            plan = plan_lens(self.loaded, request, self._residual_stream())
+            plan = plan_lens(self.loaded, request, self._residual_stream(), file)
             need = self.costs.needed_bytes(plan.checked, request) + plan.cost.peak_bytes
             return PricedRun(
                 need, lambda: Answer(LensRun(self.loaded, plan).reply()), self.costs.silent_seconds(plan.checked, 2)
@@ -278,6 +281,19 @@ class ServedModel:
         if self._stream is None and not request.all_images and not request.audio:
             return PricedRun(self.costs.short_bytes, work)
         return self._after_decoding(request, work)
+
+    def _jacobian(self, body: memoryview, facts: Facts, _: Emit) -> PricedRun:
+        request = _read(JacobianRequest, body)
+
+        def work() -> PricedRun:
+            stream = self._residual_stream()
+            plan = plan_rows(self.loaded, request, stream, self.costs, facts["free_bytes"])
+            texts, length = plan.stack.ids.shape
+            need = self.costs.graph_bytes(texts, length) + 8 * len(stream.layers) * texts * plan.width
+            seconds = self.costs.seconds_of(texts, length, 3)
+            return PricedRun(need, lambda: Answer(jacobian_rows(self.loaded, plan, stream)), seconds)
+
+        return work() if self._stream is not None else PricedRun(self.costs.short_bytes, work)
 
     def _residual_stream(self) -> ResidualStream:
         """The residual stream of the model, which short runs find at the first request."""
@@ -386,6 +402,7 @@ _OPERATIONS: Final[dict[str, Callable[[ServedModel, memoryview, Facts, Emit], Pr
     "embed": ServedModel._embed,
     "context": ServedModel._context,
     "lens": ServedModel._lens,
+    "jacobian": ServedModel._jacobian,
     "similarity": ServedModel._similarity,
     "transcribe": ServedModel._transcribe,
     "adapt": ServedModel._adapt,

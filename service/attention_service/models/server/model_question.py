@@ -49,6 +49,8 @@ class Question:
     """Called with each event of a generation. Raises AttentionError if there is no room for it."""
     adapter: dict[str, str] | None = None
     """The name and the folder of the adapter that is to answer; None for the model by itself."""
+    lens: str | None = None
+    """The file of the lens that it reads by."""
     deadline: float | None = None
     """The time, of ``time.monotonic``, at which its caller leaves; None for never."""
     cost: float = 1.0
@@ -132,6 +134,7 @@ class QuestionRun:
                     "memory": number,
                     "deadline": question.deadline,
                     "adapter": question.adapter,
+                    "lens": question.lens,
                     "form": question.form,
                     "encoding": question.encoding,
                     "reader": "" if self._environment.prefixes.shared else question.caller,

@@ -223,14 +223,19 @@ class ModelService:
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def ask(self, name: str, operation: str, request: WireModel, form: str = SAFETENSORS) -> WrittenReply:
+    async def ask(
+        self, name: str, operation: str, request: WireModel, form: str = SAFETENSORS, lens: Path | None = None
+    ) -> WrittenReply:
         """Have a model answer a request, and load it if need be. ``form``: the media type of the reply.
+
+        ``lens``: the file of the lens that it reads by.
 
         Raises ModelNotFound, ModelEnded, Overloaded, what the budget raises, and what the model does.
         """
         model, adapter = await self._named(name, request)
         encoding: Encoding = getattr(request, "encoding", "list")
-        question = Question(operation, to_body(request, JSON, "request", "base64"), form, encoding, adapter=adapter)
+        body = to_body(request, JSON, "request", "base64")
+        question = Question(operation, body, form, encoding, adapter=adapter, lens=None if lens is None else str(lens))
         await self._ask(model, question)
         reply, question.reply = question.reply, None  # the reply's memory is to be free once it is sent
         if reply is None:

@@ -12,8 +12,8 @@ from tests.models.small_models import IDS, device, near
 from torch.nn.functional import layer_norm
 
 from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.lenses import ModelLensRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.lenses import ModelLensRequest
 from attention_service.models.answers.lenses.lens_reply import LensRun, plan_lens
 from attention_service.models.answers.lenses.residual_stream import find_stream
 from attention_service.models.loaded.loaded_model import LoadedModel

@@ -3,7 +3,7 @@
 Notation: B texts, P positions that are read, H heads, d the width of the states, T targets.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from attention_contract.base import valid
 from attention_contract.errors import InvalidRequest
-from attention_contract.schemas.lenses import (
+from attention_contract.schemas.analyses.lenses import (
     MAX_READ,
     LayerLens,
     LensPart,
@@ -26,6 +26,7 @@ from attention_contract.schemas.lenses import (
 )
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.lenses.lens_file import LensFile
 from attention_service.models.answers.lenses.residual_stream import Branch, ResidualStream, Unembedding
 from attention_service.models.costs.lens_costs import LensCost, lens_cost
 from attention_service.models.inputs.prediction_head import Places, places_of, rows_at
@@ -46,8 +47,8 @@ class LensPlan:
     stream: ResidualStream
     positions: Places
     targets: list[int]
-    jacobians: Mapping[LayerKey, Tensor] | None = None
-    """The matrix ``[d, d]`` of each layer but the last, of a fitted lens."""
+    file: LensFile | None = None
+    """The fitted lens, for the kind ``jacobian``."""
 
     @property
     def of(self) -> Sequence[LensPart]:
@@ -62,14 +63,14 @@ class LensPlan:
     @property
     def tells_rest(self) -> bool:
         """True if the other parts of the logits are told."""
-        return self.by_part and bool(self.targets) and self.jacobians is None
+        return self.by_part and bool(self.targets) and self.file is None
 
     @property
     def cost(self) -> LensCost:
         """The cost of the readings, beside that of the pass."""
         return lens_cost(
             self.stream.readout.loaded, self.of, self.checked.places, sum(map(len, self.positions)),
-            top_k=self.request.top_k, targets=len(self.targets),
+            top_k=self.request.top_k, targets=len(self.targets), matrices=self.file is not None,
         )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def plan_lens(
     loaded: LoadedModel,
     request: ModelLensRequest,
     stream: ResidualStream,
-    jacobians: Mapping[LayerKey, Tensor] | None = None,
+    file: LensFile | None = None,
 ) -> LensPlan:
     """Check a request. Raises InvalidRequest that names the field at fault."""
     if request.layers == "all":
@@ -91,7 +92,9 @@ def plan_lens(
     tokens = checked.inputs.predicted
     positions = places_of([*range(tokens.length)] if request.positions is None else request.positions, tokens)
     targets = [loaded.head.find(loaded.reader, each, f"targets.{at}", 0) for at, each in enumerate(request.targets)]
-    plan = LensPlan(request, checked, stream, positions, targets, jacobians)
+    plan = LensPlan(request, checked, stream, positions, targets, file)
+    if file is not None:
+        file.check(stream, [place.layer for place in checked.places])
     for index, part in enumerate(request.of):
         if part != "hidden":
             keys = [place.key for place in checked.places]
@@ -210,11 +213,12 @@ class LensRun:
     def _part_reading(self, place: AttentionPlace, part: LensPart) -> LensReading:
         """The contributions of an attention, or of each of its heads, to the logits."""
         output, heads = self._parts_of(place)
-        state = output if part == "output" or heads is None else heads
-        matrix, scale = self._jacobian(place), self._scale(place)
+        matrix, scale, state = self._jacobian(place), self._scale(place), output
+        if part == "heads" and heads is not None:
+            state, scale = heads, None if scale is None else scale[:, None]
         if matrix is not None:
             state = state @ matrix.T
-        held = self._unembedding.held(state, scale if scale is None or state is output else scale[:, None])
+        held = self._unembedding.held(state, scale)
         weight = self._unembedding.matrix
 
         def logits(rows: Tensor) -> Tensor:
@@ -260,9 +264,9 @@ class LensRun:
 
     def _jacobian(self, place: AttentionPlace) -> Tensor | None:
         """The matrix of a layer; None for the identity."""
-        if self._plan.jacobians is None or place.layer is self._stream.last:
+        if self._plan.file is None or place.layer is self._stream.last:
             return None
-        return self._plan.jacobians[place.key].to(self._loaded.model.device)
+        return self._plan.file.matrix(self._stream.number(place.layer)).to(self._loaded.model.device)
 
     def _scale(self, place: AttentionPlace | None = None) -> Tensor | None:
         """The scale ``[B, P, 1]`` of the final norm in the run; of a lens, in the reading of the layer's states."""

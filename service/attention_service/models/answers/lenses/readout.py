@@ -30,6 +30,11 @@ class Readout:
     """The output of each layer in a short run; its first entry is the states."""
 
     @property
+    def width(self) -> int:
+        """The number of entries of a state."""
+        return int(self.loaded.model.config.get_text_config().hidden_size)
+
+    @property
     def rows(self) -> int:
         """The states that are read at once."""
         return max(1, LOGITS_AT_ONCE // self.loaded.reader.predictable)

@@ -5,7 +5,7 @@ one only if the numbers are it. Source: Elhage et al. 2021, A mathematical frame
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product
 from typing import Any, Final
 
@@ -84,6 +84,8 @@ class ResidualStream:
     unembedding: Unembedding | None = None
     without_parts: str = ""
     """The reason for which the states are no sum of parts that are known."""
+    several_streams: bool = False
+    """True if each token has several states behind a layer, as with hyper-connections."""
 
     def check_parts(self, keys: Sequence[LayerKey], param: str, adapter: Adapter | None, *, heads: bool) -> None:
         """Raise InvalidRequest unless the contributions of these attentions, or of their heads, are known."""
@@ -107,6 +109,10 @@ class ResidualStream:
         found = {branch.source for branch in self.branches.values() if branch.norm is not None} | {head}
         module = None if self.unembedding is None else self.unembedding.module
         return found if module is None else found | {module}
+
+    def number(self, layer: nn.Module) -> int:
+        """The place of a layer in the stack."""
+        return next(at for at, each in enumerate(self.layers) if each is layer)
 
     @property
     def last(self) -> nn.Module:
@@ -135,12 +141,13 @@ def find_stream(loaded: LoadedModel) -> ResidualStream:
             raise InvalidRequest.at("kind", f"a layer of {name} returns no states")
     readout = Readout(loaded, {each: traces.returned[each] for each in every_layer(loaded) if each in traces.returned})
     readout.check(traces.made[layers[-1]], logits, _tolerance(loaded))
-    stream = ResidualStream(readout, layers, places)
+    several = traces.made[layers[-1]].ndim > 3
+    stream = ResidualStream(readout, layers, places, several_streams=several)
     try:
         branches = _branches(loaded, stream, traces)
-        return ResidualStream(readout, layers, places, branches, _unembedding(loaded, layers[-1], traces, logits))
+        return replace(stream, branches=branches, unembedding=_unembedding(loaded, layers[-1], traces, logits))
     except _NoSumError as fault:
-        return ResidualStream(readout, layers, places, without_parts=f"{name}: {fault}")
+        return replace(stream, without_parts=f"{name}: {fault}")
 
 
 class _NoSumError(Exception):

@@ -12,15 +12,16 @@ from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_f
 from attention_contract.exact_types import Index
 from attention_contract.schemas.attention import MAX_INDICES
 from attention_contract.schemas.models import LayerRef
-from attention_contract.schemas.prompts import ModelInput, ModelReply
-from attention_contract.schemas.recordings import RecordingId
-from attention_contract.tensors import FloatArray, IntArray
+from attention_contract.schemas.prompts import ModelInput, ModelReply, Text
+from attention_contract.schemas.recordings import Moment, RecordingId
+from attention_contract.tensors import Encoding, FloatArray, IntArray
 
 MAX_READ: Final = 2**18
 """Tokens that a reply names: readings · (1 + ``top_k``)."""
 LensKind = Literal["logit", "jacobian"]
 LensPart = Literal["hidden", "output", "heads"]
 LensId = RecordingId
+LayerNumber = Annotated[str, Field(pattern=r"^\d{1,4}$")]
 TargetToken = Index | Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -127,3 +128,89 @@ class ModelLensReply(ModelReply):
     def name(self, token: int) -> str:
         """Return the text of a token id of the reply. Raises KeyError."""
         return self.names[str(token)]
+
+
+# ── fitted lenses ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FitLens(WireModel):
+    """Fit a Jacobian lens to a model over texts, or store one that was fitted elsewhere."""
+
+    texts: Annotated[list[Text], Field(min_length=1, max_length=4096)] | None = None
+    """The texts whose Jacobians are averaged."""
+    skip_first: int = Field(default=16, ge=0, lt=2**31)
+    """The first tokens of each text that are left out; the last is left out too. 16, as in the published lenses."""
+    max_tokens: int = Field(default=128, ge=2, lt=2**31)
+    """The tokens of each text that are read."""
+    jacobians: dict[LayerNumber, FloatArray] | None = None
+    """In place of texts: the matrix ``[d_model, d_model]`` of each layer but the last, by the layer's number. It maps
+    the states behind the layer to those behind the last one."""
+    wait_s: float | None = Field(default=None, ge=0, le=3600)
+    """Seconds to wait for it; the reply then says in ``progress`` how far it is. Default: until it is there. It is
+    fitted also if nobody waits, and equal requests share one fit. ``DELETE /v1/lenses/{id}`` stops it."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "FitLens":
+        if (self.texts is None) == (self.jacobians is None):
+            raise at_fault("texts", "expected either texts or jacobians")
+        if self.max_tokens < self.skip_first + 2:
+            raise at_fault("max_tokens", "expected at least skip_first + 2, so that a token is left")
+        return self
+
+
+class LensFacts(WireModel):
+    """The facts of a lens, without its matrices."""
+
+    format: Literal[1] = 1
+    model: str = Field(min_length=1, max_length=1024)
+    """The name of the model."""
+    created: Moment
+    texts: int = 0
+    """The number of texts that were averaged; 0 if that is not known."""
+    skip_first: int | None = None
+    max_tokens: int | None = None
+    width: int = 0
+    """d_model; 0 of a lens that is being fitted."""
+    layers: list[int] = Field(default_factory=list)
+    """The numbers of the layers that have a matrix."""
+
+
+class LensInfo(LensFacts):
+    """A fitted lens, or one that is being fitted."""
+
+    id: LensId
+    state: Literal["fitting", "ready"] = "ready"
+    progress: float = 1.0
+    """The share that is fitted."""
+    bytes: int = 0
+    """Bytes of its file."""
+
+
+class LensList(WireModel):
+    """The caller's lenses of one model, the newest first."""
+
+    lenses: list[LensInfo]
+    bytes: int
+    """Bytes of all lenses of the caller on the disk."""
+    limit_bytes: int
+    """Bytes that the server keeps at most."""
+
+
+class JacobianRequest(WireModel):
+    """Some rows of the Jacobians of one text; asked of a model's process by the server, not over HTTP."""
+
+    text: Text
+    skip_first: int
+    max_tokens: int
+    start: int = Field(ge=0)
+    """The first row."""
+    encoding: Encoding = "base64"
+
+
+class JacobianReply(WireModel):
+    """Rows of the Jacobians of one text."""
+
+    rows: FloatArray
+    """``[N − 1, rows, d_model]``: of each layer but the last, the mean over its tokens."""
+    width: int
+    """d_model"""

@@ -1,0 +1,86 @@
+"""Rows of the Jacobians of a model's last hidden states by those of each layer, exact, by reverse mode.
+
+Of each text J = mean over tokens t of Σ over tokens t′ of ∂h_last[t′]/∂h_layer[t], where t and t′ are the tokens behind
+the first ones that are left out, but for the last. The texts of one pass are copies, each differentiated for one row.
+Source: Gurnee et al. 2026, Verbalizable representations form a global workspace in language models.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attention_contract.base import valid
+from attention_contract.errors import InvalidRequest
+from attention_contract.schemas.analyses.lenses import JacobianReply, JacobianRequest
+from attention_contract.schemas.prompts import ModelInput
+from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.lenses.residual_stream import ResidualStream
+from attention_service.models.costs.model_costs import ModelCosts
+from attention_service.models.inputs.input_stacks import Stack, Tokens
+from attention_service.models.loaded.loaded_model import LoadedModel
+from attention_service.models.passes.attention_pass import AttentionPass
+from attention_service.models.passes.module_hooks import after
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """A request for rows, checked."""
+
+    stack: Stack
+    rows: range
+    width: int
+    first: int
+    """The first token that counts."""
+
+
+def plan_rows(
+    loaded: LoadedModel, request: JacobianRequest, stream: ResidualStream, costs: ModelCosts, free_bytes: int
+) -> RowsPlan:
+    """Check a request. Raises InvalidRequest that names the field at fault."""
+    if loaded.reader.pairs or stream.several_streams:
+        why = "a model with one stack of layers" if loaded.reader.pairs else "states that are one stream"
+        raise InvalidRequest.at("model", f"a Jacobian lens needs {why}")
+    read = loaded.reader.read(ModelInput(text=request.text)).text
+    ids = read.ids[0, : request.max_tokens].tolist()
+    if len(ids) < request.skip_first + 2:
+        raise InvalidRequest.at(
+            "text",
+            f"expected at least {request.skip_first + 2} tokens: skip_first ({request.skip_first}), one that counts "
+            f"and the last; got {len(ids)}",
+        )
+    width = stream.readout.width
+    rows = range(width)[request.start : request.start + costs.jacobian_rows(len(ids), free_bytes)]
+    texts = loaded.reader.batch([Tokens(ids, [None] * len(ids))] * len(rows))
+    return RowsPlan(texts, rows, width, request.skip_first)
+
+
+def jacobian_rows(loaded: LoadedModel, plan: RowsPlan, stream: ResidualStream) -> JacobianReply:
+    """Run the copies of a text once, and differentiate each for its row."""
+    states: dict[nn.Module, Tensor] = {}
+
+    def kept(layer: nn.Module) -> Callable[[Tensor], Tensor | None]:
+        def keep(state: Tensor) -> Tensor | None:
+            if layer is not stream.layers[0]:
+                states[layer] = state
+                return None
+            states[layer] = state.detach().requires_grad_()
+            return states[layer]
+
+        return keep
+
+    with ExitStack() as hooks, torch.enable_grad():
+        for layer in stream.layers:
+            hooks.callback(after(layer, kept(layer)))
+        loaded.run(loaded.reader.arguments(plan.stack), AttentionPass({}), logits=torch.tensor([0]))
+    last = states[stream.last]
+    tokens = slice(plan.first, plan.stack.length - 1)
+    upstream = torch.zeros_like(last)
+    for copy, row in enumerate(plan.rows):
+        upstream[copy, tokens, row] = 1
+    sources = [states[layer] for layer in stream.layers[:-1]]
+    found = torch.autograd.grad(last, sources, upstream)
+    rows = torch.stack([gradient[:, tokens].float().mean(1) for gradient in found])
+    return valid(JacobianReply, {"rows": to_numpy(rows), "width": plan.width})

@@ -19,7 +19,7 @@ from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.modules import ModuleConfig
 from attention_contract.schemas.prompts import Message
 from attention_contract.schemas.sessions import Policy, SessionSource, SessionStep
-from attention_contract.schemas.weights import StatisticName, StatisticOptions
+from attention_contract.schemas.weights import Normalization, StatisticName, StatisticOptions
 from attention_contract.spec import AttentionSpec
 
 ConfigLike = ModuleConfig | Mapping[str, Any]
@@ -103,6 +103,7 @@ class ModelWeightsFields(SelectedFields, total=False):
     pool: int | None
     statistics: Sequence[StatisticName] | None
     statistic_options: ModelStatisticOptions | Mapping[str, Any] | None
+    normalize: Normalization | None
     compare: Literal["unedited", "base"] | None
 
 
@@ -185,6 +186,7 @@ class WeightsFields(EditedFields, total=False):
     query_mask: TensorLike | None
     statistics: Sequence[StatisticName] | None
     statistic_options: StatisticOptionsLike | None
+    normalize: Normalization | None
     compare: Literal["unedited"] | None
     labels: Sequence[str] | None
     query_labels: Sequence[str] | None

@@ -151,10 +151,11 @@ def maps_of(
 
 def weight_maps(
     weights: NDArray[Any] | None, differences: NDArray[Any] | None, names: Names | None = None, *,
-    averaged: bool | None,
+    averaged: bool | None, implicit: bool = False,
 ) -> list[Maps]:  # fmt: skip
     """Maps of the weights that were returned, and of what the edits change about them. See ``maps_of``."""
-    panels = (weights, "Attention weights", False), (differences, "Differences from the unedited weights", True)
+    title = "Implicit weights" if implicit else "Attention weights"
+    panels = (weights, title, implicit), (differences, "Differences from the unedited weights", True)
     return [maps_of(x, title, names, averaged=averaged, signed=signed) for x, title, signed in panels if x is not None]
 
 

@@ -44,7 +44,10 @@ def _(reply: ForwardReply) -> str | None:
 @notebook_html.register
 def _(reply: WeightsReply) -> str | None:
     moved, averaged = reply.differences, reply.weights is not None and reply.weights.ndim - reply.queries.ndim == 2
-    maps = weight_maps(reply.weights, None if moved is None else moved.weights, reply.names, averaged=averaged)
+    maps = weight_maps(
+        reply.weights, None if moved is None else moved.weights, reply.names, averaged=averaged,
+        implicit=reply.implicit is True,
+    )  # fmt: skip
     return html_of(maps if moved is None else maps + _statistic_maps(moved.statistics))
 
 

@@ -37,13 +37,15 @@ def weights_figure(reply: WeightsReply | LayerWeights, options: PictureOptions, 
     values = found.pooled if found.weights is None else found.weights
     if values is None:
         raise InvalidRequest.at("return_weights", "a picture of weights needs them; leave it true")
-    about = "differences from the unedited weights" if signed else "weights"
+    implicit = reply.implicit is True
+    about = "differences from the unedited weights" if signed else "implicit weights" if implicit else "weights"
     weights = values if sequence is None else values[sequence]
     chosen = reply.chosen if isinstance(reply, LayerWeights) and found.weights is not None else None
     if chosen is not None and options.view != "lines":
         weights = np.where(chosen if sequence is None else chosen[sequence], weights, np.nan)  # drawn as no value
         about += " of the keys that each query may look at"
-    return _maps(weights, about, options, names, signed=signed, quantity="difference" if signed else "weight")
+    quantity = "difference" if signed else "weight"
+    return _maps(weights, about, options, names, signed=signed or implicit, quantity=quantity)
 
 
 def attribution_figure(reply: AttributionReply, options: PictureOptions, names: Names) -> Figure:

@@ -120,7 +120,7 @@ REFUSED = {
     "dropout": ("nystrom", {"dropout": {"p": 0.1}}),
     "offsets": ("linear", {"offsets": [0, 1]}),
     "return.1": ("performer", {"return": ["output", "weights"]}),
-    "edits.0.tap": ("linear", {"edits": [{"tap": "weights", "set": 0}]}),
+    "edits.0.tap": ("performer", {"edits": [{"tap": "weights", "set": 0}]}),
     "gate": ("linear", {"gate": [[[0.5] * 20] * 3] * 2}),
     "initial_state": ("nystrom", {"initial_state": STATE}),
     "initial_normalizer": ("linear", {"initial_state": STATE}),

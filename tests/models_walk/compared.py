@@ -53,10 +53,11 @@ from attention_service.models.passes.attention_places import AttentionPlace
 from attention_service.models.passes.layer_states import LayerStates
 from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
-from attention_transformers.model_layers import attention_modules
+from attention_transformers.model_layers import LayerKey, attention_modules
 from tests.client.tiny_models import tokenizer
 from tests.models.inputs import small_sounds as sounds
 from tests.models.inputs.small_encoders import noise, sent
+from tests.models_walk.implicit import implicit_error
 from tests.models_walk.joined import joined
 from tests.models_walk.small_configs import small_config
 
@@ -116,6 +117,8 @@ class Found:
     """The heads with which checkpoints of the type open, besides that for tokens."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a part is not compared, or not equal."""
+    implicit: float | None = None
+    """The largest difference of implicit weights times values from the layer's own output, in float64."""
 
     @property
     def equal(self) -> bool:
@@ -324,7 +327,7 @@ def _result_of(output: Any) -> str:
 
 
 def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
-    request = ModelForwardRequest(**input_of(loaded), return_=["weights"])
+    request = ModelForwardRequest(**input_of(loaded), layers=_attentions(loaded), return_=["weights"])
     if found.way == "observed":
         returned = returned_weights(model, arguments_of(loaded))
         layers = [np.asarray(layer.weights) for layer in forward_reply(loaded, request).layers]
@@ -344,6 +347,17 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
             found.reasons["weights"] = "eager weights leave the sink out: compared as shares of each row"
             errors = shares
     found.weights = max(errors)
+
+
+def _attentions(loaded: LoadedModel) -> list[LayerKey]:
+    """The layers that attend by a normalizer over pairs."""
+    return [place.key for place in loaded.places.values()]
+
+
+def _implicit(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
+    if loaded.implicit:
+        found.implicit = implicit_error(found.kind, model.cpu(), IDS)
+        model.to(loaded.device.torch)
 
 
 def returned_weights(model: PreTrainedModel, arguments: dict[str, Any]) -> list[torch.Tensor]:
@@ -414,7 +428,8 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
     taps = ["weights", "v", "context", "masked_scores"]
     if found.way == "observed":
         taps = [tap for tap in taps if all(tap in (place.taps or ()) for place in loaded.places.values())]
-    plain = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), return_=taps))
+    layers = _attentions(loaded)
+    plain = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), layers=layers, return_=taps))
     errors = []
     for layer, place in zip(plain.layers, loaded.places.values(), strict=True):
         weights = np.asarray(layer.weights)
@@ -430,7 +445,9 @@ def _invariants(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> No
         for key, place in loaded.places.items()
     }
     if isinstance(loaded.reader, EncoderInputs | SoundInputs):
-        edited = forward_reply(loaded, ModelForwardRequest(**input_of(loaded), return_=taps, edits=edits))
+        edited = forward_reply(
+            loaded, ModelForwardRequest(**input_of(loaded), layers=layers, return_=taps, edits=edits)
+        )
         pairs = zip(edited.layers, plain.layers, strict=True)
         found.invariants = max(*errors, *(error(layer.weights, own.weights) for layer, own in pairs))
         return
@@ -564,5 +581,5 @@ def _imported(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None
 
 _PARTS: Final[dict[str, Callable[[Found, PreTrainedModel, LoadedModel], None]]] = {
     "whole": _whole, "weights": _weights, "gradients": _gradients, "invariants": _invariants, "generate": _generated,
-    "joined": _joined, "import": _imported,
+    "joined": _joined, "import": _imported, "implicit": _implicit,
 }  # fmt: skip

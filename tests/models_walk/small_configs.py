@@ -119,6 +119,10 @@ OWN: Final[dict[str, dict[str, Any]]] = {
         "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
         "attention_hidden_size": 64, "attention_head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
     },
+    "zamba2": {
+        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "hybrid_layer_ids": [1],
+        "attention_hidden_size": 64, "attention_head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
+    },
     "neomme_text": {"head_dim": 16},
     "neomme": {"head_dim": 16},
     "glm5_next_text": {"index_kpool": 2},

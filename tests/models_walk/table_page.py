@@ -29,6 +29,8 @@ difference, as a share of the largest number that is compared.
 - *invariants*: the largest error of what holds for any model: weights times values are the context, rows sum to one
   less their sink, edits by a factor of one change nothing, and a text of a padded batch gives the numbers that it gives
   alone.
+- *implicit*: of layers that mix tokens by a running state, the largest difference of their
+  [implicit weights](models.md#layers-without-a-softmax) times values from their own output in transformers, in float64.
 - *import*: the family by which the service imports its layers as [modules](checkpoints.md).
 - *forms*: the heads besides that for tokens with which its checkpoints open: *classes* of texts, of *tokens* or of
   *images*, *answers* in a text, a *choice* of texts. Their numbers are not compared here.
@@ -38,8 +40,8 @@ difference, as a share of the largest number that is compared.
 Of those that generate, texts of any lengths share passes in {unlike}, texts of one length in {alike} more, and none in
 {apart}; joined logits differ by at most {joined:.1e} of the largest (the bound is {bound:g}).
 
-| type | class | way | attentions | whole | weights | gradients | tokens | joined | invariants | import | forms |
-|---|---|---|---|---|---|---|---|---|---|---|---|
+{head}
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 ## What is not compared, or differs
@@ -58,6 +60,12 @@ Of those that generate, texts of any lengths share passes in {unlike}, texts of 
 """
 
 
+_HEAD: Final = (
+    "| type | class | way | attentions | whole | weights | gradients | tokens | joined | invariants | implicit "
+    "| import | forms |"
+)
+
+
 def page(found: Sequence[Found]) -> str:
     """Write the page from what was found."""
     ordered = sorted(found, key=lambda each: each.kind)
@@ -67,6 +75,7 @@ def page(found: Sequence[Found]) -> str:
     largest = max((each.whole or 0 for each in whole), default=0)
     kinds = Counter(each.joined for each in whole)
     return _PAGE.format(
+        head=_HEAD,
         unlike=kinds["unlike"], alike=kinds["alike"], apart=kinds["no"], bound=BOUND,
         joined=max((each.apart or 0 for each in whole), default=0),
         date=date.today(), transformers=version("transformers"), torch=version("torch").partition("+")[0],
@@ -80,10 +89,10 @@ def page(found: Sequence[Found]) -> str:
 
 def _row(each: Found) -> str:
     tokens = {None: "–", True: "equal", False: "differ"}[each.generated]
-    numbers = [each.whole, each.weights, each.gradients, each.apart, each.invariants]
-    *errors, apart, held = (f"{x:.0e}" if x is not None else "–" for x in numbers)
+    numbers = [each.whole, each.weights, each.gradients, each.apart, each.invariants, each.implicit]
+    *errors, apart, held, implicit = (f"{x:.0e}" if x is not None else "–" for x in numbers)
     joined = each.joined if each.apart is None else f"{each.joined} {apart}"
-    told = tokens, joined or "–", held, each.family or "–", ", ".join(each.forms) or "–"
+    told = tokens, joined or "–", held, implicit, each.family or "–", ", ".join(each.forms) or "–"
     return f"| {' | '.join((each.kind, each.architecture, each.way, str(each.layers), *errors, *told))} |"
 
 

@@ -80,7 +80,7 @@ def test_the_page_says_what_was_found():
     refused = Found("other", reasons={"whole": "checkpoint: it is | odd"})
     text = page([refused, whole])
     assert "**1 model types are whole**" in text
-    row = "| net | Net | computed | 2 | 1e-07 | 2e-07 | 3e-07 | equal | unlike 5e-07 | 4e-07 | llama | classes |"
+    row = "| net | Net | computed | 2 | 1e-07 | 2e-07 | 3e-07 | equal | unlike 5e-07 | 4e-07 | – | llama | classes |"
     assert row in text
     assert r"| other | it is \| odd |" in text
 
@@ -96,6 +96,7 @@ def test_the_page_has_every_type_that_predicts_tokens():
     assert f"**{len(whole)} model types are whole**" in PAGE.read_text("utf-8")
     assert len(whole) >= 350
     assert sum(row[8].startswith("unlike") for row in whole.values()) >= 105
+    assert all(float(row[10]) <= 1e-10 for row in whole.values() if row[10] != "–")
     assert all(float(number) < CLOSE for row in whole.values() for number in (*row[4:6], row[9]) if number != "–")
 
 
@@ -104,12 +105,14 @@ def test_the_page_has_every_type_that_predicts_tokens():
 def test_each_type_is_as_the_page_says(kind):
     found = limited(kind)
     assert found.equal, found
-    _, _, way, layers, _, weights, _, tokens, joined, invariants, family, _ = rows("are whole**")[kind]
+    _, _, way, layers, _, weights, _, tokens, joined, invariants, implicit, family, _ = rows("are whole**")[kind]
     assert found.way == way
     assert str(found.layers) == layers
     assert (found.weights is None) == (weights == "–")
     assert (found.invariants is None) == (invariants == "–")
     assert (found.invariants or 0) < CLOSE
+    assert (found.implicit is None) == (implicit == "–")
+    assert (found.implicit or 0) <= 1e-10
     assert {None: "–", True: "equal", False: "differ"}[found.generated] == tokens
     assert (found.joined or "–") == joined.partition(" ")[0]
     assert (found.apart or 0) <= BOUND

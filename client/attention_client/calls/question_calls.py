@@ -72,7 +72,8 @@ class Questions(Calls[WayT]):
         1,024. ``return_weights=False`` leaves the weights out; ``pool`` returns the largest weight of each square of so
         many queries and keys. ``query_mask [B, Lq]``, True for a query that the
         statistics count. ``statistics`` names them, as in ``["induction"]``; ``statistic_options`` holds window, sinks,
-        tokens ``[B, Lk]``, query_tokens ``[B, Lq]``, classes and token_classes. The weights are those after the
+        tokens ``[B, Lk]``, query_tokens ``[B, Lq]``, classes and token_classes; ``normalize="absolute"`` takes shares
+        |w| / Σ|w|, which implicit weights of linear attention need. The weights are those after the
         ``edits``; ``compare="unedited"`` adds ``differences``. ``labels`` of the Lk keys and ``query_labels`` stand in
         pictures. The other arguments are those of ``forward``.
         """

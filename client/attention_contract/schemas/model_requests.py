@@ -14,7 +14,14 @@ from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.gradients import GradientCheck
 from attention_contract.schemas.models import LayerRef, LayerTap
 from attention_contract.schemas.prompts import ModelInput, ModelReply
-from attention_contract.schemas.weights import ClassName, HeadStatistics, StatisticName, TopKeys, WeightsDifferences
+from attention_contract.schemas.weights import (
+    ClassName,
+    HeadStatistics,
+    Normalization,
+    StatisticName,
+    TopKeys,
+    WeightsDifferences,
+)
 from attention_contract.tensors import AnyNumber, BoolArray, FloatArray, IntArray
 
 MAX_PREDICTED: Final = 16_384
@@ -81,10 +88,14 @@ class ModelWeightsRequest(ModelInput):
     average_heads: bool = False
     """Return the weights averaged over the (selected) heads, without the head dimension."""
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
-    """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
+    """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position; of implicit
+    weights without ``normalize``, max_weight alone."""
     statistic_options: ModelStatisticOptions = Field(default_factory=ModelStatisticOptions)
     """Settings of the statistics: an object with ``window`` and ``sinks``, in tokens, and ``token_classes``, lists of
     token ids by name."""
+    normalize: Normalization | None = None
+    """``absolute``: compute the statistics of the shares |w| / Σ|w| of each query. All statistics but ``max_weight``
+    need it for layers with implicit weights; ``layers`` that are ``all`` leave these layers out without it."""
     compare: Literal["unedited", "base"] | None = None
     """``unedited``: also return ``differences``: the results with the layer's own edits minus those without them, for
     the same input of the layer. ``base``, of a model with an adapter: also return ``base``, the results of its base for
@@ -253,6 +264,9 @@ class LayerWeights(WireModel):
     statistics: HeadStatistics
     queries: IntArray
     """``[B]``: the number of real queries in the statistics."""
+    implicit: IfRequested[bool] = ABSENT
+    """True for a layer of kind ``linear`` or ``state_space``: its weights are the matrix M for which M·V is the mixed
+    output. They may be negative and need not sum to 1."""
     top: IfRequested[TopKeys] = ABSENT
     weights: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads."""

@@ -22,6 +22,10 @@ MAX_CLASSES = 64
 ClassName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^.]*$")]
 
 
+Normalization = Literal["absolute"]
+"""``absolute``: the statistics are those of the shares |w| / Σ|w| of each query."""
+
+
 class StatisticOptions(WireModel):
     """Options and further inputs of the statistics."""
 
@@ -62,9 +66,13 @@ class WeightsRequest(TokenLabels, AttentionInputs):
     """``[B, Lq]``, true for a real query. Default: in self-attention (as many queries as new keys) the queries whose
     own key is real; otherwise all. A query that may look nowhere is never counted."""
     statistics: Listed[StatisticName] | None = Field(default=None, max_length=64)
-    """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position."""
+    """The statistics to return. Default: entropy, max_weight, mean_distance, first_key and own_position; of implicit
+    weights without ``normalize``, max_weight alone."""
     statistic_options: StatisticOptions = Field(default_factory=StatisticOptions)
     """Options and further inputs of those statistics."""
+    normalize: Normalization | None = None
+    """``absolute``: compute the statistics of the shares |w| / Σ|w| of each query. All statistics but ``max_weight``
+    need it for implicit weights, which may be negative and do not sum to 1."""
     compare: Literal["unedited"] | None = None
     """``unedited``: return ``differences`` too, the results after the edits minus those without them."""
 
@@ -77,8 +85,9 @@ class HeadStatistics(WireModel):
     """Means over the real queries, for each head: ``[B, H]``. NaN for a sequence without a real query.
 
     All but ``max_weight`` are of the shares p = w / Σ w, which are the weights themselves where those sum to 1, as they
-    do unless the spec uses sinks or a sigmoid. The position of query i is i + offset. Distances are in tokens, and
-    means over the keys that have a position, as not all keys of a whole model's layer may.
+    do unless the spec uses sinks or a sigmoid. With ``normalize``, all are of the shares |w| / Σ|w|. The position of
+    query i is i + offset. Distances are in tokens, and means over the keys that have a position, as not all keys of a
+    whole model's layer may.
     """
 
     entropy: IfRequested[FloatArray] = ABSENT
@@ -143,6 +152,10 @@ class WeightsReply(DrawableReply):
     statistics: HeadStatistics
     queries: IntArray
     """``[B]``: the number of real queries in the statistics."""
+    implicit: IfRequested[bool] = ABSENT
+    """True for the weights of a running state (method ``linear``): the matrix M for which M·V is the context of an
+    empty state. They may be negative and need not sum to 1. The top keys, and the squares of ``pooled``, are then those
+    of the largest magnitude, with their signs."""
     top: IfRequested[TopKeys] = ABSENT
     weights: IfRequested[FloatArray] = ABSENT
     """``[B, H, Lq, Lk]`` of the selected heads and queries, or ``[B, Lq, Lk]`` averaged over heads. An infinity or NaN

@@ -79,10 +79,11 @@ def _approximate(
     # Without masks every query meets every key; with them, those before a NaN are kept from it.
     nonfinite = find_nonfinite_keys(problem) if problem.spec.masks and not edits else None
     given = problem if nonfinite is None else without(nonfinite, problem)
-    found = method.attend(given, edits)
+    found = method.attend(given, edits, taps)
     if nonfinite is not None:
         found |= {"k": problem.k, "v": problem.v}
-        found["context"] = found["context"].masked_fill(affected_queries(nonfinite, problem), torch.nan)
+        affected = affected_queries(nonfinite, problem)
+        found |= {tap: found[tap].masked_fill(affected, torch.nan) for tap in ("weights", "context") if tap in found}
         for name, x in found.items():
             if name.startswith("final_"):  # [B, Hkv, F, ...]
                 ruined = nonfinite.any(-1).view(*x.shape[:2], *(1 for _ in x.shape[2:]))
@@ -108,16 +109,31 @@ def _again(problem: Problem, taps: set[str], selection: Selection) -> dict[str, 
     return dict(stages(problem, taps - {"lse"}, selection=selection)) | {"lse": lse}
 
 
-def trace(problem: Problem, edits: Sequence[BoundEdit] = ()) -> dict[str, Tensor]:
+def with_implicit_weights(problem: Problem, edits: Sequence[BoundEdit] = ()) -> Problem:
+    """Return the problem of a method with implicit weights with these in ``given``; another one as it is.
+
+    ``edits``: those of q and k are made; those of the weights still apply to ``given``.
+    """
+    method = approximation_of(problem.spec)
+    if method is None:
+        return problem
+    before = [edit for edit in edits if edit.tap in ("q", "k")]
+    weights = _approximate(method, problem, ("weights",), EVERYTHING, before).taps["weights"]
+    return replace(problem, given=weights, implicit=True)
+
+
+def trace(problem: Problem, edits: Sequence[BoundEdit] = (), taps: Collection[str] | None = None) -> dict[str, Tensor]:
     """Every tap, whole, each a node of one graph that leads from q, k and v to ``context``.
 
     ``torch.autograd.grad(trace["context"], trace[tap], upstream)`` is the gradient with respect to any of them, whether
     or not the problem's tensors ask for one. Forbidden scores and queries that may look nowhere have gradient zero.
+    ``taps``: those that are needed of a method that approximates; default: all.
     """
     tracked = replace(problem, q=_tracked(problem.q), k=_tracked(problem.k), v=_tracked(problem.v))
     if (method := approximation_of(problem.spec)) is not None:
-        found = method.attend(tracked, edits)
-        return {tap: found[tap] for tap in taps_of(problem.spec)}
+        needed = taps_of(problem.spec) if taps is None else taps
+        found = method.attend(tracked, edits, needed, traced=True)
+        return {tap: found[tap] for tap in taps_of(problem.spec) if tap in found}
     return dict(stages(tracked, set(TAPS) - {"lse"}, edits))
 
 

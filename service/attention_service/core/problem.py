@@ -111,6 +111,8 @@ class Problem:
     given: Tensor | None = None
     """``[B, H, Q, K]``: weights that something else has computed; q, k and v then say sizes alone, and no tap before
     the weights nor the context can be computed."""
+    implicit: bool = False
+    """True if ``given`` are implicit weights: they may be negative, and need not sum to 1."""
     added_keys: int = 0
     """Number of keys, at the end, that the spec added: no mask hides them. In masks K excludes them."""
 

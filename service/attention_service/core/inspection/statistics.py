@@ -18,6 +18,8 @@ Formula = Callable[["WeightTile"], Tensor]
 HEAD_STATISTICS: Final[dict[str, Formula]] = {}
 """The statistics that every attention has, by name. A new one is one entry."""
 DEFAULT_STATISTICS: Final = ("entropy", "max_weight", "mean_distance", "first_key", "own_position")
+SIGNED_STATISTICS: Final = frozenset({"max_weight"})
+"""The statistics of weights that are no distribution."""
 TOKEN_STATISTICS: Final = frozenset({"duplicate_token", "induction"})
 """The statistics that compare tokens."""
 _FEW_NEAR: Final = 16
@@ -46,6 +48,8 @@ class StatisticInputs:
     """True for weights of a softmax with learned sinks."""
     chosen: Tensor | None = None
     """Bool ``[B, Q, K]``: the keys that a choice keeps; None without a choice."""
+    absolute: bool = False
+    """True for statistics of the shares |w| / Σ|w|."""
 
     @cached_property
     def tokens_first(self) -> int | None:
@@ -72,6 +76,8 @@ class WeightTile:
     inputs: StatisticInputs = field(default_factory=StatisticInputs)
     logs: Tensor | None = None
     """ln w of a softmax, if they were computed on the way to the weights; finite where w is 0."""
+    signed_weights: bool = False
+    """True for implicit weights as they are."""
 
     @cached_property
     def total(self) -> Tensor:
@@ -87,7 +93,9 @@ class WeightTile:
 
     @cached_property
     def looking(self) -> Tensor:
-        """Bool ``[B, H, R]``: True for a query that has a positive weight."""
+        """Bool ``[B, H, R]``: True for a query that has a positive weight, or of implicit weights one besides 0."""
+        if self.signed_weights:
+            return (self.weights != 0).any(-1)
         if self.weights.device.type == "cpu" and not bool(self.largest.isnan().any()):
             return self.largest > 0
         return (self.weights > 0).any(-1)
@@ -267,6 +275,13 @@ EVERY_STATISTIC: Final[Mapping[str, Formula]] = HEAD_STATISTICS | {
     "sink_mass": sink_mass, "chosen_share": chosen_share,
 }  # fmt: skip
 """Every statistic: those of all attentions, and those of a learned sink or a choice of keys."""
+
+
+def absolute_shares(weights: Tensor) -> Tensor:
+    """|w| / Σ|w| of each query; zeros for one without weights."""
+    size = weights.abs()
+    total = size.sum(-1, keepdim=True)
+    return size / total.masked_fill(total == 0, 1)
 
 
 def class_share(tile: WeightTile, name: str) -> Tensor:

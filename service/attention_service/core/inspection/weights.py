@@ -21,6 +21,7 @@ from attention_service.core.inspection.statistics import (
     Formula,
     StatisticInputs,
     WeightTile,
+    absolute_shares,
     class_share,
 )
 from attention_service.core.masks.rules import causal_offset
@@ -161,9 +162,13 @@ def top(problem: Problem, selection: Selection, count: int, weights: Weights | N
 
 
 def top_of(problem: Problem, block: Selection, count: int, weights: Weights | None = None) -> Top:
-    """Find the most attended keys of one block. Keys without weight keep their indices."""
-    found = (weights or partial(weights_of, problem))(block).topk(count, dim=-1)
-    return found.values, found.indices
+    """Find the most attended keys of one block, of implicit weights by magnitude; keys without weight too."""
+    found = (weights or partial(weights_of, problem))(block)
+    if problem.implicit:
+        keys = found.abs().topk(count, dim=-1).indices
+        return found.gather(-1, keys), keys
+    largest = found.topk(count, dim=-1)
+    return largest.values, largest.indices
 
 
 def positions_of(problem: Problem) -> Tensor:
@@ -190,10 +195,11 @@ class Totals:
 
     def __init__(
         self, shape: tuple[int, int, int], device: torch.device, names: Sequence[str] = DEFAULT_STATISTICS,
-        inputs: StatisticInputs = _NO_INPUTS,
+        inputs: StatisticInputs = _NO_INPUTS, *, implicit: bool = False,
     ) -> None:  # fmt: skip
+        """``implicit``: the weights may be negative."""
         batch, heads, queries = shape
-        self._inputs = inputs
+        self._inputs, self._implicit = inputs, implicit
         self._formulas: dict[str, Formula] = {name: EVERY_STATISTIC[name] for name in names if name != CLASS_SHARES}
         if CLASS_SHARES in names:
             self._formulas |= {CLASS_SHARES + "." + each: partial(class_share, name=each) for each in inputs.classes}
@@ -210,7 +216,10 @@ class Totals:
         logs: those of ``ComputedTile``.
         """
         heads, rows = _index(block.heads), _index(block.queries)
-        tile = WeightTile(weights, positions, self._inputs.queries(rows), logs)
+        if self._inputs.absolute:
+            weights, logs = absolute_shares(weights), None
+        signed = self._implicit and not self._inputs.absolute
+        tile = WeightTile(weights, positions, self._inputs.queries(rows), logs, signed)
         looking = real[:, None] & tile.looking  # [B, H, R]: a query that may look nowhere has no weights
         if self._formulas:
             of_rows = torch.stack([formula(tile) for formula in self._formulas.values()])
@@ -250,7 +259,8 @@ def totals(
 ) -> Totals:  # fmt: skip
     """Sum over all heads and those queries of these blocks that are ``real`` ``[B, Q]``."""
     batch, heads, queries, _ = problem.q.shape
-    found, positions = Totals((batch, heads, queries), problem.q.device, names, inputs), positions_of(problem)
+    positions = positions_of(problem)
+    found = Totals((batch, heads, queries), problem.q.device, names, inputs, implicit=problem.implicit)
     for block in some_of(problem.q, looked_at):
         rows = _index(block.queries)
         values, logs = compute(block)
@@ -284,12 +294,17 @@ def pooled_weights(problem: Problem, selection: Selection, size: int, weights: W
     return found
 
 
+def pooled_magnitudes(problem: Problem, selection: Selection, size: int, signed: Weights) -> Tensor:
+    """Return the number of largest magnitude of each square, with its sign."""
+    highest = pooled_weights(problem, selection, size, signed)
+    lowest = -pooled_weights(problem, selection, size, lambda tile: -signed(tile))
+    return torch.where(-lowest > highest, lowest, highest)
+
+
 def pooled_differences(problem: Problem, selection: Selection, size: int, weights: Weights, without: Weights) -> Tensor:
     """Return the difference of largest magnitude of each square, with its sign."""
 
     def changed(tile: Selection) -> Tensor:
         return weights(tile) - without(tile)
 
-    highest = pooled_weights(problem, selection, size, changed)
-    lowest = -pooled_weights(problem, selection, size, lambda tile: -changed(tile))
-    return torch.where(-lowest > highest, lowest, highest)
+    return pooled_magnitudes(problem, selection, size, changed)

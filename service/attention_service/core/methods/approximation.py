@@ -1,7 +1,7 @@
 """Common base of the approximations: edits, taps and limits around their own arithmetic."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,10 +20,10 @@ from attention_service.core.scores import SCORES, Product
 
 
 class Approximation(ABC):
-    """A method with arithmetic of its own: no kernel computes it, and it has no weights in memory."""
+    """A method with arithmetic of its own: no kernel computes it, and weights are made only on request."""
 
     def taps(self, spec: AttentionSpec) -> tuple[str, ...]:
-        """Return the taps without weights."""
+        """Return the taps, without weights unless the method has implicit ones."""
         return "q", "k", "v", "context"
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
@@ -56,13 +56,35 @@ class Approximation(ABC):
         """
         return None
 
-    def attend(self, problem: Problem, edits: Sequence[BoundEdit]) -> dict[str, Tensor]:
-        """Return every tap as a node of the graph to the context, and any additional results."""
+    def attend(
+        self, problem: Problem, edits: Sequence[BoundEdit], taps: Collection[str] = (), *, traced: bool = False
+    ) -> dict[str, Tensor]:
+        """Return every tap as a node of the graph to the context, and any additional results.
+
+        ``weights`` are among them if they are among ``taps`` or edited. If they are edited, or ``traced``, the context
+        is computed from them.
+        """
         roles = (("q", problem.q), ("k", problem.k), ("v", problem.v))
         q, k, v = (interventions.apply(edits, tap, x) for tap, x in roles)
-        found = self._context(without_padding(replace(problem, q=q, k=k, v=v)))
+        clean = without_padding(replace(problem, q=q, k=k, v=v))
+        edited, weights = any(edit.tap == "weights" for edit in edits), dict[str, Tensor]()
+        if edited or "weights" in taps:
+            weights = {"weights": interventions.apply(edits, "weights", self.weights(clean))}
+        through = edited or (traced and bool(weights))
+        found = self._from_weights(clean, weights["weights"]) if through else self._context(clean)
         context = interventions.apply(edits, "context", found["context"])
-        return {"q": q, "k": k, "v": v} | found | {"context": context}
+        return {"q": q, "k": k, "v": v} | weights | found | {"context": context}
+
+    def weights(self, problem: Problem) -> Tensor:
+        """Compute the implicit weights ``[B, H, Q, K]`` of a problem without padding, in float32 or wider.
+
+        They are the matrix M for which the context of an empty state is M·v. Raises ValueError for a method without.
+        """
+        raise ValueError("the method has no weights; ask `taps` first")
+
+    def _from_weights(self, problem: Problem, weights: Tensor) -> dict[str, Tensor]:
+        """Compute ``_context`` from weights that were edited."""
+        raise ValueError("the method has no weights; ask `taps` first")
 
     @abstractmethod
     def _context(self, problem: Problem) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from attention_service.core.methods.recurrence import Features, Running, Tokens
 from attention_service.core.methods.recurrence_cost import FeatureCost, running_cost
 from attention_service.core.problem import Learned, Problem, Widths
 from attention_service.core.problem import Running as GivenRunning
-from attention_service.core.tensors import constant, one_for_each_query_head
+from attention_service.core.tensors import constant, one_for_each_query_head, product
 
 _FEATURE_FLOPS = {"elu": 3, "relu": 1, "identity": 0, "l2": 3}
 """exp, subtract, compare and add as one of 3 an element, half of which take each branch; square, sum and multiply."""
@@ -45,6 +45,10 @@ class Linear(Approximation):
     def delta(self) -> bool:
         """True if the spec has a β."""
         return self.options.rule in {"delta", "gated_delta"}
+
+    def taps(self, spec: spec.AttentionSpec) -> tuple[str, ...]:
+        """Return the taps; the weights are implicit."""
+        return "q", "k", "v", "weights", "context"
 
     def learned(self, widths: Widths) -> dict[str, Learned]:
         """Return the learned tensors of a module's gate and β, one per key/value head; raw requests send gate and β."""
@@ -75,6 +79,29 @@ class Linear(Approximation):
         if self.options.rule != "sum" or not self.options.normalized or problem.recurrent.state is not None:
             return None
         return implied_by(self._features(), problem, rows)
+
+    def weights(self, problem: Problem) -> Tensor:
+        """Compute M by the recurrence itself, whose context is M for the values of a unit matrix.
+
+        For the gated delta rule with Γ_ij = Π_{j < t ≤ i} γ_t that is
+        M = tril(QKᵀ ⊙ Γ)·(I + tril(diag(β)·(KKᵀ ⊙ Γ), −1))⁻¹·diag(β). Source: Yang et al. 2025, section 3.3.
+        """
+        given, units = problem.recurrent, unit_values(problem.k)
+        state = given.state
+        if state is not None:  # it counts in the normalizer alone
+            state = state.new_zeros(()).expand(*state.shape[:3], units.shape[3])
+        given = replace(given, state=state, wanted=False)
+        return self._context(replace(problem, v=units, recurrent=given))["context"]
+
+    def _from_weights(self, problem: Problem, weights: Tensor) -> dict[str, Tensor]:
+        given = problem.recurrent
+        found = {"context": product(weights, problem.v.to(weights.dtype)).to(problem.v.dtype)}
+        if given.wanted:
+            found = self._context(problem) | found
+        if given.state is not None:
+            rest = replace(problem, v=torch.zeros_like(problem.v), recurrent=replace(given, wanted=False))
+            found["context"] = found["context"] + self._context(rest)["context"]
+        return found
 
     def cost(self, extent: Extent) -> MethodCost:
         """Return the cost by ``running_cost``."""
@@ -188,6 +215,27 @@ def implied_by(features: Features, problem: Problem, rows: Sequence[int]) -> Ten
     weights = weights.masked_fill(ahead, 0)
     total = weights.sum(-1, keepdim=True)
     return weights / total.masked_fill(total == 0, 1)
+
+
+def unit_values(k: Tensor) -> Tensor:
+    """Values ``[B, Hkv, K, K]`` that are 1 at the key of their column, in float32 or wider: of one matrix's memory."""
+    batch, heads, keys, _ = k.shape
+    unit = torch.eye(keys, device=k.device, dtype=torch.promote_types(k.dtype, torch.float32))
+    return unit.expand(batch, heads, keys, keys)
+
+
+def recurrent_context(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, beta: Tensor | None) -> Tensor:
+    """Compute the context ``[B, H, L, V]`` of a causal recurrence over q and k as they are, from an empty state.
+
+    log_gate ``[B, Hkv, L, 1 or D]``, beta ``[B, Hkv, L, 1]``; see ``recurrence.Tokens``.
+    """
+    tokens = Tokens(k, v, None, log_gate, beta)
+    return Running(Elementwise("identity", 1.0), normalize=False).attend(q, tokens, 0)[0]
+
+
+def recurrent_weights(q: Tensor, k: Tensor, log_gate: Tensor, beta: Tensor | None) -> Tensor:
+    """Compute the implicit weights ``[B, H, L, L]`` of ``recurrent_context``."""
+    return recurrent_context(q, k, unit_values(k), log_gate, beta)
 
 
 def _name(spec_: spec.AttentionSpec) -> str:

@@ -49,14 +49,15 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
     if not isinstance(request, ModelForwardRequest | ModelWeightsRequest) or request.alone or request.keep:
         return None
     inputs = checked.inputs
-    places = [*[place for place, _ in checked.kinds], *[loaded.places[key] for key in checked.edits]]
+    places = [*[place for place, _ in checked.kinds], *[loaded.place_of(key) for key in checked.edits]]
     seen = inputs.media or inputs.target or request.images or set(inputs.arguments) - _ARGUMENTS
     # No trial has shown that texts of an observed attention do not change each other; a choice is one question.
     if seen or loaded.head.unit == "choice" or loaded.attention.way == "observed":
         return None
     edited = {edit.tap for edits in checked.edits.values() for edit in edits}
     beside = edited & MODULE_TAPS or CHOSEN_SHARE in (getattr(request, "statistics", None) or ())
-    if beside or inputs.text.length > LONGEST or {place.keys_of for place in places} - {"tokens"}:
+    others = {(place.keys_of, place.mixes) for place in places} - {("tokens", "attention")}
+    if beside or inputs.text.length > LONGEST or others:
         return None
     apart = None if checked.adapter is None or checked.adapter.mixes else checked.adapter
     if isinstance(request, ModelForwardRequest):
@@ -71,7 +72,7 @@ def group_of(loaded: LoadedModel, request: WireModel, checked: CheckedRequest) -
     if by_query or request.compare or request.pool is not None or numbers > _REPLY_NUMBERS:
         return None
     statistics = None if request.statistics is None else tuple(request.statistics)
-    options = (request.top_k, request.return_weights, request.average_heads, statistics, heads)
+    options = (request.top_k, request.return_weights, request.average_heads, statistics, request.normalize, heads)
     layers = tuple([place.key for place in checked.places])
     return (ModelWeightsRequest, apart, layers, options, request.statistic_options.model_dump_json())
 

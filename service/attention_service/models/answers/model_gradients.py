@@ -28,6 +28,7 @@ from attention_service.core.problem import Selection
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.asked_layers import read_request
 from attention_service.models.answers.given_answers import told_answers
 from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
@@ -89,7 +90,7 @@ class ModelGradients:
             )
         self._loaded = loaded
         self._request = request
-        self.checked = checked or loaded.checked(request)
+        self.checked = checked or read_request(loaded, request)
         """The request's input and layers."""
         self._selections: dict[LayerKey, Selection] = {
             place.key: bind_selection(request.select, self.checked.bound(place)) for place in self.checked.places
@@ -217,7 +218,7 @@ class ModelGradients:
         loaded, arguments = self._loaded, self.checked.inputs.arguments
         if times > 1:
             arguments = {name: torch.cat([x] * times) for name, x in arguments.items()}
-        with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
+        with LayerStates(loaded.all_places, asking).reading((), output=False, hidden=False):
             stack = self.checked.inputs.predicted
             stack = stack if times == 1 else stack.repeated(times)
             return loaded.output_rows(arguments, asking, objective.places, stack)[0]
@@ -227,7 +228,7 @@ class ModelGradients:
     ) -> dict[LayerKey, LayerTask]:
         found = {place.key: LayerTask(traced=traced) for place in self.checked.places}
         for key, edits in self.checked.edits.items():
-            place = self._loaded.places[key]
+            place = self._loaded.place_of(key)
             real = self.checked.keys(place).mask
             found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
         for (layer, name), value in (shifts or {}).items():
@@ -252,7 +253,7 @@ class ModelGradients:
                 time_first |= {getattr(place, attribute)} if place.time_first else set()
         with ExitStack() as stack:
             for (hook, module), turns in changes.items():
-                change = on_turn(turns, turns_of(module, self._loaded.places.values()))
+                change = on_turn(turns, turns_of(module, self._loaded.all_places))
                 stack.callback(hook(module, turned(change) if module in time_first else change))
 
             def embed(state: Tensor) -> Tensor | None:

@@ -32,6 +32,7 @@ from attention_contract.schemas.weights import (
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_numpy
+from attention_service.models.answers.asked_layers import read_request
 from attention_service.models.answers.given_answers import answer_places, told_answers
 from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
@@ -82,7 +83,8 @@ def weights_pass(
     statistics: dict[Hashable, BoundStatistics] = {}
 
     def task(place: AttentionPlace, bound: BoundRequest) -> LayerTask:
-        over = place.queries, place.keys, place.compression, "sink_mass" in place.own_statistics
+        sinks = "sink_mass" in place.own_statistics
+        over = place.queries, place.keys, place.compression, place.mixes, sinks
         if over not in statistics:
             statistics[over] = _statistics(request, checked, place, bound)
         share = CHOSEN_SHARE in (request.statistics or ())
@@ -107,7 +109,7 @@ def forward_reply(
     ``own``: the texts of requests with edits, if several share the pass.
     Raises InvalidRequest that names the field at fault.
     """
-    checked, wanted, keep = checked or loaded.checked(request), set(request.return_), request.keep
+    checked, wanted, keep = checked or read_request(loaded, request), set(request.return_), request.keep
     head, predicted = loaded.head, loaded.head.places(request.positions, checked.inputs)
     answered: Places = []
     if (
@@ -129,7 +131,7 @@ def forward_reply(
     if "hidden" in wanted:
         for place in checked.places:
             place.check_tap("hidden", f"return.{request.return_.index('hidden')}")
-    states = LayerStates(loaded.places.values(), asking)
+    states = LayerStates(loaded.all_places, asking)
     with states.reading(checked.places, output="output" in wanted, hidden=keep or "hidden" in wanted):
         rows, output = _rows(loaded, checked, asking, predicted)
     found, several = asking.take(), checked.inputs.several
@@ -174,7 +176,7 @@ def every_logit(loaded: LoadedModel, checked: CheckedRequest) -> Tensor:
     request = ModelForwardRequest(tokens=[0])
     asking = AttentionPass(_tasks(loaded, replace(checked, places=[]), request, lambda place, _: NOTHING))
     stack = checked.inputs.predicted
-    with LayerStates(loaded.places.values(), asking).reading((), output=False, hidden=False):
+    with LayerStates(loaded.all_places, asking).reading((), output=False, hidden=False):
         every = [[*range(stack.length)]] * len(stack.ids)
         return loaded.output_rows(checked.inputs.arguments, asking, every, stack)[0].logits
 
@@ -191,17 +193,19 @@ def weights_reply(
     ``own``: the texts of requests with edits, if several share the pass.
     Raises InvalidRequest that names the field at fault.
     """
-    checked = checked or loaded.checked(request)
+    checked = checked or read_request(loaded, request)
     unedited = KeptAttentions([place.key for place in checked.places])
     if request.compare and any(checked.edits.values()):
         loaded.run(checked.inputs.arguments, unedited, logits=torch.tensor([0]))
     asking = weights_pass(loaded, request, checked, unedited.problems)
     asking.started, asking.own = unedited.started, own
-    states = LayerStates(loaded.places.values(), asking)
+    states = LayerStates(loaded.all_places, asking)
     with states.reading(checked.places, output=False, hidden=request.keep):
         loaded.run(checked.inputs.arguments, asking, logits=torch.tensor([0]))
     found = asking.take()
-    layers = [layer_weights(place.key, found[place.key]) for place in checked.places]
+    layers = [
+        layer_weights(place.key, found[place.key], implicit=place.mixes != "attention") for place in checked.places
+    ]
     loaded.recording = _recorded(loaded, request, checked, found, states) if request.keep else None
     return valid(ModelWeightsReply, {"layers": layers} | loaded.about(checked, asking))
 
@@ -230,7 +234,7 @@ def _tasks(
         )
     found: dict[LayerKey, LayerTask] = {place.key: of_kind[place.kind] for place in checked.places}
     for key, edits in checked.edits.items():
-        place = loaded.places[key]
+        place = loaded.place_of(key)
         real = checked.keys(place).mask
         found[place.key] = replace(found.get(place.key, NOTHING), edits=edits, key_mask=real)
     return found
@@ -257,7 +261,7 @@ def _base_rows(
 ) -> Rows | None:
     """The logits of the base, with the edits of the request."""
     asking = forward_pass(loaded, request.model_copy(update={"return_": [], "keep": False}), checked)
-    states = LayerStates(loaded.places.values(), asking)
+    states = LayerStates(loaded.all_places, asking)
     with loaded.adapters.using(None), states.reading((), output=False, hidden=False):
         return _rows(loaded, checked, asking, places)[0]
 
@@ -306,13 +310,16 @@ def _statistics(
         names if names is None else [name for name in names if name != CHOSEN_SHARE],
         given, batch=bound.batch, queries=bound.queries, keys=bound.keys,
         learned_sinks="sink_mass" in place.own_statistics,
+        normalize=request.normalize, implicit=place.mixes != "attention",
     )  # fmt: skip
     return replace(found, starts=keys.starts, key_positions=keys.positions)
 
 
-def layer_weights(key: LayerKey, found: Fields) -> LayerWeights:
+def layer_weights(key: LayerKey, found: Fields, *, implicit: bool = False) -> LayerWeights:
     """The results of an inspection as part of the reply."""
     fields = {name: value for name, value in found.items() if name != "whole"}
+    if implicit:
+        fields["implicit"] = True
     fields["statistics"] = valid(HeadStatistics, fields["statistics"])
     if "top" in fields:
         fields["top"] = valid(TopKeys, fields["top"])

@@ -17,6 +17,7 @@ from attention_contract.schemas.prompts import ModelInput
 from attention_service.core.blocks import scores_at_once
 from attention_service.cost import Traffic, flops
 from attention_service.models.costs.image_costs import ImageCosts, image_tokens
+from attention_service.models.costs.implicit_costs import implicit_bytes, implicit_flops, matrix_bytes, shown_places
 from attention_service.models.costs.lens_costs import check_predicts_next, lens_cost
 from attention_service.models.costs.model_pace import ModelPace
 from attention_service.models.inputs.input_stacks import SizedImage, Stack
@@ -89,6 +90,7 @@ class ModelCosts:
         self._inner = max((max(each.shape) for each in _weights(model, [head])), default=self._width)
         self._of_images = [] if encodes else self._images.places
         self._places = [each for each in every if each not in self._of_images]
+        self._implicit = shown_places(loaded)
         self._kinds = [each for each, _ in kinds_of(self._places)]
         self._most_heads = max((each.widths.heads for each in self._places), default=0)
         self._image_width = self._width if encodes else int(getattr(vision, "hidden_size", 0))
@@ -146,6 +148,7 @@ class ModelCosts:
         need = self._pass_bytes(points * batch, length, keys, rows) + _COPIES * reply_bytes
         need += self._tile_bytes if isinstance(request, ModelWeightsRequest) else 0
         need += self._loaded.reader.front_bytes(checked.inputs.arguments)
+        need += implicit_bytes(self._loaded, checked, request)
         images = checked.inputs.media
         if images is None and self._loaded.reader.absent(checked.inputs) == "text":
             images = checked.inputs.text
@@ -231,7 +234,7 @@ class ModelCosts:
         states = batch * max(length, keys) * (_KEPT_STATES * self._width + _INNER * self._inner)
         longest = max(length, keys) if self._loaded.attention.way == "observed" else length
         scores = sum(batch * each.widths.heads * longest * keys for each in self._places)
-        return 4 * (len(self._places) * states + _SCORES * scores)
+        return 4 * ((len(self._places) + len(self._loaded.implicit)) * states + _SCORES * scores)
 
     def _taps(self, checked: CheckedRequest, place: AttentionPlace, request: ModelForwardRequest) -> int:
         """Bytes of the taps of one layer, and of what a recording keeps of it."""
@@ -386,6 +389,7 @@ class ModelCosts:
         if tokens and not encodes:
             products += batch * (2 * self._matrices * tokens + 2 * self._head)
             products += sum(_attention_flops(place, batch, tokens, keys) for place in self._places)
+            products += implicit_flops(self._implicit, batch, tokens) if weights else 0
             layers += len(self._places)
             parameters += sum(each.nbytes for each in self._parameters) - self._images.parameter_bytes
             cached = batch * self._cache_bytes(keys)
@@ -410,7 +414,10 @@ class ModelCosts:
             crops, length = self._images.shape(images)
             need += batch * self._vision_bytes(crops, length)
             numbers += sum(batch * crops * each.widths.heads * (length**2 + _STATISTICS) for each in self._of_images)
-        need += self._tile_bytes + 4 * _COPIES * numbers if weights else 0
+        if weights:
+            numbers += sum(batch * each.widths.heads * tokens * tokens for each in self._implicit)
+            need += self._tile_bytes + 4 * _COPIES * numbers
+            need += max(matrix_bytes(self._implicit, batch, tokens, self._itemsize), default=0)
         return max(need, self._times(batch, images) * sum(image.decoding for image in images))
 
     def _times(self, batch: int, images: Sequence[SizedImage]) -> int:

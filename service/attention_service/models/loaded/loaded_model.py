@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from attention_service.models.inputs.sound_inputs import SoundInputs
 from attention_service.models.inputs.sound_prompts import SoundPrompts
 from attention_service.models.loaded.adapters import Adapter, Adapters
 from attention_service.models.loaded.matrix_products import counted_products
-from attention_service.models.loaded.model_attentions import find_attentions, not_observed
+from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, not_observed
 from attention_service.models.loaded.model_loading import load_checkpoint, places_of_parts
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
@@ -51,6 +52,8 @@ from attention_transformers.model_layers import (
 
 _UNREADABLE: Final = (AttentionError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """The errors of processors, and of models, for an image that they cannot read: the model reads text alone then."""
+IMPLICIT: Final = "its weights are implicit: they may be negative, and their rows need not sum to one"
+"""The reason for which layers that mix tokens by a running state cannot answer some requests."""
 _NAMED: Final = 3
 """Tensors that an error names of those that the model leaves out."""
 _OF_WINDOWS: Final = (
@@ -130,6 +133,8 @@ class LoadedModel:
                 f"{type(model).__name__} reads {model.main_input_name}, but only models that read "
                 "tokens, images or sound are supported",
             )
+        if model.dtype == torch.float64:  # which PyTorch's grouped products of experts lack
+            model.set_experts_implementation("eager")
         self.name = name
         self.model = model
         self.device = device
@@ -164,6 +169,9 @@ class LoadedModel:
         self.states = ModuleStates(model)
         self.reader = read()
         self.attention, self.places = find_attentions(model, self.reader, self.device, self._run_shortly)
+        """Its attentions by the text of their keys."""
+        self.mixers, self.implicit = find_mixers(model, self.reader, self._run_shortly, self.places)
+        """Its layers with implicit weights, likewise."""
         encodes = isinstance(self.reader, EncoderInputs)
         of_media = [each for each in self.places.values() if encodes or each.queries == "media"]
         if isinstance(self.reader, EncoderInputs | PromptInputs | PairInputs | SoundPrompts) and of_media:
@@ -262,8 +270,9 @@ class LoadedModel:
 
     def info(self) -> dict[str, Any]:
         """The fields of ``ModelInfo`` that the model itself knows."""
+        seen = self.places.keys() | self.implicit.keys()
         others = {str(number): kind for number, kind in other_mixers(self.model).items()}
-        others = {number: kind for number, kind in others.items() if number not in self.places}
+        others = {number: kind for number, kind in others.items() if number not in seen}
         return {
             "architecture": type(self.model).__name__,
             "model_type": self.model.config.model_type,
@@ -276,33 +285,56 @@ class LoadedModel:
             "bytes": self.bytes,
             "max_length": self.reader.max_length,
             "left_out": self.left_out[:LISTED_TENSORS],
-            "layers": [place.described for place in self.places.values()],
+            "layers": [place.described for place in self.all_places],
             "attention": self.attention.way,
             "without_weights": {key: _no_pairs(kind) for key, kind in others.items()} | self._in_parts,
-            "unseen": sorted({*others.values()}.union(type_names(not_observed(self.model, self.places.values())))),
+            "unseen": sorted({*others.values()}.union(type_names(not_observed(self.model, self.all_places)))),
         }
 
     def unseen(self) -> dict[LayerKey, str]:
         """The layers whose weights no recording holds, as they are not of pairs of tokens, and the reason."""
         kinds = other_mixers(self.model)
         others = {number: _no_pairs(kind) for number, kind in kinds.items()}
+        others |= {place.key: IMPLICIT for place in self.implicit.values() if isinstance(place.key, int)}
         found: dict[LayerKey, str] = {key: why for key, why in others.items() if str(key) not in self.places}
         for place in self.places.values():
             if place.keys_of != "tokens":
                 found[place.key] = f"its keys are those of {place.keys_of}"
         return found
 
-    def checked(self, request: ModelInput) -> CheckedRequest:
-        """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault."""
+    @cached_property
+    def all_places(self) -> list[AttentionPlace]:
+        """Its attentions and its layers with implicit weights, in the order in which they run."""
+        found, waiting = list[AttentionPlace](), [*self.implicit.values()]
+        for place in self.places.values():
+            while waiting and place.queries == "text" and waiting[0].number <= place.number:
+                found.append(waiting.pop(0))
+            found.append(place)
+        last = next((index for index, place in enumerate(found) if place.queries == "media"), len(found))
+        return [*found[:last], *waiting, *found[last:]]
+
+    def checked(self, request: ModelInput, answers: Callable[[AttentionPlace], bool] | None = None) -> CheckedRequest:
+        """Read the input of a request and find its layers. Raises InvalidRequest that names the field at fault.
+
+        ``answers``: true for a layer with implicit weights that can answer the request, so that it is one of ``all``;
+        None for a request that such layers cannot answer.
+        """
         inputs = self.reader.read(request)
         absent = self.reader.absent(inputs)
         if request.layers == "all":
-            places = [place for place in self.places.values() if absent is None or place.queries != absent]
+            every = self.places.values() if answers is None else self.all_places
+            places = [place for place in every if absent is None or place.queries != absent]
+            places = [place for place in places if place.mixes == "attention" or (answers and answers(place))]
         else:
             places = [self._present(key, f"layers.{index}", absent) for index, key in enumerate(request.layers)]
+        for index, place in enumerate(places):
+            if answers is None and place.mixes != "attention":
+                raise InvalidRequest.at(f"layers.{index}", f"layer {place.key}: {IMPLICIT}; leave the layer out")
         checked = CheckedRequest(inputs, places, request.edits, self.adapters.active)
         for key, edits in request.edits.items():
             place = self._present(key, f"edits.{key}", absent)
+            if answers is None and place.mixes != "attention":
+                raise InvalidRequest.at(f"edits.{key}", f"layer {place.key}: {IMPLICIT}; leave its edits out")
             place.check_edits(edits, checked.bound(place))
         return checked
 
@@ -314,7 +346,8 @@ class LoadedModel:
 
         ``model``: a part of it to run in its place.
         """
-        with self.attention.running(asking):
+        mixing = self.mixers.running(asking) if self.mixers.concerns(asking) else nullcontext()
+        with self.attention.running(asking), mixing:
             part = model or self.reader.module(self.model, arguments)
             return part(**self.options(arguments, logits, whole=model is None))
 
@@ -372,12 +405,16 @@ class LoadedModel:
             raise InvalidRequest.at(param, f"layer {place.key} {does}; send one")
         return place
 
+    def place_of(self, key: LayerKey) -> AttentionPlace:
+        """The layer of a key. Raises KeyError."""
+        return self.places.get(str(key)) or self.implicit[str(key)]
+
     def _place(self, key: LayerKey, param: str) -> AttentionPlace:
-        place = self.places.get(str(key))
+        place = self.places.get(str(key)) or self.implicit.get(str(key))
         if place is None and str(key) in self._in_parts:
             raise InvalidRequest.at(param, self._in_parts[str(key)])
         if place is None:
-            known = list(self.places)
+            known = [str(each.key) for each in self.all_places]
             reason = ", ".join(known[:8]) + (f", …, {known[-1]}" if len(known) > 9 else "")
             raise InvalidRequest.at(param, f"the model has no attention {str(key)!r}; it has {reason}")
         return place

@@ -1,6 +1,7 @@
 """The attentions of a loaded model: computed where it asks the interface of transformers, else observed."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +26,7 @@ from attention_service.models.passes.attention_places import (
     named_layers,
 )
 from attention_service.models.passes.attention_trial import try_sights
+from attention_service.models.passes.implicit_layers import ImplicitLayers, kind_of, mixers_of
 from attention_service.models.passes.layer_attention import LayerAttention
 from attention_service.models.passes.observed_attention import ObservedAttention
 from attention_service.models.passes.own_functions import Sight
@@ -55,6 +57,33 @@ class FoundAttentions(NamedTuple):
 
     attention: Attention
     places: dict[str, AttentionPlace]
+
+
+class FoundMixers(NamedTuple):
+    """The layers that mix tokens by a running state, and where each stands, by the text of its key."""
+
+    layers: ImplicitLayers
+    places: dict[str, AttentionPlace]
+
+
+def find_mixers(
+    model: PreTrainedModel, reader: InputReader, run: ShortRun, known: Mapping[str, AttentionPlace]
+) -> FoundMixers:
+    """Find the layers of a model that mix tokens by a running state in short runs; ``known``: its attentions.
+
+    One beside an attention of the same layer has its kind before its number, as in ``state_space.3``.
+    """
+    named = []
+    for one, keys in _named(model, reader, mixers_of(model)):
+        kind = kind_of(one.module)
+        own = (f"{kind}.{str(key).rpartition('.')[2]}" if str(key) in known else key for key in keys)
+        named.append((one, tuple(own)))
+    implicit = ImplicitLayers(model, named)
+    if not named:
+        return FoundMixers(implicit, {})
+    found = find_places(model, implicit, named, _within(implicit, reader, run), reader.short_text)
+    places = {key: replace(each, mixes=kind_of(each.module)) for key, each in found.items() if each.queries == "text"}
+    return FoundMixers(implicit, places)
 
 
 def find_attentions(model: PreTrainedModel, reader: InputReader, device: Device, run: ShortRun) -> FoundAttentions:

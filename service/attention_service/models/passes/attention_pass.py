@@ -166,6 +166,10 @@ class AttentionPass:
         """Copy results of a layer to the host."""
         self._found.setdefault(layer, {}).update(on_host(results))
 
+    def notes(self, layer: LayerKey) -> bool:
+        """True if ``saw`` notes the inputs of a layer."""
+        return False
+
     def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
         """Note the inputs of a layer; nothing is noted of a pass that has tasks.
 
@@ -228,6 +232,10 @@ class KeptAttentions(AttentionPass):
     def __init__(self, layers: Collection[LayerKey]) -> None:
         super().__init__({})
         self._layers = layers
+
+    def notes(self, layer: LayerKey) -> bool:
+        """True for the layers to keep."""
+        return layer in self._layers
 
     def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
         """Keep the inputs of a layer."""

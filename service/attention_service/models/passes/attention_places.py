@@ -111,8 +111,13 @@ class AttentionPlace:
     @cached_property
     def kind(self) -> Hashable:
         """Equal for attentions over the same tokens that have the same widths, spec and taps."""
-        sizes = (self.widths, self.dtype, self.output_width, self.taps, self.beside)
+        sizes = (self.widths, self.dtype, self.output_width, self.taps, self.beside, self.mixes)
         return (self.queries, self.keys, self.compression, id(self.spec), *sizes)
+
+    @property
+    def number(self) -> int:
+        """The number of its layer in its stack."""
+        return int(str(self.key).rpartition(".")[2])
 
     @property
     def own_statistics(self) -> frozenset[str]:
@@ -173,6 +178,8 @@ class AttentionPlace:
             return None if tap in self.beside.names else self._lacks(tap)
         if self.taps is None or tap in self.taps:
             return None
+        if self.mixes != "attention":
+            return f"it mixes tokens by a running state, which has no {tap}"
         return f"the model computes this attention itself, and {tap} is not seen there"
 
     def _lacks(self, tap: str) -> str:
@@ -225,6 +232,9 @@ class _Sizes(AttentionPass):
         self.seen: dict[LayerKey, RawAttentionInputs] = {}
         self._specs: dict[tuple[int, int | None], tuple[AttentionSpec, AttentionSpec]] = {}
         """The spec of causal attentions, with the one that it is made of, by the id of that and the window."""
+
+    def notes(self, layer: LayerKey) -> bool:
+        return True
 
     def saw(self, layer: LayerKey, raw: RawAttentionInputs, window: int | None) -> None:
         if _is_causal(raw):  # the text may be shorter than the window

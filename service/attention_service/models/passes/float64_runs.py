@@ -29,7 +29,7 @@ def in_float64(model: PreTrainedModel) -> Iterator[None]:
         model.set_experts_implementation("eager")
         for each in held:
             each.data = each.data.double()
-        with _Float64():
+        with Float64():
             yield
     finally:
         model.set_experts_implementation(experts)
@@ -37,7 +37,7 @@ def in_float64(model: PreTrainedModel) -> Iterator[None]:
             each.data = data
 
 
-class _Float64(TorchFunctionMode):
+class Float64(TorchFunctionMode):
     """Puts float64 in the place of every smaller float that a function is asked for."""
 
     def __torch_function__(

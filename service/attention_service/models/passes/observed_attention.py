@@ -71,8 +71,8 @@ class ObservedAttention:
         """Let the model's runs until the block ends belong to a pass."""
         self.restart()
 
-        def layer(module: nn.Module) -> _Layer:
-            return _Layer(self.turns.layer_of(module), self.sights[module], attention_pass)
+        def layer(module: nn.Module) -> SeenLayer:
+            return SeenLayer(self.turns.layer_of(module), self.sights[module], attention_pass)
 
         with watching(self.sights, layer):
             yield attention_pass
@@ -81,7 +81,7 @@ class ObservedAttention:
         """Leave the model as it was: it was not changed."""
 
 
-class _Layer:
+class SeenLayer:
     """The task of a pass at one attention, in one run of its module."""
 
     def __init__(self, layer: LayerKey, sight: Sight, attention_pass: AttentionPass) -> None:
@@ -102,19 +102,39 @@ class _Layer:
                 f"layer {self._layer} attends over pieces of a text of this length, so that it has no weights over "
                 "pairs of tokens; send a shorter text, or leave the layer out",
             )
-        keeps = task.asks or type(attention_pass) is not AttentionPass
+        keeps = task.asks or attention_pass.notes(self._layer)
         # The model may change its own in place.
-        raw = self._raw = blank_inputs(x.detach().clone() if keeps else x, sight)
-        real = task.key_mask
-        raw.key_mask = real if real is not None and real.shape[1] == x.shape[3] else None
-        attention_pass.saw(self._layer, raw, None)
+        raw = self._begin(x.detach().clone() if keeps else x)
         attention_pass.kernels[KERNEL] = None
         self._edits = bound_edits(task, x) if task.edits or task.put else ()
-        if task.traced:
-            attention_pass.problems[self._layer] = problem_of(raw)
         if task.weights is not None:
             attention_pass.inspect(Inspected(self._layer, raw, task))
         return self._answered("weights", x)
+
+    @property
+    def needs_weights(self) -> bool:
+        """True if the pass needs the weights, and not only values or a context."""
+        task = self._task
+        if task.weights is not None or self._pass.notes(self._layer):
+            return True
+        return "weights" in {*task.taps, *task.whole, *task.traced, *task.put, *(edit.tap for edit in task.edits)}
+
+    def without_weights(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Begin without weights: returns zeros of this shape that have no memory."""
+        blank = like.new_zeros(()).expand(*shape)
+        self._begin(blank)
+        self._edits = bound_edits(self._task, like) if self._task.edits or self._task.put else ()
+        return blank
+
+    def _begin(self, weights: Tensor) -> RawAttentionInputs:
+        """Tell the pass of the attention."""
+        raw = self._raw = blank_inputs(weights, self._sight)
+        real = self._task.key_mask
+        raw.key_mask = real if real is not None and real.shape[1] == weights.shape[3] else None
+        self._pass.saw(self._layer, raw, None)
+        if self._task.traced:
+            self._pass.problems[self._layer] = problem_of(raw)
+        return raw
 
     def values(self, x: Tensor) -> Tensor:
         """Answer for the values ``[B, Hkv, K, V]``. Returns those to go on with."""

@@ -21,6 +21,7 @@ from attention_contract.schemas.openai_api.transcriptions import TranscriptionRe
 from attention_contract.schemas.prompts import AudioBytes, ImageBytes, ModelInput, images_in, sounds_in
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.wire import JSON, from_body
+from attention_service.models.answers.asked_layers import read_request
 from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context
@@ -367,7 +368,7 @@ class ServedModel:
         """The work of a question about an input, whose recording the model has afterwards."""
 
         def work() -> PricedRun:
-            checked = self.loaded.checked(request)
+            checked = read_request(self.loaded, request)
             beside = request.compare == "base"
             if beside and checked.adapter is None:
                 raise InvalidRequest.at("compare", "base goes with an adapter: ask base:adapter, or name its adapter")

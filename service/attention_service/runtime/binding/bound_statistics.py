@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.attention import Edit
-from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, StatisticName, StatisticOptions
+from attention_contract.schemas.weights import OF_SOME_ATTENTIONS, Normalization, StatisticName, StatisticOptions
 from attention_contract.tensors import Array
 from attention_service.core.inspection.statistics import (
     CLASS_SHARES,
     DEFAULT_STATISTICS,
+    SIGNED_STATISTICS,
     TOKEN_STATISTICS,
     StatisticInputs,
 )
@@ -48,6 +49,10 @@ class BoundStatistics:
     """``[K]``: the positions of keys that are not all tokens of the queries' text; NaN for none, None for j."""
     learned_sinks: bool = False
     """True for weights of a softmax with learned sinks."""
+    absolute: bool = False
+    """True for statistics of the shares |w| / Σ|w|."""
+    implicit: bool = False
+    """True for weights that may be negative."""
 
     def repeated(self, times: int) -> "BoundStatistics":
         """Return those of a batch that is so many times this one."""
@@ -73,8 +78,9 @@ class BoundStatistics:
         starts = None if self.starts is None else to_device(torch.from_numpy(self.starts), device)
         places = None if self.key_positions is None else to_device(torch.from_numpy(self.key_positions), device)
         return StatisticInputs(
-            self.window, self.sinks, tokens, queries, classes, starts, places, learned_sinks=self.learned_sinks
-        )
+            self.window, self.sinks, tokens, queries, classes, starts, places,
+            learned_sinks=self.learned_sinks, absolute=self.absolute,
+        )  # fmt: skip
 
 
 def bind_statistics(
@@ -85,12 +91,26 @@ def bind_statistics(
     queries: int,
     keys: int,
     learned_sinks: bool = False,
+    normalize: Normalization | None = None,
+    implicit: bool = False,
 ) -> BoundStatistics:
     """Check the options of these statistics against the sizes.
 
-    Raises InvalidRequest for token ids or classes that are missing, and ShapeMismatch.
+    ``implicit``: the weights may be negative. Raises InvalidRequest for token ids or classes that are missing and for
+    statistics that need a distribution, and ShapeMismatch.
     """
-    chosen = DEFAULT_STATISTICS if names is None else tuple(dict.fromkeys(names))
+    signed = implicit and normalize is None
+    default = (
+        DEFAULT_STATISTICS if not signed else tuple(each for each in DEFAULT_STATISTICS if each in SIGNED_STATISTICS)
+    )
+    chosen = default if names is None else tuple(dict.fromkeys(names))
+    for index, name in enumerate(names or ()):
+        if signed and name not in SIGNED_STATISTICS:
+            raise InvalidRequest.at(
+                f"statistics.{index}",
+                f"{name} needs a distribution, and these weights are implicit: they may be negative and need not sum "
+                'to one; send "normalize": "absolute" for shares of |w|, or leave it out',
+            )
     for name in chosen:
         if name in TOKEN_STATISTICS and options.tokens is None:
             raise InvalidRequest.at(
@@ -113,9 +133,10 @@ def bind_statistics(
     classes = {name: _fitted(f"classes.{name}", x, batch, keys).astype(bool) for name, x in options.classes.items()}
     if tokens is not None:
         classes |= {name: np.isin(tokens, ids) for name, ids in options.token_classes.items()}
-    named = tuple(classes.items())
+    named, absolute = tuple(classes.items()), normalize == "absolute"
     return BoundStatistics(
-        chosen, options.window, options.sinks, tokens, rows, named, learned_sinks=learned_sinks
+        chosen, options.window, options.sinks, tokens, rows, named,
+        learned_sinks=learned_sinks, absolute=absolute, implicit=implicit,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Selected and edited parts of a request's taps: every index is checked against the sizes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -37,6 +37,16 @@ def check_tap(tap: str, spec: AttentionSpec, param: str) -> None:
     raise InvalidRequest.at(
         param, f"{tap} is the logarithm of a softmax's sum, and the normalizer is {spec.normalizer.name}; leave it out"
     )
+
+
+def has_implicit_weights(spec: AttentionSpec) -> bool:
+    """True if a method gives this spec implicit weights."""
+    return approximation_of(spec) is not None and "weights" in taps_of(spec)
+
+
+def computes_pairs(spec: AttentionSpec, taps: Iterable[str], edits: Iterable[Edit]) -> bool:
+    """True if implicit weights are computed for these taps and edits."""
+    return has_implicit_weights(spec) and "weights" in {*taps, *(edit.tap for edit in edits)}
 
 
 def bind_selection(select: Select | None, bound: BoundRequest) -> Selection:

@@ -20,6 +20,7 @@ from attention_service.core.inspection.attribution import (
 )
 from attention_service.core.inspection.loss_path import inner_product, log_likelihood, path_of, points_at_once
 from attention_service.core.kernels import MATERIALIZED, Kernel, Needs
+from attention_service.core.methods import approximation_of
 from attention_service.core.multihead import Parameters
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import phase
@@ -28,7 +29,7 @@ from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, wrong_shape
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
+from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import UPSTREAM
@@ -51,7 +52,12 @@ READOUT = "readout."
 def prepare(module: Module | None, request: AttributionRequest, device: Device, capacity: int) -> Job:
     """Bind and plan one attribution. Raises an InvalidRequest that names the field at fault."""
     bound = bind(module, request)
-    check_tap("weights", bound.spec, "spec.method")
+    if approximation_of(bound.spec) is not None:
+        raise InvalidRequest.at(
+            "spec.method",
+            f"attribution differentiates attention with a kernel, and {bound.spec.method.name} has none; take method "
+            "exact, or gradients with wrt weights",
+        )
     selection = bind_selection(request.select, bound)
     check_edits(request.edits, bound)
     check_labels(request, bound)

@@ -99,7 +99,7 @@ def graph_of(
     parameters |= {name: leaves[name] for name in targets.parameters}
     problem = compute.problem(bound, without_nonfinite_padding(tensors), parameters)
     if targets.taps or given:
-        taps = trace(_on_graph(problem), edits)
+        taps = trace(_on_graph(problem), edits, {*targets.taps, *given})
         output = compute.output(bound, parameters, taps["context"], edits)
         at = leaves | {name: taps[name] for name in targets.taps}
         return Graph(output, at, {name: taps[name] for name in given}, real_keys(problem) if given else None)

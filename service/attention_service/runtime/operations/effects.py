@@ -24,7 +24,13 @@ from attention_service.core.tensors import TORCH_DTYPES, constant, pick
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, strip, wrong_shape
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import broadcasts, check_edit, check_edits, check_indices
+from attention_service.runtime.binding.selection import (
+    broadcasts,
+    check_edit,
+    check_edits,
+    check_indices,
+    computes_pairs,
+)
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.planning.planner import Question, Rehearsed, edit_sizes, names_tokens, plan_request
@@ -64,6 +70,7 @@ def prepare(module: Module | None, request: EffectsRequest, device: Device, capa
             request.return_differences,
         ),
         has_sizes=names_tokens(edits) or request.queries is not None or request.direction is not None,
+        pairs=computes_pairs(bound.spec, (), edits),
     )  # fmt: skip
 
     def operate(bound: BoundRequest, kernel: str | Kernel = "") -> Sweeping:

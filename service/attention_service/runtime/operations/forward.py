@@ -27,7 +27,7 @@ from attention_service.core.stages import kept_weights
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, check_edits, check_taps
+from attention_service.runtime.binding.selection import bind_selection, check_edits, check_taps, computes_pairs
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute, cuda_graph_forward
 from attention_service.runtime.planning.blank_requests import exactly, unsent
@@ -73,6 +73,7 @@ def _planned(bound: BoundRequest, request: ForwardRequest, device: Device, capac
         ),
         has_sizes=names_tokens(request.edits, selection),
         whole=request.report_error,
+        pairs=computes_pairs(bound.spec, request.return_, request.edits),
     )  # fmt: skip
     rehearsed = rehearsed_forward(request, selection)
     plan = plan_request(bound, question, device, capacity, rehearsed)

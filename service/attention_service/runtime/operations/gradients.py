@@ -19,7 +19,14 @@ from attention_service.core.tensors import TORCH_DTYPES
 from attention_service.modules.resident import Module
 from attention_service.runtime.binding.bound_request import BoundRequest, strip, wrong_shape
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, broadcasts, check_edits, check_tap, check_taps
+from attention_service.runtime.binding.selection import (
+    bind_selection,
+    broadcasts,
+    check_edits,
+    check_tap,
+    check_taps,
+    computes_pairs,
+)
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.differentiation import (
@@ -72,6 +79,9 @@ def _planned(bound: BoundRequest, request: GradientsRequest, device: Device, cap
             selection_sizes(selection), edit_sizes(request.edits),
         ),
         has_sizes=names_tokens(request.edits, selection),
+        pairs=computes_pairs(
+            bound.spec, [*targets.taps, *(request.tap_upstream or ()), *request.return_], request.edits
+        ),
     )  # fmt: skip
     plan = plan_request(bound, question, device, capacity, rehearsed_gradients(request, selection, targets))
 

@@ -1,6 +1,6 @@
 """Inspection: what each head looks at. Statistics over the real queries, top keys, the weights themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from attention_contract.schemas.weights import WeightsRequest
+from attention_service.core.attention import with_implicit_weights
 from attention_service.core.blocks import tiles
+from attention_service.core.edits import BoundEdit
 from attention_service.core.inspection.weights import (
     TiledWeights,
     Weights,
     pooled_differences,
+    pooled_magnitudes,
     pooled_weights,
     positions_of,
     real_queries,
@@ -34,7 +37,13 @@ from attention_service.runtime.binding.bound_statistics import (
     check_sink_mass,
 )
 from attention_service.runtime.binding.module_binding import bind
-from attention_service.runtime.binding.selection import bind_selection, check_edits, check_labels, check_tap
+from attention_service.runtime.binding.selection import (
+    bind_selection,
+    check_edits,
+    check_labels,
+    check_tap,
+    has_implicit_weights,
+)
 from attention_service.runtime.device.torch_device import Device
 from attention_service.runtime.operations import compute
 from attention_service.runtime.operations.forward import joining_of, tap_results
@@ -48,7 +57,7 @@ from attention_service.runtime.planning.planner import (
 )
 from attention_service.runtime.scheduling.batches import joinable
 from attention_service.runtime.scheduling.jobs import Job, Prepared, job_of_request
-from attention_service.runtime.scheduling.operation import Operation, Results, Uploaded
+from attention_service.runtime.scheduling.operation import Fields, Operation, Results, Uploaded, on_host
 
 
 def prepare(module: Module | None, request: WeightsRequest, device: Device, capacity: int) -> Job:
@@ -72,8 +81,9 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, capac
     statistics = bind_statistics(
         request.statistics, request.statistic_options,
         batch=bound.batch, queries=bound.queries, keys=bound.keys - bound.added_keys, learned_sinks=sinks,
+        normalize=request.normalize, implicit=has_implicit_weights(bound.spec),
     )  # fmt: skip
-    plain = request.statistics is None and request.compare is None and request.pool is None
+    plain = all(each is None for each in (request.statistics, request.compare, request.pool, request.normalize))
     question = Question(
         "weights",
         kernel=request.kernel,
@@ -81,9 +91,10 @@ def _planned(bound: BoundRequest, request: WeightsRequest, device: Device, capac
         asks=(
             request.top_k, request.return_weights, request.average_heads, request.pool, request.compare,
             query_mask is not None, None if request.statistics is None else tuple(request.statistics),
-            selection_sizes(selection), edit_sizes(request.edits),
+            request.normalize, selection_sizes(selection), edit_sizes(request.edits),
         ),
         has_sizes=not plain or names_tokens(request.edits, selection),
+        pairs=has_implicit_weights(bound.spec),
     )  # fmt: skip
 
     def operate(bound: BoundRequest, kernel: str | Kernel = "") -> Inspection:
@@ -128,6 +139,7 @@ class Inspection(Operation):
         phase("statistics", "weights")
         if not problem.finite and not uploaded.edits and find_nonfinite_keys(problem) is None:
             problem = replace(problem, finite=True)  # tiles need not look again
+        problem, before = self._with_weights(problem, uploaded.edits)
         real = real_queries(problem) if mask is None else mask
         keep = request.return_weights and self.selection == Selection()
         tiled = TiledWeights(problem, uploaded.edits, keep=keep, with_context=self.with_context)
@@ -138,11 +150,11 @@ class Inspection(Operation):
         found = totals(problem, real, everything, tiled.compute, statistics.names, inputs)
         means = found.means()
         results: Results = {"statistics": self._in_reply(means), "queries": compute.in_reply(found.queries, bound)}
+        pools = pooled_magnitudes if problem.implicit else pooled_weights
         if tiled.context is not None:
             results["context"] = tiled.context
         unedited = None
         if request.compare is not None:
-            before = problem if self.before is None else self.before
             unedited = partial(weights_of, before)
             without = totals(problem, real, everything, TiledWeights(before).compute, statistics.names, inputs).means()
             results["differences"] = {"statistics": self._in_reply(_minus(means, without))}
@@ -155,7 +167,7 @@ class Inspection(Operation):
             }
         if request.pool is not None:
             phase("weights", "weights")
-            pooled = pooled_weights(problem, self.selection, request.pool, weights_by)
+            pooled = pools(problem, self.selection, request.pool, weights_by)
             results["pooled"] = compute.in_reply(pooled, bound, "weights")
             if unedited is not None:
                 changed = pooled_differences(problem, self.selection, request.pool, weights_by, unedited)
@@ -168,6 +180,21 @@ class Inspection(Operation):
                 moved = {"weights": weights - unedited(self.selection)}
                 results["differences"] |= tap_results(bound, moved, average_heads=request.average_heads)
         return results
+
+    def _with_weights(self, problem: Problem, edits: Sequence[BoundEdit]) -> tuple[Problem, Problem]:
+        """The attention with its implicit weights, if it has these, and the same without the edits."""
+        before = problem if self.before is None else self.before
+        if not self.statistics.implicit:
+            return problem, before
+        if problem.given is not None:
+            return replace(problem, implicit=True), replace(before, implicit=True)
+        found = with_implicit_weights(problem, edits)
+        moved = self.request.compare is not None and any(edit.tap in {"q", "k"} for edit in edits)
+        return found, with_implicit_weights(before) if moved else found
+
+    def collect(self, results: Results) -> Fields:
+        """Copy the results to the host."""
+        return on_host(results) | ({"implicit": True} if has_implicit_weights(self.bound.spec) else {})
 
     def _in_reply(self, means: Mapping[str, Any]) -> Results:
         """Statistics ``[B, H]`` in the reply's layout and in at least float32."""

@@ -93,13 +93,16 @@ def _rank(bound: BoundRequest, kernel: str, clock: Clock, *, backward: bool) -> 
     return clock.rated(lambda rates: rank_seconds(bound, kernel, rates, backward=backward))
 
 
-def cost_of(bound: BoundRequest, kernel: str, device: Device, capacity: int, computation: str, run: Run) -> Cost:
+def cost_of(
+    bound: BoundRequest, kernel: str, device: Device, capacity: int, computation: str, run: Run, *, pairs: bool = False
+) -> Cost:
     """The peak memory and the time of an operation over a blank request.
 
     If it needs far more than ``capacity`` bytes, nothing is rehearsed: the memory is a lower bound, and the time that
-    by which kernels are ranked.
+    by which kernels are ranked. ``pairs``: a method that approximates makes a matrix of weights.
     """
-    if (least := least_bytes(bound, kernel)) > FAR * min(capacity, LARGEST):
+    matrix = bound.itemsize * bound.batch * bound.heads * bound.queries * bound.keys if pairs else 0
+    if (least := least_bytes(bound, kernel) + matrix) > FAR * min(capacity, LARGEST):
         return Cost(least, _rank(bound, kernel, device.clock, backward=computation == "gradients"), 0)
     found = run(bound, kernel)
     kind = kind_of(computation, kernel, bound.dtype)

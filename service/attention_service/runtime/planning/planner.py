@@ -47,6 +47,8 @@ class Question(NamedTuple):
     """True if the request names queries or keys, so that no bucket of sizes takes it."""
     whole: bool = False
     """True if no part of the rehearsal stands for others."""
+    pairs: bool = False
+    """True if a method that approximates makes a matrix of weights: it is rehearsed as a whole too."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,15 @@ class RequestCosts:
         key, question = (sizes, kernel, operate), self.question
 
         def run(bound: BoundRequest, kernel: str) -> Seen:
-            found = seen(bound, kernel, operate, twice=question.needs.double_backward, whole=question.whole)
+            found = seen(
+                bound, kernel, operate, twice=question.needs.double_backward, whole=question.whole or question.pairs
+            )
             return found.scaled(self.rehearsed.times)
 
         if key not in self._found:
             bound = at_sizes(self.blank, sizes)
-            self._found[key] = cost_of(bound, kernel, self.device, capacity, question.computation, run)
+            pairs = question.pairs and operate is self.rehearsed.operate
+            self._found[key] = cost_of(bound, kernel, self.device, capacity, question.computation, run, pairs=pairs)
         return self._found[key]
 
 

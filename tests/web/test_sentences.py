@@ -398,7 +398,7 @@ def test_a_generated_token_tells_what_it_depends_on_and_outlives_a_reload(visit)
     found = [float(each.get_attribute("title").replace("−", "-")) for each in spans]
     np.testing.assert_allclose(found, reply["tokens"], rtol=2e-3, atol=1e-6)
     show.select_option("heads")
-    rows = page.locator("table", has_text="log p without").locator("tbody tr")
+    rows = page.locator("table", has_text="The heads of L1").locator("tbody tr")
     rows.first.wait_for(timeout=30_000)
     for head in range(4):
         edits = knocked | {"1": [{"tap": "context", "heads": [head], "set": 0}]}

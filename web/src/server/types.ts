@@ -171,6 +171,13 @@ export interface LensReply {
     heads?: { top?: { ids: number[][][] }; targets?: number[][][] };
   }[];
 }
+/** Effects of a sweep over layers and heads: a row for each layer, NaN where it has no such head. */
+export interface EffectsReply {
+  swept: { layers?: (number | string)[]; heads?: number[] };
+  baseline: number;
+  effects: { value: number[][]; divergence?: number[][] };
+  token_names?: string[];
+}
 export interface CheckpointAttention {
   name: string;
   layer: number;

@@ -2,16 +2,18 @@
 
 import { useLoaded, usePage } from "../../page/context";
 import { barScene, heatScene } from "../../drawing/drawings";
-import { describeEdit, editedFields, readChanges, writeEdits } from "../../subjects/edits";
+import { describeEdit, editedFields, noHead, readChanges, wholeEdits, writeEdits } from "../../subjects/edits";
 import type { Edit as Change } from "../../subjects/edits";
 import { ABOUT_ROUNDING, effect, settled } from "../../numbers/format";
 import { MOST_TOKENS } from "../../page/limits";
+import { Controls } from "../../parts/controls";
 import { HeatMap } from "../../parts/heatmap";
 import { effectsOf } from "../../subjects/live";
 import { matrix, matrixRows } from "../../numbers/matrix";
 import { integer } from "../../page/state";
 import { headName, notComputed, subjectKey } from "../../subjects/subject";
 import type { SubjectProps } from "../../subjects/subject";
+import { HeadEffects } from "./head_effects";
 import { Button, Choice, Commands, Drawing, Export, FactList, ProblemBox, RanTable, Table, Waiting } from "../../parts/ui";
 
 
@@ -31,7 +33,41 @@ const SWEEPS: Record<string, Sweep> = {
 };
 const MEASURES: [string, string][] = [["relative", "‖change‖ / ‖output‖"], ["norm", "‖change‖"], ["max", "largest |change|"]];
 
-export function Effects({ subject, layer }: SubjectProps) {
+/** The sweep of a whole model, which is its first: each head of all layers, and the change of a prediction. */
+const PREDICTION = "prediction";
+
+/** The choices of a sweep. */
+const optionsOf = (many: boolean, predicts: boolean): [string, string][] => [
+  ...(predicts ? [[PREDICTION, "the heads of all layers: the change of the prediction"] as [string, string]] : []),
+  ...Object.entries(SWEEPS).filter(([each]) => many || each !== "layers").map(([each, { label }]): [string, string] => [each, `${label}${predicts ? ": the change of the attention's output" : ""}`]),
+];
+
+export function Effects(props: SubjectProps) {
+  const { subject, layer } = props;
+  const { params, go, models } = usePage();
+  const { whole, layers } = subject;
+  const predicts = Boolean(whole?.id && whole.input && models?.find(({ id }) => id === whole.id)?.predicts);
+  if (!predicts || !whole?.id || (params.over !== undefined && params.over !== PREDICTION)) return <OfOutput {...props} predicts={predicts} />;
+  const { ref = "", queries, keys } = layers[layer];
+  const { edits, temperature, causal } = readChanges(params);
+  const held = wholeEdits(edits, temperature, causal, queries.length, keys.length);
+  const open = (wanted: string, head: number) => {
+    const at = layers.findIndex((each) => each.ref === wanted);
+    go({ view: "edit", layer: at, head, edits: writeEdits([...(at === layer ? edits : []), noHead(head)]) });
+  };
+  return (
+    <>
+      <Controls summary="the heads of all layers"><Choice wide label="Knock out in turn" value={PREDICTION} set={(over) => go({ over: over === PREDICTION ? "" : over })} options={optionsOf(layers.length > 1, true)} /></Controls>
+      {held.length > 0 && <p class="small">On top of the edits of {layers[layer].name}. <Button class="quiet" onClick={() => go({ edits: "", temperature: "", masked: "" })}>Clear them</Button></p>}
+      {whole.tokens > MOST_TOKENS.effects
+        ? <p>This text has more than {MOST_TOKENS.effects} tokens.</p>
+        : <HeadEffects model={whole.id} input={{ ...whole.input, ...(held.length ? { edits: { [ref]: held } } : {}) }} layerRef={ref} pick={open} about="Click a cell (or press Enter on it) to see its edit under Edit." />}
+    </>
+  );
+}
+
+/** The change of the output of one attention, or of each layer's own. */
+function OfOutput({ subject, layer, predicts }: SubjectProps & { predicts: boolean }) {
   const { params, go, theme } = usePage();
   const many = subject.layers.length > 1;
   const chosen = params.over && params.over in SWEEPS && (many || params.over !== "layers") ? params.over : "heads";
@@ -72,7 +108,7 @@ export function Effects({ subject, layer }: SubjectProps) {
   return (
     <>
       <div class="fields">
-        <Choice wide label="Knock out in turn" value={chosen} set={(each) => go({ over: each === "heads" ? "" : each })} options={Object.entries(SWEEPS).filter(([each]) => many || each !== "layers").map(([each, sweep]) => [each, sweep.label])} />
+        <Choice wide label="Knock out in turn" value={chosen} set={(each) => go({ over: each === (predicts ? PREDICTION : "heads") ? "" : each })} options={optionsOf(many, predicts)} />
         <Choice label="Measure" value={measure} set={(each) => go({ measure: each === "relative" ? "" : each })} options={MEASURES} />
       </div>
       {held && held.edits.length > 0 && <p class="small">On top of the edits {held.edits.map((each) => describeEdit(each, { heads, queries, keys })).join("; ")}. <Button class="quiet" onClick={() => go({ edits: "" })}>Clear them</Button></p>}

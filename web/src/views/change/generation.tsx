@@ -181,7 +181,7 @@ export function Generation({ model }: { model: ModelInfo }) {
       )}
       <ProblemBox problem={problem ?? next.problem} />
       {!here && !next.problem && <Opening id={model.id} cancel={() => opening.current?.abort()} />}
-      {run && <Came run={run} refs={layers.map((each) => String(each.layer))} layer={layer} heads={heads} head={head} pointed={pointed} point={point} busy={Boolean(stop)} />}
+      {run && <Came run={run} refs={layers.map((each) => String(each.layer))} layer={layer} head={head} pointed={pointed} point={point} busy={Boolean(stop)} />}
       {here && predicted && (
         <>
           <h3>The next token after <code>{shownToken(here.reply.labels.tokens.at(-1) ?? "")}</code></h3>
@@ -213,7 +213,6 @@ interface CameProps {
   /** The names of the layers. */
   refs: string[];
   layer: number;
-  heads: number;
   head: number;
   pointed: number | null;
   point: (at: number | null) => void;
@@ -221,7 +220,7 @@ interface CameProps {
 }
 
 /** The text with the tokens that came; those before the chosen one are as dark as the head looked at them. */
-function Came({ run, refs, layer, heads, head, pointed, point, busy }: CameProps) {
+function Came({ run, refs, layer, head, pointed, point, busy }: CameProps) {
   const { params, go, theme } = usePage();
   const { came, edits, prompt: { tokens: prompt, ids } } = run;
   const all = [...prompt, ...came.map(({ of }) => of.token)].map(shownToken);
@@ -266,7 +265,7 @@ function Came({ run, refs, layer, heads, head, pointed, point, busy }: CameProps
       </p>
       {chosen && !busy && !run.read && <div class="fields"><Choice wide label={`Of ${shownToken(chosen.of.token)} show`} value={shown} set={(each) => go({ show: each })} options={SHOWN} /></div>}
       {chosen && !busy && shown === "depends" && <DependsOn model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} at={all[prompt.length + own - 1]} named={(id) => (id === chosen.of.id ? shownToken(chosen.of.token) : undefined)} pick={(row, i) => go({ layer: row, head: i })} />}
-      {chosen && !busy && shown === "heads" && <HeadEffects model={model} layerRef={layerRef} heads={Array.from({ length: heads }, (_, i) => headName(layerRef, i))} tokens={before} edits={edits} chosen={{ id: chosen.of.id, name: shownToken(chosen.of.token), logprob: chosen.logprob }} />}
+      {chosen && !busy && shown === "heads" && <HeadEffects model={model} input={{ tokens: before, edits }} of={{ token: chosen.of.id }} layerRef={layerRef} pick={(ref, i) => go({ layer: refs.indexOf(ref), head: i })} about="Click a cell to see the heads of its layer." />}
       {chosen && (busy || !shown) && (
         <>
           <p class="small">To choose <code>{shownToken(chosen.of.token)}</code>, with probability {precise(Math.exp(chosen.logprob), 3)} at temperature 1, {name} looked from the token before it at those that are marked. Point at another token that came to see what chose it, and click to keep it; each head's {TOP_KEYS} largest weights are kept.</p>

@@ -1,74 +1,90 @@
-/** The effect of each head of a layer on one token that a whole model chose: its log-probability without the head. */
+/** The effect of each head of all layers on one prediction of a whole model: each adds nothing in turn, in one request. */
 
-import { useState } from "preact/hooks";
-import { callTensors } from "../../server/api";
+import { call } from "../../server/api";
 import type { ApiRequest } from "../../server/api";
 import { useLoaded, usePage } from "../../page/context";
-import { barScene } from "../../drawing/drawings";
-import { noHead } from "../../subjects/edits";
-import type { Edit } from "../../subjects/edits";
+import { barScene, heatScene } from "../../drawing/drawings";
 import { effect, precise, real, settled } from "../../numbers/format";
+import { matrix, matrixRows } from "../../numbers/matrix";
+import { shownToken } from "../../subjects/model_subject";
+import { headName } from "../../subjects/subject";
 import type { Body } from "../../server/tensors";
-import { Commands, Drawing, Export, ProblemBox, Table } from "../../parts/ui";
+import type { EffectsReply } from "../../server/types";
+import { Controls } from "../../parts/controls";
+import { HeatMap } from "../../parts/heatmap";
+import { Choice, Commands, Drawing, Export, FactList, ProblemBox, Table, Waiting } from "../../parts/ui";
 
 interface HeadEffectsProps {
   model: string;
+  /** The input of the request, with edits of its own. */
+  input: Body;
+  /** The prediction, as in a request for gradients; without it that of the likeliest token at the end. */
+  of?: Body;
+  /** The key of the layer whose heads are told one by one. */
   layerRef: string;
-  /** The names of the layer's heads. */
-  heads: string[];
-  /** The tokens before the one that was chosen. */
-  tokens: number[];
-  edits: Record<string, Edit[]>;
-  chosen: { id: number; name: string; logprob: number };
+  /** A head was chosen. */
+  pick: (layerRef: string, head: number) => void;
+  /** What a click on a head does. */
+  about: string;
 }
 
-/** log p of a token by the logits of its place. */
-function logProbability(logits: Float32Array, id: number): number {
-  const most = logits.reduce((best, each) => Math.max(best, each), -Infinity);
-  return logits[id] - most - Math.log(logits.reduce((sum, each) => sum + Math.exp(each - most), 0));
+const KEPT = 16;
+const kept = new Map<string, EffectsReply>();
+const AXES: [string, string] = ["layers", "heads"];
+
+/** Ask for the effects; what was asked lately is remembered. */
+async function effectsOf({ method, path, body }: ApiRequest, signal: AbortSignal): Promise<EffectsReply> {
+  const key = JSON.stringify([path, body]);
+  const made = kept.get(key) ?? (await call<EffectsReply>(method, path, body, signal));
+  kept.delete(key);
+  kept.set(key, made);
+  for (const oldest of kept.keys()) {
+    if (kept.size <= KEPT) break;
+    kept.delete(oldest);
+  }
+  return made;
 }
 
-const KEPT = 512;
-/** log p without a head, by request. */
-const known = new Map<string, number>();
-
-export function HeadEffects({ model, layerRef, heads, tokens, edits, chosen }: HeadEffectsProps) {
-  const { theme } = usePage();
-  const [done, setDone] = useState(0);
-  const path = `v1/models/${encodeURIComponent(model)}/forward`;
-  const requestOf = (head: number): ApiRequest & { body: Body } => ({ method: "POST", path, body: { tokens, edits: { ...edits, [layerRef]: [...(edits[layerRef] ?? []), noHead(head)] }, return: ["logits"], top_k: 0 } });
-  const key = JSON.stringify([model, layerRef, tokens, edits, chosen.id]);
-  const { value, problem } = useLoaded(key, async (signal) => {
-    const without: number[] = [];
-    for (let head = 0; head < heads.length; head += 1) {
-      setDone(head);
-      const { body } = requestOf(head);
-      const name = JSON.stringify([model, body, chosen.id]);
-      const found = known.get(name) ?? logProbability((await callTensors(path, body, signal)).tensors.logits.data, chosen.id);
-      if (known.size > KEPT) known.clear();
-      known.set(name, found);
-      without.push(found);
-    }
-    return { key, without };
-  });
+export function HeadEffects({ model, input, of, layerRef, pick, about }: HeadEffectsProps) {
+  const { params, go, theme } = usePage();
+  const request: ApiRequest = { method: "POST", path: `v1/models/${encodeURIComponent(model)}/effects`, body: { ...input, ...(of ? { of } : {}), sweep: { tap: "context", set: 0, over: ["layers", "heads"] } } };
+  const key = JSON.stringify(request);
+  const { value, problem, busy } = useLoaded(key, async (signal) => ({ key, request, reply: await effectsOf(request, signal) }));
   if (problem) return <ProblemBox problem={problem} />;
-  if (value?.key !== key) return <div class="fields" role="status"><progress value={done} max={heads.length} aria-label="Heads that were knocked out" /><span>{done} of {heads.length} heads</span></div>;
-  const title = `change of log p(${chosen.name}) without a head`;
-  const changes = value.without.map((each) => settled(each - chosen.logprob));
+  if (!value) return <Waiting what="Asking the server for the effect of each head of all layers" />;
+  const { swept: { layers: refs = [], heads: swept = [] }, baseline, effects, token_names: [token = ""] = [] } = value.reply;
+  const log = `log p(${shownToken(token)})`;
+  const measures: [string, string][] = [["value", `change of ${log}`], ...(effects.divergence ? [["divergence", "divergence of the prediction, nats"] as [string, string]] : [])];
+  const [measure, title] = measures.find(([each]) => each === params.by_effect) ?? measures[0];
+  const signed = measure === "value";
+  const numbers = (signed ? effects.value : effects.divergence) ?? [];
+  const all = matrix(refs.length, swept.length, Float32Array.from(numbers.flat(), (each) => (Number.isFinite(each) ? settled(each) : 0)));
+  const rows = refs.map((ref) => (/^\d+$/.test(String(ref)) ? `L${ref}` : String(ref)));
+  const columns = swept.map((head) => headName("", head));
+  const best = all.data.reduce((most, each, i) => (Math.abs(each) > Math.abs(all.data[most]) ? i : most), 0);
+  const at = Math.max(0, refs.findIndex((ref) => String(ref) === layerRef));
+  const heads = swept.filter((_, i) => Number.isFinite(effects.value[at]?.[i]));
+  const names = heads.map((head) => headName(refs[at], head));
+  const changes = heads.map((head) => settled(effects.value[at][swept.indexOf(head)]));
   return (
-    <>
-      <p class="small">Each head of layer {layerRef} adds nothing in turn, in all passes up to this token; log p is {real(chosen.logprob)} with all that are not knocked out above. A token that a head helps loses log p without it.</p>
-      <Export of={{ name: "head_effects", label: title, scene: () => barScene({ theme, title, labels: heads, values: changes, signed: true }), rows: () => [["head", "log p without", "change"], ...heads.map((each, i) => [each, value.without[i], changes[i]])], json: () => ({ request: requestOf(0).body, token: chosen, heads, without: value.without, changes }) }} />
-      <div class="side">
-        <Drawing fit scene={barScene({ theme, title, labels: heads, values: changes, signed: true, written: effect })} />
-        <Table caption={title} rows={heads} columns={[
-          { head: "head", header: true, cell: (each) => each },
-          { head: "log p without", number: true, cell: (_, i) => real(value.without[i]) },
-          { head: "probability without", number: true, cell: (_, i) => precise(Math.exp(value.without[i]), 3) },
-          { head: "change", number: true, cell: (_, i) => effect(changes[i]) },
-        ]} />
-      </div>
-      <Commands calls={[requestOf(0)]} />
-    </>
+    <div aria-busy={busy}>
+      <Controls summary={title}><Choice wide label="Effect" value={measure} set={(each) => go({ by_effect: each === "value" ? "" : each })} options={measures} /></Controls>
+      <Export of={{ name: "head_effects", label: title, scene: () => heatScene(all, { theme, title, queries: rows, keys: columns, axes: AXES, signed }), rows: () => [["layer", ...columns], ...matrixRows(all, rows, columns).slice(1)], json: () => value.reply }} />
+      <HeatMap of={all} queries={rows} keys={columns} title={`${title} without each head`} axes={AXES} signed={signed} pick={({ query, key: head }) => pick(String(refs[query]), swept[head])} />
+      <p class="small">Each head of each layer adds nothing in turn. A token that a head helps loses log p without it: blue. {about}</p>
+      <FactList facts={[[log, real(baseline)], ["matters most", headName(refs[Math.floor(best / swept.length)], swept[best % swept.length])], [title, effect(all.data[best])], ["edits in one request", String(all.data.length)]]} />
+      {names.length > 1 && (
+        <div class="side">
+          <Drawing fit scene={barScene({ theme, title: `change of ${log} without a head`, labels: names, values: changes, signed: true, written: effect })} />
+          <Table caption={`The heads of ${rows[at]}, each taken away`} rows={heads} columns={[
+            { head: "head", header: true, cell: (_, i) => names[i] },
+            { head: "log p without", number: true, cell: (_, i) => real(baseline + changes[i]) },
+            { head: "probability without", number: true, cell: (_, i) => precise(Math.exp(baseline + changes[i]), 3) },
+            { head: "change", number: true, cell: (_, i) => effect(changes[i]) },
+          ]} />
+        </div>
+      )}
+      <Commands calls={[value.request]} />
+    </div>
   );
 }

@@ -209,14 +209,14 @@ class Models(Generation[WayT], Surveys[WayT]):
     def complexity(
         self, model: str, length: int = 1024, *, images: Sequence[ImageSize | Mapping[str, int]] = (), batch: int = 1,
         new_tokens: int = 0, weights: bool = False, lens: Sequence[LensPart] = (), fit: bool = False,
-        text: str | None = None, return_: Sequence[Measure] = MEASURES, heads: int = 8, temperature: float = 0.0,
-        alone: bool = False, **options: Unpack[ContextOptions],
+        sweep: ModelSweptEditLike | None = None, text: str | None = None, return_: Sequence[Measure] = MEASURES,
+        heads: int = 8, temperature: float = 0.0, alone: bool = False, **options: Unpack[ContextOptions],
     ) -> Call[ModelComplexityReply]:  # fmt: skip
         """Return what a text of so many tokens costs, and a generation of new ones after it.
 
         ``images`` are the sizes of images that come with it, or that an encoder reads, as in ``[{"width": 640,
         "height": 480}]``. ``lens`` names the parts that a lens reads at every token, to price that too, and
-        ``fit`` prices the fit of a Jacobian lens over the texts. The arguments
+        ``fit`` prices the fit of a Jacobian lens over the texts, and ``sweep`` a sweep of ``effects``. The arguments
         of ``context`` give the cost of that call, in place of sizes. Raises InvalidRequest for images if the model
         reads none.
         """

@@ -145,6 +145,11 @@ def test_effects_of_heads_are_those_of_single_edits(models):
     with pytest.raises(InvalidRequest, match="context has no keys") as fault:
         models.effects("llama", TEXT, sweep=sweep | {"over": ["keys"]})
     assert fault.value.param == "sweep.over.0"
+    cost = models.complexity("llama", 6, sweep=sweep).sweep
+    assert (cost.edits, cost.passes) == (8, 3)
+    assert cost.peak_bytes == reply.ran.peak_bytes
+    with pytest.raises(InvalidRequest, match="context has no keys"):
+        models.complexity("llama", 6, sweep=sweep | {"over": ["keys"]})
     several = models.effects("llama", [TEXT, "the cat"], sweep=sweep, layers=[1])
     assert several.effects.value.shape == (2, 1, 4)
 

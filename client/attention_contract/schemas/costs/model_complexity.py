@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, assembled, at_fault
 from attention_contract.schemas.analyses.context import ContextFields, ContextRequest
 from attention_contract.schemas.analyses.lenses import LensPart
+from attention_contract.schemas.analyses.model_effects import ModelSweptEdit
 
 
 class ImageSize(WireModel):
@@ -37,6 +38,8 @@ class ModelComplexityRequest(ContextFields):
     """The parts of every layer that a lens reads at all tokens, to price that too."""
     fit: bool = False
     """Price the fit of a Jacobian lens over these texts too."""
+    sweep: ModelSweptEdit | None = None
+    """A sweep of edits over every layer, as in ``/v1/models/{model}/effects``, to price that too."""
 
     @model_validator(mode="after")
     def _sizes_or_prompt(self) -> "ModelComplexityRequest":
@@ -64,7 +67,7 @@ def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens", "fit"})
+_SIZES: Final = frozenset({"length", "images", "batch", "new_tokens", "weights", "lens", "fit", "sweep"})
 _ANYWHERE: Final = frozenset({"adapter", "alone", "encoding"})
 """Fields of a request for sources that other requests have too."""
 
@@ -102,6 +105,13 @@ class ContextCost(PassCost):
     """Tokens of prompt and answer; of an answer that is to be generated, as many as it may have."""
 
 
+class SweepCost(PassCost):
+    """The cost of a sweep of edits, with the pass without them. The time is that of as many passes one by one."""
+
+    edits: int
+    passes: int
+
+
 class ModelComplexityReply(WireModel):
     """The cost of a text with its images, and of a generation after it."""
 
@@ -121,6 +131,8 @@ class ModelComplexityReply(WireModel):
     """All passes of the fit of a Jacobian lens."""
     per_token: PassCost
     """The cost of one further token after all others; zeros for an image encoder."""
+    sweep: IfRequested[SweepCost] = ABSENT
+    """The sweep of edits over texts of this length, for ``sweep``."""
     context: IfRequested[ContextCost] = ABSENT
     """For the fields of a request for sources."""
     total_ms: float

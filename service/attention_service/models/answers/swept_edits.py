@@ -39,14 +39,26 @@ def layer_sweep(request: ModelEffectsRequest, checked: CheckedRequest) -> LayerS
     """Return the edits of a sweep. Raises InvalidRequest that names the field at fault."""
     sweep, places = request.sweep, checked.places
     sizes = {place.key: _sizes(sweep, place, checked) for place in places}
+    swept = swept_axes(sweep, sizes)
+    for place, _ in checked.kinds:
+        place.check_edit(_plain(sweep), checked.bound(place), "sweep")
+    return LayerSweep(swept, [_edits(sweep, swept, chosen, places, sizes) for chosen in _combinations(swept)])
+
+
+def swept_axes(sweep: ModelSweptEdit, sizes: Mapping[LayerKey, Mapping[str, int]]) -> dict[str, list[Any]]:
+    """The indices along each swept axis. Raises InvalidRequest.
+
+    ``sizes``: the heads, queries and keys of each swept layer.
+    """
+    layers = [*sizes]
     swept: dict[str, list[Any]] = {}
     for index, axis in enumerate(sweep.over):
         if axis == "layers":
-            if sweep.window > len(places):
+            if sweep.window > len(layers):
                 raise InvalidRequest.at(
-                    "sweep.window", f"it takes {sweep.window} of {len(places)} layers; take fewer", limit=len(places)
+                    "sweep.window", f"it takes {sweep.window} of {len(layers)} layers; take fewer", limit=len(layers)
                 )
-            swept[axis] = [place.key for place in places[: len(places) - sweep.window + 1]]
+            swept[axis] = [*layers[: len(layers) - sweep.window + 1]]
             continue
         if axis not in AXES[sweep.tap]:
             reason = f"{sweep.tap} has no {axis}; it has {', '.join(AXES[sweep.tap])}"
@@ -70,9 +82,7 @@ def layer_sweep(request: ModelEffectsRequest, checked: CheckedRequest) -> LayerS
             limit=MAX_EFFECTS,
             actual=count,
         )
-    for place, _ in checked.kinds:
-        place.check_edit(_plain(sweep), checked.bound(place), "sweep")
-    return LayerSweep(swept, [_edits(sweep, swept, chosen, places, sizes) for chosen in _combinations(swept)])
+    return swept
 
 
 def _combinations(swept: Mapping[str, Sequence[Any]]) -> list[dict[str, tuple[int, Any]]]:

@@ -21,6 +21,7 @@ from attention_contract.schemas.attention import Edit
 from attention_service.core.cancellation import checkpoint
 from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.answers.swept_edits import layer_sweep
+from attention_service.models.costs.model_costs import SweepSizes
 from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.inputs.prediction_head import Rows
 from attention_service.models.loaded.loaded_model import LoadedModel
@@ -32,6 +33,11 @@ from attention_transformers.model_layers import LayerKey
 
 _TOKENS: Final = {"cpu": 2048, "cuda": 32_768}
 """Tokens of one pass, by device; of more it would hardly be faster."""
+
+
+def copies_of(loaded: LoadedModel, tokens: int) -> int:
+    """The copies of texts of so many tokens in one pass that is fast."""
+    return max(1, _TOKENS["cuda" if loaded.device.is_cuda else "cpu"] // tokens)
 
 
 class EffectsOfSweep:
@@ -72,7 +78,14 @@ class EffectsOfSweep:
         ):
             return 1
         tokens = max(inputs.predicted.ids.numel(), inputs.text.ids.numel())
-        return max(1, min(_TOKENS["cuda" if loaded.device.is_cuda else "cpu"] // tokens, len(self._left)))
+        return max(1, min(copies_of(loaded, tokens), len(self._left)))
+
+    @property
+    def sizes(self) -> SweepSizes:
+        """The sizes of the texts."""
+        inputs, places = self.checked.inputs, self._objective.places
+        batch, length = inputs.predicted.ids.shape
+        return SweepSizes(batch, length, inputs.text.length, length if places is None else max(map(len, places)))
 
     @property
     def has_ended(self) -> bool:

@@ -4,7 +4,7 @@ Notation: B texts, L tokens, H heads, V the size of the vocabulary. A matrix ``[
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -69,6 +69,17 @@ def own_scores_bytes(loaded: LoadedModel, batch: int, queries: int, keys: int) -
     return _OWN_SCORES * 4 * batch * heads * queries * keys
 
 
+class SweepSizes(NamedTuple):
+    """The sizes of the texts of a sweep of edits."""
+
+    batch: int
+    length: int
+    keys: int
+    """Tokens of the text that the keys are of."""
+    positions: int = 1
+    """Positions of each text whose predictions are measured."""
+
+
 class ModelCosts:
     """The costs of passes of one model."""
 
@@ -108,24 +119,22 @@ class ModelCosts:
         of_one = self._pass_bytes(batch, length, keys, rows) + self._graph_bytes(batch, length, keys)
         return max(1, min(steps, min(free_bytes // 4, _OF_POINTS) // max(1, of_one)))
 
-    def copies_at_once(self, checked: CheckedRequest, most: int, free_bytes: int) -> int:
+    def copies_at_once(self, sizes: "SweepSizes", most: int, free_bytes: int) -> int:
         """Return the copies of texts that one pass of a sweep of edits has, with so many bytes of memory free."""
-        one = self.sweep_bytes(checked, 1)
-        of_copy = self.sweep_bytes(checked, 2) - one
+        one = self.sweep_bytes(sizes, 1)
+        of_copy = self.sweep_bytes(sizes, 2) - one
         return max(1, min(most, 1 + (min(free_bytes // 4, _OF_POINTS) - one) // max(1, of_copy)))
 
-    def sweep_bytes(self, checked: CheckedRequest, copies: int) -> int:
+    def sweep_bytes(self, sizes: "SweepSizes", copies: int) -> int:
         """Estimate the memory of a sweep of edits, of which each pass has so many copies of the texts."""
-        batch, length = checked.inputs.predicted.ids.shape
-        keys = max(length, checked.inputs.text.length)
-        answer = 1 if checked.inputs.target is not None else max(1, *map(len, checked.inputs.answers))
-        rows = answer if self._rows_alone else length
+        batch, length, positions, keys = sizes.batch, sizes.length, sizes.positions, max(sizes.length, sizes.keys)
+        own = keys if self._loaded.reader.pairs else length
         kept = (len(self._places) + 1) * 2 * batch * length * self._width * self._itemsize
-        logs = (copies + 1) * batch * answer * self._vocabulary * _LOGS
-        tasks = _SCORES * 4 * batch * self._most_heads * max(length, keys) * keys
-        need = self._pass_bytes(copies * batch, max(length, keys) if self._loaded.reader.pairs else length, keys, rows)
-        need += kept + logs + min(tasks, ROOM) + self._loaded.reader.front_bytes(checked.inputs.arguments)
-        return need + self.image_bytes(checked.inputs.media)
+        logs = (copies + 1) * batch * positions * self._vocabulary * _LOGS
+        tasks = min(_SCORES * 4 * batch * self._most_heads * keys * keys, ROOM)
+        return (
+            self._pass_bytes(copies * batch, own, keys, positions if self._rows_alone else length) + kept + logs + tasks
+        )
 
     def needed_bytes(self, checked: CheckedRequest, request: ModelInput, points: int = 1) -> int:
         """Estimate the memory of a request besides the model, its reply included.

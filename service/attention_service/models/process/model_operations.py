@@ -40,6 +40,7 @@ from attention_service.models.answers.pair_similarity import (
     pair_similarity_reply,
     plan_pair_similarity,
 )
+from attention_service.models.answers.sweep_cost import sweep_cost
 from attention_service.models.answers.swept_effects import EffectsOfSweep
 from attention_service.models.answers.text_embeddings import embed, plan_embedding
 from attention_service.models.answers.tokenized_inputs import tokenize, tokenizing_bytes
@@ -193,15 +194,17 @@ class ServedModel:
 
         def work() -> PricedRun:
             effects = EffectsOfSweep(self.loaded, request)
-            copies = self.costs.copies_at_once(effects.checked, effects.copies, facts["free_bytes"])
-            need = self.costs.sweep_bytes(effects.checked, copies)
+            checked, sizes = effects.checked, effects.sizes
+            copies = self.costs.copies_at_once(sizes, effects.copies, facts["free_bytes"])
+            need = self.costs.sweep_bytes(sizes, copies) + self.costs.image_bytes(checked.inputs.media)
+            need += self.loaded.reader.front_bytes(checked.inputs.arguments)
 
             def advance() -> Answer | PricedRun:
                 effects.advance(copies)
                 return Answer(effects.reply()) if effects.has_ended else one_pass()
 
             def one_pass() -> PricedRun:
-                return PricedRun(need, advance, self.costs.silent_seconds(effects.checked, effects.next_copies(copies)))
+                return PricedRun(need, advance, self.costs.silent_seconds(checked, effects.next_copies(copies)))
 
             return one_pass()
 
@@ -212,7 +215,15 @@ class ServedModel:
         if request.context is not None:
             return PricedRun(0, lambda: Answer(context_report(self.loaded, self.costs, request, facts["free_bytes"])))
         needed = sized_bytes(request.images, self.loaded.reader.edge)
-        return PricedRun(needed, lambda: Answer(self.costs.report(request, facts["free_bytes"])))
+
+        def report() -> Answer:
+            reply = self.costs.report(request, facts["free_bytes"])
+            if request.sweep is not None:
+                cost = sweep_cost(self.loaded, self.costs, request, reply.prefill, facts["free_bytes"])
+                reply = reply.model_copy(update={"sweep": cost})
+            return Answer(reply)
+
+        return PricedRun(needed, report)
 
     def _chat(self, body: memoryview, facts: Facts, emit: Emit) -> PricedRun:
         return self._generating(_read(ChatCompletionRequest, body), facts, emit)

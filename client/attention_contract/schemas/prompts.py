@@ -362,7 +362,7 @@ class ModelRan(WireModel):
     dtype: str
     weights: str = "float32"
     """The numbers that it computed with: the dtype, ``dequantized from Q4_K_M`` for a quantized checkpoint, or
-    ``base + adapter NAME``."""
+    ``base + adapter NAME``; ``dequantized from Q4_K_M + adapter NAME`` for an adapter of such a base."""
     kernels: list[str]
     """The kernels that computed the attention outputs."""
     compute_ms: float

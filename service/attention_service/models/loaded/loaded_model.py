@@ -56,6 +56,8 @@ IMPLICIT: Final = "its weights are implicit: they may be negative, and their row
 """The reason for which layers that mix tokens by a running state cannot answer some requests."""
 _NAMED: Final = 3
 """Tensors that an error names of those that the model leaves out."""
+_UNPACKED: Final = "dequantized from "
+"""The beginning of what ``ran`` says of the weights of a quantized checkpoint."""
 _OF_WINDOWS: Final = (
     "the layers of this model that see images attend over windows of patches that merge from layer to layer; their "
     "weights have no tokens in common, and cannot be multiplied"
@@ -257,7 +259,9 @@ class LoadedModel:
 
     def weights_with(self, adapter: Adapter | None) -> str:
         """The numbers of a pass of the model, or of one of its adapters."""
-        return self.weights if adapter is None else f"base + adapter {adapter.name}"
+        if adapter is None:
+            return self.weights
+        return f"{self.weights if self.weights.startswith(_UNPACKED) else 'base'} + adapter {adapter.name}"
 
     def take_recording(self) -> RecordingFile | None:
         """Return the recording of the last request, which is then kept no longer; None if it made none."""

@@ -23,6 +23,7 @@ PAGES = (
     "models",
     "effects",
     "callers",
+    "adapters",
     "serving",
     "scaling",
     "abuse",

@@ -121,7 +121,7 @@ def rows(callers: Sequence[int], rounds: int, threads: int, folder: Path) -> Ite
         for name, lengths, body, baseline in cases():
             for count in callers:
                 yield _row(server, model, name, texts_of(count, lengths, count), body, baseline, rounds)
-        alone = [_timed(partial(server.send, *_forward([5] * 13))) for _ in range(20)]
+        alone = [timed(partial(server.send, *_forward([5] * 13))) for _ in range(20)]
         shared = server.beside(*_forward([5] * 13), tokens=400)
         yield f"\nA forward of 13 tokens: {1e3 * median(alone):.0f} ms alone, {1e3 * shared:.0f} ms beside a generation"
         for count in callers:
@@ -192,10 +192,10 @@ def _row(
 ) -> str:  # fmt: skip
     found = []
     for number in range(rounds + 1):  # the first warms up
-        theirs = _timed(partial(baseline, model, texts))
+        theirs = timed(partial(baseline, model, texts))
         before = server.seconds()
         others = [[3 + number, *ids[1:]] for ids in texts]  # nobody reads on from the texts of a round before
-        ours = _timed(partial(server.together, [body(ids) for ids in others]))
+        ours = timed(partial(server.together, [body(ids) for ids in others]))
         if number:
             found.append((ours, theirs, server.seconds() - before))
     ours, theirs, used = (median(each) for each in zip(*found, strict=True))
@@ -205,7 +205,8 @@ def _row(
     return f"| {' | '.join(cells)} |"
 
 
-def _timed(run: Callable[[], object]) -> float:
+def timed(run: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began

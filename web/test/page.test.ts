@@ -1,6 +1,6 @@
 import { describe, expect, it, vi } from "vitest";
 import { Tiles, whole } from "../src/numbers/cells";
-import { INKS, rgb } from "../src/drawing/colour";
+import { INKS, SCALES, onDifference, rgb, step } from "../src/drawing/colour";
 import { readChanges, wholeEdits } from "../src/subjects/edits";
 import type { Edit } from "../src/subjects/edits";
 import { bytes, cellText, clip, count, csvCell, describe as spec, duration, effect, isolated, placed, plainToken, precise, real, settled, waits } from "../src/numbers/format";
@@ -513,4 +513,15 @@ describe("the tour", () => {
   it("keeps how the page looks, and nothing else", () => {
     expect(addressOf(1, { theme: "dark", query: "3", sort: "entropy" })).toBe("#/head?head=0&layer=0&source=model%3Atiny&theme=dark&tour=1");
   });
+});
+
+it("numbers on a map of differences can be read at every point of its scale, in both themes", () => {
+  const bytes = (css: string) => (css.match(/\d+/g) ?? []).map(Number);
+  const linear = (byte: number) => (byte / 255 <= 0.04045 ? byte / 255 / 12.92 : ((byte / 255 + 0.055) / 1.055) ** 2.4);
+  const luminance = (css: string) => bytes(css).reduce((sum, each, i) => sum + [0.2126, 0.7152, 0.0722][i] * linear(each), 0);
+  for (const theme of ["light", "dark"] as const)
+    for (let at = 0; at <= 1; at += 0.01) {
+      const [one, other] = [SCALES.differences[theme].css[step(at)], onDifference(theme, at)].map(luminance);
+      expect((Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)).toBeGreaterThan(3);
+    }
 });

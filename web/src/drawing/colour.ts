@@ -72,6 +72,12 @@ export const colour = (theme: Theme, at: number) => SCALES.weights[theme].css[st
 export const onColour = (theme: Theme, at: number) =>
   at > 0.5 !== (theme === "dark") ? "rgb(250,248,243)" : "rgb(20,22,30)";
 
+/** The text colour over this point of the scale of differences, whose ends are dark in the light theme, and light in the dark. */
+export function onDifference(theme: Theme, at: number): string {
+  const end = theme === "dark" ? Math.abs(2 * at - 1) > 0.5 : at < 0.2 || at > 0.92; // blue is darker than orange
+  return onColour(theme, end ? 1 : 0);
+}
+
 /** The colours of drawings, which the style sheet has too. */
 export const INKS = {
   light: { paper: "#fcfbf8", ink: "#1b1d25", soft: "#5d606b", faint: "#c9c6bd", hair: "#e4e1d9", hatch: "#d9d6cd", accent: "#2540a0", second: "#a84a16", third: "#1f7a4d" },

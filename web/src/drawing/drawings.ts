@@ -1,7 +1,7 @@
 /** Scenes: the heat map of a head, token lines, and charts over a logarithmic or linear axis. */
 
 import { scaleLinear, scaleLog } from "d3-scale";
-import { INKS, SCALES, onColour, step } from "./colour";
+import { INKS, SCALES, onColour, onDifference, step } from "./colour";
 import type { Theme } from "./colour";
 import { cellText, clip, precise, whole } from "../numbers/format";
 import { largest, largestPlaces, largestShared, pooled, row } from "../numbers/matrix";
@@ -90,7 +90,7 @@ export function heatScene(of: Matrix, options: HeatOptions): Scene {
       const side = cell - (cell > 6 ? 1 : 0);
       shapes.push({ kind: "rect", ...box, w: side, h: side, fill: css[step(place)], ...(tip ? { tip } : {}) });
       if (value === 0 && !signed && pool === 1 && cell >= LEAST_HATCHED) shapes.push({ kind: "path", d: `M${box.x},${box.y + side}L${box.x + side},${box.y}`, stroke: inks.hatch });
-      if (cell >= 26) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: cellText(value), size: 9, anchor: "middle", fill: signed ? inks.ink : onColour(theme, place) });
+      if (cell >= 26) shapes.push({ kind: "text", x: box.x + cell / 2, y: box.y + cell / 2 + 3, text: cellText(value), size: 9, anchor: "middle", fill: (signed ? onDifference : onColour)(theme, place) });
     }
   }
   const hatched = shapes.some(({ kind }) => kind === "path");

@@ -1,6 +1,6 @@
 /** Paints the visible part of a matrix on a canvas: cells, labels, marginals and the cursor. */
 
-import { INKS, SCALES, onColour, step } from "./colour";
+import { INKS, SCALES, onColour, onDifference, step } from "./colour";
 import type { Theme } from "./colour";
 import { ranged } from "./drawings";
 import type { Range } from "./drawings";
@@ -212,7 +212,7 @@ export class Painter {
           pen.lineTo(x(j) + side - 1, y(i));
           pen.stroke();
         } else if (side >= NUMBER) {
-          pen.fillStyle = picture.signed ? inks.ink : onColour(theme, this.place(of, picture)(value, i));
+          pen.fillStyle = (picture.signed ? onDifference : onColour)(theme, this.place(of, picture)(value, i));
           pen.fillText(cellText(value), x(j) + side / 2, y(i) + side / 2);
         }
       }

@@ -1,6 +1,7 @@
 """A sound on the page: chosen, heard by a model, played, and marked at the seconds of what is pointed at."""
 
 import re
+import shutil
 
 import httpx
 import numpy as np
@@ -11,6 +12,7 @@ from tests.web.conftest import PHONE, Visit, numbers
 
 pytest.importorskip("soundfile")
 small_sounds = pytest.importorskip("tests.models.inputs.small_sounds")
+prompts = pytest.importorskip("tests.models.inputs.small_sound_prompts")
 SECONDS = 3.0
 SOUND = {"name": "tones.wav", "mimeType": "audio/wav", "buffer": small_sounds.file_of(small_sounds.speech(SECONDS))}
 HEARD = {"audio": [small_sounds.sent(SOUND["buffer"])]}
@@ -18,12 +20,13 @@ HEARD = {"audio": [small_sounds.sent(SOUND["buffer"])]}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The URL of a server with a Whisper and a HuBERT with random parameters, resident."""
+    """The URL of a server with a Whisper, a HuBERT and a Qwen2-Audio with random parameters, resident."""
     folder = tmp_path_factory.mktemp("models")
     small_sounds.whisper(folder / "listener", max_length=14)
     small_sounds.written("hubert", folder / "hubert")
+    shutil.copytree(prompts.made("qwen2_audio")[1], folder / "reader")
     with live_server(folder) as url:
-        for name in ("listener", "hubert"):
+        for name in ("listener", "hubert", "reader"):
             httpx.post(f"{url}/v1/models", json={"checkpoint": name}, timeout=120).raise_for_status()
         yield url
 
@@ -125,3 +128,16 @@ def test_a_broken_sound_is_named_by_the_server(visit):
     page.get_by_label("Sound").set_input_files({"name": "broken.wav", "mimeType": "audio/wav", "buffer": b"RIFF"})
     page.get_by_role("alert").filter(has_text="audio.0").wait_for()
     visit.refused(1)
+
+
+def test_a_text_with_a_sound_shows_the_layers_of_both(visit):
+    page = visit.open("#/overview?source=model:reader&text=what is heard")
+    page.get_by_role("heading", name="L0H0").wait_for()  # a text alone is read too
+    choose(page)
+    asked = HEARD | {"text": "what is heard", "layers": ["audio.0"]}
+    expected = np.array(visit.http.post("/v1/models/reader/weights", json=asked).json()["layers"][0]["weights"])
+    page.evaluate("location.hash += '&layer=2&head=1'")
+    page.get_by_role("heading", name="audio.0 H1").wait_for()
+    shown = numbers(page)[:, :20]
+    np.testing.assert_allclose(shown, expected[0, 1, : len(shown), :20], rtol=2e-3, atol=1e-6)
+    assert visit.violations() == []

@@ -27,18 +27,16 @@ export function inputOf(params: Params, model: Pick<ModelInfo, "id" | "takes">):
   const waits = (title: string, detail: string, param: string) => new Problem({ title, detail, param, waits: true });
   const picture = params.image ? pictures.get(params.image) : undefined;
   if (params.image && !picture) throw waits("The image is not open", `Choose ${params.image} again: a page cannot reopen a file by itself.`, "images");
-  if (takes("audio")) {
-    const sound = params.sound ? sounds.get(params.sound) : undefined;
-    if (params.sound && !sound) throw waits("The sound is not open", `Choose ${params.sound} again: a page cannot reopen a file by itself.`, "audio");
-    if (!sound) throw waits("Choose a sound", `${model.id} hears. Choose a WAV, FLAC, OGG or MP3 file above, or drop it on the page.`, "audio");
-    return { audio: [{ base64: sound.base64 }], ...(params.target && takes("target") ? { target: params.target } : {}) };
-  }
+  const sound = takes("audio") && params.sound ? sounds.get(params.sound) : undefined;
+  if (takes("audio") && params.sound && !sound) throw waits("The sound is not open", `Choose ${params.sound} again: a page cannot reopen a file by itself.`, "audio");
   const reads = takes("text");
-  if (!reads && !picture) throw waits("Choose an image", `${model.id} takes images alone. Choose one above, or drop it on the page.`, "images");
+  if (!reads && takes("audio") && !sound) throw waits("Choose a sound", `${model.id} hears. Choose a WAV, FLAC, OGG or MP3 file above, or drop it on the page.`, "audio");
+  if (!reads && !takes("audio") && !picture) throw waits("Choose an image", `${model.id} takes images alone. Choose one above, or drop it on the page.`, "images");
   const images = picture && takes("images") ? { images: [{ base64: picture.base64 }] } : {};
+  const audio = sound ? { audio: [{ base64: sound.base64 }] } : {};
   const target = params.target && takes("target") ? { target: params.target } : {};
   const pair = params.pair && takes("text_pair") ? { text_pair: params.pair } : {};
-  return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...pair, ...target, ...images };
+  return { ...(reads ? { text: params.text ?? FIRST_TEXT } : {}), ...pair, ...target, ...images, ...audio };
 }
 
 const MOST_POOLED = 2 ** 24; // cells of all heads that are asked for in one pass
@@ -46,6 +44,7 @@ const MOST_POOLED = 2 ** 24; // cells of all heads that are asked for in one pas
 interface WeightsReply {
   labels: ModelLabels | ModelLabels[];
   image_labels?: ModelLabels[];
+  audio_labels?: ModelLabels[];
   encoder_labels?: ModelLabels | ModelLabels[];
   /** The keys of layers whose keys are not the tokens of one text. */
   key_labels?: Record<string, ModelLabels | ModelLabels[]>;
@@ -55,10 +54,16 @@ interface WeightsReply {
 
 const first = <T>(of: T | T[]): T => (Array.isArray(of) ? of[0] : of);
 
+/** The tokens of each crop of a layer that sees images, or of each sound of one that hears, in a model that reads text too. */
+function mediaLabels(reply: WeightsReply, ref: string): ModelLabels[] | undefined {
+  return { vision: reply.image_labels, audio: reply.audio_labels }[ref.split(".")[0] as "vision" | "audio"];
+}
+
 /** The tokens that are the queries and the keys of a layer; `crop` is the index of the batch of a layer that sees images. */
 function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels, ModelLabels] {
   const [stack] = ref.split(".");
-  if (reply.image_labels && stack === "vision") return [reply.image_labels[crop], reply.image_labels[crop]];
+  const media = mediaLabels(reply, ref);
+  if (media) return [media[crop], media[crop]];
   const own = first(reply.labels);
   const keys = reply.key_labels?.[ref];
   if (keys) return [own, first(keys)];
@@ -87,7 +92,8 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   let answer = await ask(sure ? {} : { return_weights: false, statistics: ["entropy"] }, signal);
   const { reply } = answer;
   const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
-  const crop = integer(params.sequence, 0, 0, (reply.image_labels?.length ?? 1) - 1);
+  const crops = (reply.image_labels ?? reply.audio_labels)?.length ?? 1;
+  const crop = integer(params.sequence, 0, 0, crops - 1);
   const layers = reply.layers.map(({ layer }, at): Layer => {
     const ref = String(layer);
     const [queries, keys] = tokensOf(reply, ref, crop);
@@ -100,7 +106,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   const all = layers.reduce((sum, { heads, queries, keys }) => sum + heads.length * queries.length * keys.length, 0);
   const whole = all <= MOST_CELLS;
   if (whole && !sure) answer = await ask({}, signal);
-  const batched = (ref: string) => reply.image_labels !== undefined && ref.startsWith("vision.");
+  const batched = (ref: string) => mediaLabels(reply, ref) !== undefined;
   const cut = ({ shape, data }: Tensor, ref: string, head: number) => {
     const [rows, columns] = shape.slice(-2);
     const many = shape.at(-3) ?? 1;
@@ -132,7 +138,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     whole: { model: id, id, text, tokens: labels.tokens.length, read: read.tokens.length, input, classifies: model.predicts === "class" },
     facts: [["model", `${id}, ${reply.ran.architecture}`], ["tokens", read === labels ? String(read.tokens.length) : `${read.tokens.length}, and ${labels.tokens.length} of the decoder`], ["computed in", `${duration(reply.ran.compute_ms)}, ${reply.ran.weights ?? reply.ran.dtype} on ${reply.ran.device}`], ...(waited ? [["waited", waited] as [string, string]] : [])],
     layers,
-    sequences: reply.image_labels?.length ?? 1,
+    sequences: crops,
     ...(params.image && input.images ? { picture: params.image } : {}),
     ...(params.sound && input.audio ? { sound: params.sound } : {}),
     weights: cached(async (layer, head) => {

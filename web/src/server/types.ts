@@ -80,7 +80,8 @@ export interface ModelInfo {
   predicts?: Predictions["predicts"];
   bytes: number;
   max_length?: number | null;
-  layers: { layer: number | string; heads: number; keys?: string }[];
+  /** `kind`: how a layer mixes tokens. */
+  layers: { layer: number | string; kind?: "attention" | "linear" | "state_space"; heads: number; keys?: string }[];
   /** Kinds of layers whose attention cannot be inspected. */
   unseen?: string[];
   /** Why it cannot be loaded. */

@@ -72,10 +72,14 @@ function tokensOf(reply: WeightsReply, ref: string, crop: number): [ModelLabels,
   return [stack === "encoder" ? read : own, stack === "decoder" ? own : read];
 }
 
+/** A layer whose weights are implicit, of either sign: the page counts with those of a softmax alone. */
+const isImplicit = ({ kind = "attention" }: ModelInfo["layers"][number]) => kind !== "attention";
+
 /** The layers that mix tokens otherwise than by weights of pairs: kinds of layers, and layers with other keys. */
 function unseenOf({ layers, unseen = [] }: ModelInfo, inspected: { layer: number | string }[]): string[] {
   const others = layers.filter(({ layer, keys }) => keys && keys !== "tokens" && inspected.some((each) => each.layer === layer));
-  return [...unseen, ...others.map(({ layer, keys }) => `layer ${layer} (keys of ${keys})`)];
+  const implicit = layers.filter(isImplicit).map(({ layer, kind }) => `layer ${layer} (${kind?.replace("_", " ")})`);
+  return [...unseen, ...others.map(({ layer, keys }) => `layer ${layer} (keys of ${keys})`), ...implicit];
 }
 
 /** Open a whole model with the text and the image of the parameters. Throws Problem. */
@@ -89,8 +93,10 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   // The tokens are known once the model has read the text; a text has more characters than tokens, but for the ends.
   const most = (text.length + 8) ** 2 * model.layers.reduce((sum, { heads }) => sum + heads, 0);
   const sure = !input.images && !input.audio && !input.target && !input.text_pair && most > 0 && most <= MOST_CELLS;
-  let answer = await ask(sure ? {} : { return_weights: false, statistics: ["entropy"] }, signal);
+  const shown = model.layers.some(isImplicit) ? { layers: model.layers.filter((each) => !isImplicit(each) && !/^(vision|audio)\./.test(String(each.layer))).map(({ layer }) => layer) } : {};
+  let answer = await ask(sure ? shown : { return_weights: false, statistics: ["entropy"] }, signal);
   const { reply } = answer;
+  const inspected = { layers: reply.layers.map(({ layer }) => layer) };
   const headsOf = (at: number) => answer.tensors[sure ? `layers.${at}.weights` : `layers.${at}.statistics.entropy`].shape.at(sure ? -3 : -1) ?? 1;
   const crops = (reply.image_labels ?? reply.audio_labels)?.length ?? 1;
   const crop = integer(params.sequence, 0, 0, crops - 1);
@@ -105,7 +111,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   });
   const all = layers.reduce((sum, { heads, queries, keys }) => sum + heads.length * queries.length * keys.length, 0);
   const whole = all <= MOST_CELLS;
-  if (whole && !sure) answer = await ask({}, signal);
+  if (whole && !sure) answer = await ask(inspected, signal);
   const batched = (ref: string) => mediaLabels(reply, ref) !== undefined;
   const cut = ({ shape, data }: Tensor, ref: string, head: number) => {
     const [rows, columns] = shape.slice(-2);
@@ -114,7 +120,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
     return matrix(rows, columns, data.subarray(from, from + rows * columns));
   };
   /** The largest weights of squares of all heads: one pass for all of them. */
-  const pooled = remembered(async (pool: number) => (await ask({ pool, return_weights: false })).tensors);
+  const pooled = remembered(async (pool: number) => (await ask({ ...inspected, pool, return_weights: false })).tensors);
   const labels = first(reply.labels);
   const read = first(reply.encoder_labels ?? reply.labels); // of the sentence
   const counting = countingOf(params);
@@ -122,7 +128,7 @@ export async function openModel(id: string, params: Params, signal: AbortSignal)
   const served = remembered(async ({ window, sinks, classes }: Counting) => {
     const ids = (members: string[]) => [...new Set(labels.ids.filter((_id, i) => members.includes(bare(labels.tokens[i]))))];
     const token_classes = Object.fromEntries(Object.entries(classes).map(([name, members]) => [name, ids(members)]));
-    const { tensors } = await ask({ return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes } });
+    const { tensors } = await ask({ ...inspected, return_weights: false, statistics: namesOf(counting), statistic_options: { window, sinks, token_classes } });
     return layers.map(({ ref = "", heads }, at): Statistics => {
       const own = Object.entries(tensors).filter(([name]) => name.startsWith(`layers.${at}.statistics.`));
       const from = batched(ref) ? crop * heads.length : 0;

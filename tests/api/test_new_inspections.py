@@ -19,7 +19,7 @@ CONTRACT, CLIENT, SERVICE = "client/attention_contract", "client/attention_clien
 
 STATISTIC = {
     f"{CONTRACT}/schemas/weights.py": [
-        ('"classes",\n]', '"last_key", '),
+        ('"chosen_share",\n]', '"last_key", '),
         (
             "    classes: IfRequested[dict[str, FloatArray]] = ABSENT\n",
             '    last_key: IfRequested[FloatArray] = ABSENT\n    """The share of the last key."""\n',

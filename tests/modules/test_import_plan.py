@@ -112,6 +112,7 @@ def test_a_multihead_attention_gives_its_output(save, read, bias, widths, dtype)
         "part": "self",
         "stack": None,
         "adapter": None,
+        "quantized": None,
         "ignored": [],
     }
     query = torch.randn(2, 5, 12, dtype=dtype)

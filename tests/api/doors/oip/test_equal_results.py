@@ -40,8 +40,8 @@ def taps(spec):
     return ["output", *taps_of(contract.AttentionSpec.model_validate(spec))]
 
 
-def approximates(spec):
-    return spec.get("method", {"name": "exact"})["name"] != "exact"
+def method_of(spec):
+    return spec.get("method", {"name": "exact"})["name"]
 
 
 def test_a_module_by_both_protocols(client, http, rng, named):
@@ -63,7 +63,7 @@ def test_a_module_by_both_protocols(client, http, rng, named):
         http,
         f"{model}:weights",
         {"query": x},
-        approximates(spec),
+        method_of(spec),
         lambda **options: client.weights(model, x, **options),
     )
 
@@ -89,14 +89,14 @@ def test_raw_attention_by_both_protocols(client, http, rng, named):
     def native(**more):
         return client.attention.weights(q, k, v, **request, **more)
 
-    weigh(http, "_attention:weights", inputs, approximates(spec), native, **options)
+    weigh(http, "_attention:weights", inputs, method_of(spec), native, **options)
 
 
-def weigh(http, model, inputs, without, native, **options):
-    """Look at the weights by both; a method that approximates has none, and both say so."""
-    statistics = ["entropy", "locality"]
+def weigh(http, model, inputs, method, native, **options):
+    """Look at the weights by both; a method that approximates has none, and both say so. Those of linear are signed."""
+    statistics = ["max_weight"] if method == "linear" else ["entropy", "locality"]
     names = [f"statistics.{name}" for name in statistics]
-    if without:
+    if method not in {"exact", "linear"}:
         body, headers = binary(inputs, parameters=options)
         told = refused(http.post(f"/v2/models/{model}/infer", content=body, headers=headers), 400, "exact")
         with pytest.raises(AttentionError) as fault:

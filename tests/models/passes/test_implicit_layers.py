@@ -14,7 +14,7 @@ from tests.models_walk.implicit import implicit_error, wide
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelGradientsRequest, ModelWeightsRequest
 from attention_contract.validation import validate
-from attention_service.models.answers.asked_layers import read_request
+from attention_service.models.answers.answering_layers import read_request
 from attention_service.models.answers.joined_questions import group_of
 from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply

@@ -48,7 +48,7 @@ def answer_logs(logits: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def told_answers(
+def answer_replies(
     loaded: LoadedModel, inputs: Inputs, logits: Tensor, other: Tensor | None = None, run: str = "unedited"
 ) -> Any:
     """The tokens of the answers as a reply has them; ``logits [B, A, V]``: those that predict them.

@@ -28,8 +28,8 @@ from attention_service.core.problem import Selection
 from attention_service.core.pullback import pullback
 from attention_service.core.stages import narrow
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.asked_layers import read_request
-from attention_service.models.answers.given_answers import told_answers
+from attention_service.models.answers.answering_layers import read_request
+from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.objective import Objective, objective_of
 from attention_service.models.inputs.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.pair_inputs import PairInputs
@@ -132,7 +132,7 @@ class ModelGradients:
             fields["token"] = self._objective.ids
             fields["token_names"] = loaded.head.named(loaded.reader, self._objective.ids)
         if run.answers is not None:
-            fields["answer"] = told_answers(loaded, checked.inputs, run.answers)
+            fields["answer"] = answer_replies(loaded, checked.inputs, run.answers)
         embedded, gradient = run.at[EMBEDDINGS].detach(), gradients[EMBEDDINGS]
         if request.integrated is not None:
             gradient, baseline = self._integrated(embedded, request.integrated, points)

@@ -32,8 +32,8 @@ from attention_contract.schemas.weights import (
 from attention_service.core.inspection.statistics import TOKEN_STATISTICS
 from attention_service.core.problem import Problem
 from attention_service.core.tensors import to_numpy
-from attention_service.models.answers.asked_layers import read_request
-from attention_service.models.answers.given_answers import answer_places, told_answers
+from attention_service.models.answers.answering_layers import read_request
+from attention_service.models.answers.given_answers import answer_places, answer_replies
 from attention_service.models.answers.model_recordings import recording_of
 from attention_service.models.inputs.prediction_head import Places, Rows
 from attention_service.models.inputs.token_predictions import pooled, predictions
@@ -138,7 +138,7 @@ def forward_reply(
     fields: dict[str, Any] = {"predicts": head.predicts, "predictions": [], "layers": []}
     if rows is not None and answered:
         count = len(answered[0])
-        fields["answer"] = told_answers(
+        fields["answer"] = answer_replies(
             loaded,
             checked.inputs,
             rows.logits[:, -count:],

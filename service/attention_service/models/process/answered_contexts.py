@@ -76,7 +76,7 @@ def generating(
     loaded = decoder.loaded
     most = new_tokens(loaded, request, context)
     names = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")
-    asked = CompletionRequest.model_validate(
+    completion = CompletionRequest.model_validate(
         {name: getattr(request, name) for name in names}
         | {
             "model": loaded.name,
@@ -86,7 +86,7 @@ def generating(
         }
     )
     try:
-        plan = plan_generation(loaded, asked)
+        plan = plan_generation(loaded, completion)
     except InvalidRequest as fault:
         if fault.param != "prompt":
             raise
@@ -96,6 +96,6 @@ def generating(
     later = max(each.peak_bytes for each in stages(costs, loaded, request, sizes, facts["free_bytes"]))
 
     def run() -> AnswerGeneration:
-        return AnswerGeneration(decoder, asked, plan, context, then, facts["reader"])
+        return AnswerGeneration(decoder, completion, plan, context, then, facts["reader"])
 
     return PricedRun(max(plan.needed_bytes(loaded), later), run, generates=True)

@@ -21,7 +21,7 @@ from attention_contract.schemas.openai_api.transcriptions import TranscriptionRe
 from attention_contract.schemas.prompts import AudioBytes, ImageBytes, ModelInput, images_in, sounds_in
 from attention_contract.schemas.text_similarity import TextSimilarityRequest
 from attention_contract.wire import JSON, from_body
-from attention_service.models.answers.asked_layers import read_request
+from attention_service.models.answers.answering_layers import read_request
 from attention_service.models.answers.base_comparison import compared_weights
 from attention_service.models.answers.context.context_costs import context_report
 from attention_service.models.answers.context.context_plan import ContextPlan, plan_context

@@ -194,11 +194,11 @@ class AdapterFiles:
             raise InvalidCheckpoint.at("adapter", f"{self.folder.name} has biases of B (lora_bias); {MERGE}")
         if parameter != "weight" or change.down is None or change.up is None:
             return change.replaced.get(parameter, value)
-        asked = (len(change.up), change.down.shape[1])
-        turned = tuple(value.shape) != asked or (asked[0] == asked[1] and bool(self.config.get("fan_in_fan_out")))
-        if value.ndim != 2 or tuple(value.T.shape if turned else value.shape) != asked:
+        shape = (len(change.up), change.down.shape[1])
+        turned = tuple(value.shape) != shape or (shape[0] == shape[1] and bool(self.config.get("fan_in_fan_out")))
+        if value.ndim != 2 or tuple(value.T.shape if turned else value.shape) != shape:
             raise InvalidCheckpoint.at(
-                "adapter", f"{self.folder.name} changes {path} of {asked[0]} rows and {asked[1]} columns, and that of "
+                "adapter", f"{self.folder.name} changes {path} of {shape[0]} rows and {shape[1]} columns, and that of "
                 f"the checkpoint has shape {list(value.shape)}: it is of another base"
             )  # fmt: skip
         return change.merged(value, transposed=turned)
@@ -277,8 +277,8 @@ def _of_other_kind(config: Mapping[str, Any]) -> str | None:
             f"it was saved after the initialization {begun[:40]!r}, which changes the base: it is no difference to the "
             "base as it is. Save it as one: save_pretrained of peft with path_initial_model_for_weight_conversion"
         )
-    asked = next((f"its {name} asks for {meaning}" for name, meaning in _REFUSED.items() if config.get(name)), None)
-    return None if asked is None else f"{asked}, which is not read; {MERGE}"
+    wanted = next((f"its {name} asks for {meaning}" for name, meaning in _REFUSED.items() if config.get(name)), None)
+    return None if wanted is None else f"{wanted}, which is not read; {MERGE}"
 
 
 def is_adapter(folder: Path) -> bool:

@@ -79,8 +79,8 @@ def read_header(file: Path) -> GgufHeader:
         seen = file.stat()
         return _read(file, seen.st_mtime_ns, seen.st_size)
     except (OSError, ValueError, struct.error, IndexError, KeyError, MemoryError) as fault:
-        told = reason(fault) if isinstance(fault, OSError) else str(fault) or type(fault).__name__
-        raise InvalidCheckpoint.at("checkpoint", f"{file.name} is not a readable GGUF file: {told[:200]}") from fault
+        why = reason(fault) if isinstance(fault, OSError) else str(fault) or type(fault).__name__
+        raise InvalidCheckpoint.at("checkpoint", f"{file.name} is not a readable GGUF file: {why[:200]}") from fault
 
 
 @lru_cache(maxsize=64)

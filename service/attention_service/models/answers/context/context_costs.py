@@ -115,11 +115,11 @@ def context_report(
     loaded: LoadedModel, costs: ModelCosts, request: ModelComplexityRequest, free_bytes: int
 ) -> ModelComplexityReply:
     """Return the cost of a request for sources. Raises InvalidRequest as the request does."""
-    asked = request.context or ContextRequest()
-    plan = plan_context(loaded, asked)
-    more = new_tokens(loaded, asked, plan)
-    sizes = ContextSizes.of(loaded, asked, plan, more)
-    found = stages(costs, loaded, asked, sizes, free_bytes)
+    question = request.context or ContextRequest()
+    plan = plan_context(loaded, question)
+    more = new_tokens(loaded, question, plan)
+    sizes = ContextSizes.of(loaded, question, plan, more)
+    found = stages(costs, loaded, question, sizes, free_bytes)
     whole = ModelComplexityRequest(length=max(1, sizes.length - more), new_tokens=more)
     reply = costs.report(whole, free_bytes)
     cost = ContextCost(

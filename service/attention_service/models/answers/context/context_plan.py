@@ -168,9 +168,9 @@ def _read_messages(loaded: LoadedModel, request: ContextRequest) -> _Read:
     messages = list(request.messages or ())
     if request.answer is not None:
         messages.append(Message(role="assistant", content=request.answer))
-    asked = ModelForwardRequest(messages=messages, chat_template_kwargs=request.chat_template_kwargs)
-    checked = loaded.checked(asked)
-    written = loaded.reader.conversation(messages, ChatForm.of(asked), parted=True)
+    given = ModelForwardRequest(messages=messages, chat_template_kwargs=request.chat_template_kwargs)
+    checked = loaded.checked(given)
+    written = loaded.reader.conversation(messages, ChatForm.of(given), parted=True)
     own = [each for each in written.parts if each[2] == ANSWER]
     if not own:
         return _Read(written.text, written.parts, checked)

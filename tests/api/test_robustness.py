@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from attention_contract.operations import OPERATIONS
+from attention_contract.operations import OPENAI_PATHS, OPERATIONS
 from attention_contract.wire import SAFETENSORS
 from tests.api.talk import post, problem, refuse
 from tests.api.test_protocol_abuse import connected, until_closed
@@ -191,8 +191,6 @@ SPEC = {
     "normalizer": {"name": "softmax", "temperature": 0.5}, "method": {"name": "exact"},
 }  # fmt: skip
 X = [[0.1 * i for i in range(8)], [0.3] * 8]
-OPENAIS = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/tokenize"}
-"""Paths whose errors have OpenAI's form."""
 VALID: list[tuple[str, dict[str, Any]]] = [
     *((operation.path, operation.example) for operation in OPERATIONS if operation.example),
     (f"{RAW}/forward", {"query": Q, **FULL, "spec": SPEC, "positions": [4, 2]}),
@@ -222,7 +220,7 @@ def test_bent_bodies_are_answered_or_refused(http, module):
         seen.add(answer.status_code)
         assert answer.status_code < 500 or answer.status_code == 507, (path, body, answer.text)
         assert len(answer.text) < 4000 or answer.status_code == 200
-        if answer.status_code >= 400 and path in OPENAIS:
+        if answer.status_code >= 400 and path in OPENAI_PATHS:
             assert answer.json()["error"]["code"], answer.text
         elif answer.status_code >= 400:
             problem(answer)

@@ -176,6 +176,14 @@ class InputReader:
                 found["position_ids"] = (stack.mask.long().cumsum(-1) - 1).clamp_min(0)
         return found
 
+    def _arguments(self, made: dict[str, Any]) -> dict[str, Tensor]:
+        """The arguments of the model's ``forward``, of what a processor made."""
+        names = self.names - {"labels"}  # of training
+        found = {name: x.to(self._device) for name, x in made.items() if name in names and isinstance(x, Tensor)}
+        if (mask := found.get("attention_mask")) is not None and bool(mask.all()):
+            del found["attention_mask"]
+        return found
+
     def labels(self, stack: Stack) -> list[TokenLabelsReply]:
         """The labels of every token of each text, those of padding included."""
         found = []

@@ -198,15 +198,6 @@ class PromptInputs(InputReader):
     def _fast(self) -> bool:
         return self.tokenizer is not None and bool(self.tokenizer.is_fast)
 
-    def _arguments(self, made: dict[str, Any]) -> dict[str, Tensor]:
-        """The arguments of the model's ``forward``."""
-        names = self.names - {"labels"}  # of training
-        found = {name: x.to(self._device) for name, x in made.items() if name in names and isinstance(x, Tensor)}
-        mask = found.get("attention_mask")
-        if mask is not None and bool(mask.all()):
-            del found["attention_mask"]
-        return found
-
     def _of_tokens(self, made: dict[str, Any], ids: list[int]) -> dict[str, Any]:
         """The arguments that have a number for each token, of tokens as they came."""
         kinds = self._processor.create_mm_token_type_ids([ids])

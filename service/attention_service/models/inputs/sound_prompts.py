@@ -169,14 +169,6 @@ class SoundPrompts(InputReader):
             reason = str(fault).partition("\n")[0][:160]
             raise InvalidRequest.at("audio", f"the model's processor refuses them: {reason}") from None
 
-    def _arguments(self, made: dict[str, Any]) -> dict[str, Tensor]:
-        """The arguments of the model's ``forward``."""
-        names = self.names - {"labels"}  # of training
-        found = {name: x.to(self._device) for name, x in made.items() if name in names and isinstance(x, Tensor)}
-        if (mask := found.get("attention_mask")) is not None and bool(mask.all()):
-            del found["attention_mask"]
-        return found
-
     def _silence(self, seconds: float) -> Any:
         return np.zeros(round(seconds * self.rate), np.float32)
 

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from tests.api.processes import process
 from tests.interop.environment import ENVIRONMENT
-from tests.models.inputs import small_prompts
+from tests.models.inputs.images import small_prompts
 
 MCP: Final = "@modelcontextprotocol/conformance@0.1.13"
 """The newest that runs on Node 20."""

@@ -10,7 +10,7 @@ import transformers
 from safetensors.numpy import save_file
 from tests.api.talk import post, refuse
 from tests.models.conftest import write_checkpoint
-from tests.models.inputs.small_sounds import HEARS
+from tests.models.inputs.sounds.small_sounds import HEARS
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from attention_contract.errors import CheckpointNotFound, InvalidCheckpoint

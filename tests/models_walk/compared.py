@@ -42,10 +42,10 @@ from attention_service.models.generation.generation import Generation, decode, g
 from attention_service.models.generation.generation_plan import plan_generation
 from attention_service.models.generation.running_text import RunningText
 from attention_service.models.head_kinds import head_kind
-from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.prompt_inputs import image_tokens
 from attention_service.models.inputs.model_limits import SOUND
-from attention_service.models.inputs.prompt_inputs import image_tokens
-from attention_service.models.inputs.sound_inputs import SoundInputs
+from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.loaded.model_loading import VISION_HALVES as _VISION
 from attention_service.models.passes.attention_pass import AttentionPass, LayerTask
@@ -55,8 +55,8 @@ from attention_service.modules.checkpoints.import_plan import plan
 from attention_service.runtime.device.torch_device import Device
 from attention_transformers.model_layers import LayerKey, attention_modules
 from tests.client.tiny_models import tokenizer
-from tests.models.inputs import small_sounds as sounds
-from tests.models.inputs.small_encoders import noise, sent
+from tests.models.inputs.images.small_encoders import noise, sent
+from tests.models.inputs.sounds import small_sounds as sounds
 from tests.models_walk.implicit import implicit_error
 from tests.models_walk.joined import joined
 from tests.models_walk.small_configs import small_config

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from tests.models.inputs.small_sounds import HEARS
+from tests.models.inputs.sounds.small_sounds import HEARS
 
 VOCABULARY: Final = 96
 _MOST: Final[dict[int, str]] = {

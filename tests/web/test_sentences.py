@@ -17,8 +17,8 @@ from tests.conftest import eventually, live_server
 from tests.web.conftest import Visit, numbers
 
 tiny_models = pytest.importorskip("tests.client.tiny_models")
-small_encoders = pytest.importorskip("tests.models.inputs.small_encoders")
-small_prompts = pytest.importorskip("tests.models.inputs.small_prompts")
+small_encoders = pytest.importorskip("tests.models.inputs.images.small_encoders")
+small_prompts = pytest.importorskip("tests.models.inputs.images.small_prompts")
 small_classifiers = pytest.importorskip("tests.models.answers.small_classifiers")
 TEXT = "Kate met Tamiro in the park. Then Tam"
 

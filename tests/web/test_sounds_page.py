@@ -11,8 +11,8 @@ from tests.conftest import live_server
 from tests.web.conftest import PHONE, Visit, numbers
 
 pytest.importorskip("soundfile")
-small_sounds = pytest.importorskip("tests.models.inputs.small_sounds")
-prompts = pytest.importorskip("tests.models.inputs.small_sound_prompts")
+small_sounds = pytest.importorskip("tests.models.inputs.sounds.small_sounds")
+prompts = pytest.importorskip("tests.models.inputs.sounds.small_sound_prompts")
 SECONDS = 3.0
 SOUND = {"name": "tones.wav", "mimeType": "audio/wav", "buffer": small_sounds.file_of(small_sounds.speech(SECONDS))}
 HEARD = {"audio": [small_sounds.sent(SOUND["buffer"])]}

@@ -25,8 +25,8 @@ from attention_service.models.generation import decoder as decoding
 from attention_service.models.generation.decoder import Decoder
 from attention_service.models.generation.generation import Generation, decode, read_prompts
 from attention_service.models.generation.generation_plan import plan_generation
-from attention_service.models.generation.joined_group import JoinedGroup
-from attention_service.models.generation.joined_past import Slab
+from attention_service.models.generation.joined.joined_group import JoinedGroup
+from attention_service.models.generation.joined.joined_past import Slab
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.model_operations import lines_of
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 import torch
 from tests.conftest import live_server
-from tests.models.inputs.small_sounds import (
+from tests.models.inputs.sounds.small_sounds import (
     ENGLISH,
     GERMAN,
     NO_TIMES,

@@ -12,8 +12,8 @@ from PIL import Image
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
-from tests.models.inputs import small_prompts as prompts
-from tests.models.inputs.small_encoders import noise, png, processor, sent, sharp
+from tests.models.inputs.images import small_prompts as prompts
+from tests.models.inputs.images.small_encoders import noise, png, processor, sent, sharp
 from tests.models.towers.plain_towers import CLIP, openclip_tensors, write_openclip, write_timm
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPConfig, CLIPModel

@@ -6,8 +6,8 @@ import pytest
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
-from tests.models.inputs import small_prompts as prompts
-from tests.models.inputs.small_encoders import eager, noise, png, processor
+from tests.models.inputs.images import small_prompts as prompts
+from tests.models.inputs.images.small_encoders import eager, noise, png, processor
 
 from attention_client import Client
 from attention_contract.wire import to_json

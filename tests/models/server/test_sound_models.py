@@ -7,8 +7,8 @@ import pytest
 from openai import OpenAI
 from tests.api.talk import post
 from tests.conftest import live_server
-from tests.models.inputs.small_sound_prompts import made
-from tests.models.inputs.small_sounds import file_of, sent, speech, written
+from tests.models.inputs.sounds.small_sound_prompts import made
+from tests.models.inputs.sounds.small_sounds import file_of, sent, speech, written
 
 from attention_client import Client, InvalidRequest
 

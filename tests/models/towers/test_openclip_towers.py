@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.client.tiny_models import tokenizer
-from tests.models.inputs.small_encoders import noise, sent
+from tests.models.inputs.images.small_encoders import noise, sent
 from tests.models.small_models import near
 from tests.models.towers.plain_towers import (
     CLIP,

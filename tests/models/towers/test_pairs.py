@@ -8,7 +8,7 @@ import torch
 import transformers
 from PIL import Image
 from tests.client.tiny_models import tokenizer
-from tests.models.inputs.small_encoders import noise, processor, sent, sharp
+from tests.models.inputs.images.small_encoders import noise, processor, sent, sharp
 from tests.models.small_models import near
 from transformers import CONFIG_MAPPING
 

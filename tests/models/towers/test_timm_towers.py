@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from tests.models.inputs.small_encoders import noise, sent
+from tests.models.inputs.images.small_encoders import noise, sent
 from tests.models.small_models import near
 from tests.models.towers.plain_towers import ARE, CLASSES, SIZE, TIMM, run_timm, timm_config, timm_tensors, write_timm
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_service.models.answers.model_inspection import forward_reply
-from attention_service.models.inputs.tower_images import TowerImages
+from attention_service.models.inputs.images.tower_images import TowerImages
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.model_catalogue import find_folder, listed
 from attention_service.models.towers.timm_towers import image_steps, timm_tower

@@ -31,12 +31,12 @@ from attention_service.core.tensors import to_numpy
 from attention_service.models.answers.answering_layers import read_request
 from attention_service.models.answers.given_answers import answer_replies
 from attention_service.models.answers.objective import Objective, objective_of
-from attention_service.models.inputs.encoder_inputs import EncoderInputs
-from attention_service.models.inputs.pair_inputs import PairInputs
+from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.pair_inputs import PairInputs
+from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.inputs.prediction_head import Rows
-from attention_service.models.inputs.prompt_inputs import PromptInputs
-from attention_service.models.inputs.sound_inputs import SoundInputs
-from attention_service.models.inputs.sound_prompts import SoundPrompts
+from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
+from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.loaded.model_loading import places_of_parts
 from attention_service.models.passes.attention_pass import NOTHING, AttentionPass, LayerTask

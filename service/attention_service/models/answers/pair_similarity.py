@@ -13,9 +13,9 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import ImageBytes, ModelInput
 from attention_contract.schemas.text_similarity import TextSimilarityReply, TextSimilarityRequest
 from attention_service.core.cancellation import checkpoint
-from attention_service.models.inputs.image_decoding import decoding_bytes
+from attention_service.models.inputs.images.image_decoding import decoding_bytes
+from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.input_stacks import Inputs
-from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.module_hooks import State, after, before

@@ -23,8 +23,8 @@ from attention_service.models.answers.sentence_settings import SentenceSettings,
 from attention_service.models.answers.vector_steps import DenseLayer, normalized
 from attention_service.models.costs.model_costs import STATES_OF_CACHED_PASS, own_scores_bytes
 from attention_service.models.inputs.conversations import ChatForm
+from attention_service.models.inputs.images.pair_inputs import PairInputs
 from attention_service.models.inputs.input_stacks import Stack, Tokens
-from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 
 _UNLIMITED: Final = 2**31

@@ -8,12 +8,12 @@ from torch import nn
 
 from attention_contract.schemas.costs.model_complexity import ImageSize, ImageTokens
 from attention_service.cost import flops
-from attention_service.models.inputs.encoder_inputs import SHORT, EncoderInputs
-from attention_service.models.inputs.image_decoding import sized_bytes
+from attention_service.models.inputs.images.encoder_inputs import SHORT, EncoderInputs
+from attention_service.models.inputs.images.image_decoding import sized_bytes
+from attention_service.models.inputs.images.pair_inputs import PairInputs
+from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.inputs.input_stacks import SizedImage
-from attention_service.models.inputs.pair_inputs import PairInputs
-from attention_service.models.inputs.prompt_inputs import PromptInputs
-from attention_service.models.inputs.sound_prompts import SoundPrompts
+from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_places import AttentionPlace
 

@@ -23,7 +23,7 @@ from attention_service.core.inspection.weights import weights_of
 from attention_service.core.problem import Problem, Selection
 from attention_service.core.slices import on_gpu
 from attention_service.models.generation.heard_frames import HeardFrames
-from attention_service.models.generation.joined_past import JoinedPast, Part
+from attention_service.models.generation.joined.joined_past import JoinedPast, Part
 from attention_service.models.generation.token_attention import PassWeights, TokenAttention, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.attention_pass import problem_of

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_service.models.generation.decode_attention import DecodeAttention, Decoding
-from attention_service.models.generation.joined_group import ALONE, JoinedGroup, Joining, try_joining
-from attention_service.models.generation.joined_prompts import alike_in_length, read_together, reads_together
+from attention_service.models.generation.joined.joined_group import ALONE, JoinedGroup, Joining, try_joining
+from attention_service.models.generation.joined.joined_prompts import alike_in_length, read_together, reads_together
 from attention_service.models.generation.observed_decoding import ObservedDecoding
 from attention_service.models.generation.read_texts import ReadTexts
 from attention_service.models.generation.running_text import RunningText

@@ -12,7 +12,7 @@ from attention_contract.errors import InvalidRequest
 from attention_service.core.cancellation import checkpoint
 from attention_service.core.edits import BoundEdit, apply
 from attention_service.models.generation.decode_attention import TextRow, editing_outputs
-from attention_service.models.generation.joined_past import JoinedPast
+from attention_service.models.generation.joined.joined_past import JoinedPast
 from attention_service.models.generation.token_attention import PassWeights, is_cross
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.passes.observed_attention import ObservedAttention

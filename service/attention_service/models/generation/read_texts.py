@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers.cache_utils import DynamicCache
 
-from attention_service.models.generation.joined_prompts import cut, is_cuttable
+from attention_service.models.generation.joined.joined_prompts import cut, is_cuttable
 from attention_service.models.generation.running_text import RunningText
 
 LEAST: Final = 64

@@ -16,7 +16,7 @@ from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.generation.decode_attention import RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.heard_frames import HeardFrames
-from attention_service.models.generation.joined_past import unjoinable
+from attention_service.models.generation.joined.joined_past import unjoinable
 from attention_service.models.generation.token_attention import TokenAttention
 from attention_service.models.loaded.adapters import Adapter
 from attention_service.models.passes.module_states import Held, copied

@@ -19,16 +19,16 @@ from attention_contract.schemas.recordings import RecordingFile
 from attention_service.core.tensors import torch_dtype_name
 from attention_service.models.head_kinds import LISTED_CLASSES, LISTED_TENSORS
 from attention_service.models.input_kinds import PAIRS
-from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.pair_inputs import PairInputs
+from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.inputs.input_stacks import Inputs, Stack
 from attention_service.models.inputs.key_stacks import extended, joined
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.model_limits import SOUND
-from attention_service.models.inputs.pair_inputs import PairInputs
 from attention_service.models.inputs.prediction_head import Places, PredictionHead, Rows
-from attention_service.models.inputs.prompt_inputs import PromptInputs
-from attention_service.models.inputs.sound_inputs import SoundInputs
-from attention_service.models.inputs.sound_prompts import SoundPrompts
+from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
+from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.loaded.adapters import Adapter, Adapters
 from attention_service.models.loaded.matrix_products import counted_products
 from attention_service.models.loaded.model_attentions import find_attentions, find_mixers, not_observed

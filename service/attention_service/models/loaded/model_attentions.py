@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint
 from attention_service.models.checkpoint_facts import import_instead
-from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.model_inputs import InputReader
-from attention_service.models.inputs.sound_prompts import SoundPrompts
+from attention_service.models.inputs.sounds.sound_prompts import SoundPrompts
 from attention_service.models.passes.attention_pass import AttentionPass
 from attention_service.models.passes.attention_places import (
     AUDIO,

@@ -36,9 +36,9 @@ from attention_service.models.checkpoint_facts import beyond_the_model, has_toke
 from attention_service.models.gguf_facts import takes_of
 from attention_service.models.head_kinds import head_kind
 from attention_service.models.input_kinds import HEARD_IN_TEXTS, PAIRS
+from attention_service.models.inputs.images.prompt_inputs import image_tokens
+from attention_service.models.inputs.images.tower_images import TowerImages
 from attention_service.models.inputs.model_limits import SOUND
-from attention_service.models.inputs.prompt_inputs import image_tokens
-from attention_service.models.inputs.tower_images import TowerImages
 from attention_service.models.loaded.tower_loading import TowerFile, clean_texts, tower_config
 from attention_service.models.loaded.unpacked_file import UnpackedFile
 from attention_service.models.towers.opening import tower_of

@@ -57,9 +57,9 @@ from attention_service.models.generation.generation_plan import (
 from attention_service.models.generation.model_responses import chat_of, plan_response
 from attention_service.models.generation.transcription_plan import plan_transcription
 from attention_service.models.inputs.field_names import fields_named
-from attention_service.models.inputs.image_decoding import decoding_bytes, sized_bytes
-from attention_service.models.inputs.sound_decoding import sound_bytes
-from attention_service.models.inputs.sound_inputs import SoundInputs
+from attention_service.models.inputs.images.image_decoding import decoding_bytes, sized_bytes
+from attention_service.models.inputs.sounds.sound_decoding import sound_bytes
+from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.loaded.adapters import Adapter, needed_bytes
 from attention_service.models.loaded.loaded_model import CheckedRequest, LoadedModel
 from attention_service.models.process.answered_contexts import AnswerGeneration, generating, staged

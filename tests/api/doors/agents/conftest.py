@@ -14,7 +14,7 @@ from attention_service.api.access.api_keys import create_key
 from tests.client.tiny_models import tokenizer
 from tests.client.transformers.families import tiny
 from tests.conftest import live_server
-from tests.models.inputs import small_encoders
+from tests.models.inputs.images import small_encoders
 
 TEXT = "Kate met Tamiro in the park. Then Tam"
 OTHER = "Kate met Rodovu in the park. Then Rod"

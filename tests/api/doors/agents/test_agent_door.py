@@ -378,7 +378,7 @@ def test_a_server_without_keys_answers_everybody(tmp_path):
 
 @pytest.mark.slow
 async def test_an_image_is_opened_and_looked_at(agents):
-    from tests.models.inputs.small_encoders import noise, sent
+    from tests.models.inputs.images.small_encoders import noise, sent
 
     async with connected(agents.url, agents.key) as client:
         found = await answer(client, "open_input", model="seer", image=sent(noise())["base64"])

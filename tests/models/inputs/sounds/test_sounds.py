@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.models.inputs.small_sounds import (
+from tests.models.inputs.sounds.small_sounds import (
     END,
     ENGLISH,
     HEARS,

@@ -12,8 +12,8 @@ from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
 from attention_service.models.inputs.input_stacks import Inputs, Stack, Tokens
 from attention_service.models.inputs.model_inputs import InputReader
-from attention_service.models.inputs.sound_decoding import Sound, decoded
-from attention_service.models.inputs.sound_frames import feature_samples, frames_of
+from attention_service.models.inputs.sounds.sound_decoding import Sound, decoded
+from attention_service.models.inputs.sounds.sound_frames import feature_samples, frames_of
 from attention_service.models.passes.attention_places import TARGET
 
 _SHORT: Final = 16_000

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.models.inputs.encoder_inputs import EncoderInputs
+from attention_service.models.inputs.images.encoder_inputs import EncoderInputs
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack, Tokens
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.passes.attention_places import AttentionPlace

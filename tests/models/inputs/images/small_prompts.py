@@ -4,7 +4,7 @@ import json
 from functools import cache
 
 import transformers
-from tests.models.inputs.small_encoders import sharp
+from tests.models.inputs.images.small_encoders import sharp
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -9,11 +9,11 @@ import tracemalloc
 import numpy as np
 import psutil
 import pytest
-from tests.models.inputs.small_sounds import file_of, sent, speech
+from tests.models.inputs.sounds.small_sounds import file_of, sent, speech
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import AudioBytes
-from attention_service.models.inputs.sound_decoding import MAX_SAMPLES, decoded, resampled, sound_bytes
+from attention_service.models.inputs.sounds.sound_decoding import MAX_SAMPLES, decoded, resampled, sound_bytes
 
 RATE = 16_000
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 from tests.cost.peaks import peaks
-from tests.models.inputs import small_encoders, small_prompts
-from tests.models.inputs.small_encoders import ENCODERS, noise, sent
-from tests.models.inputs.small_prompts import PROMPTS
+from tests.models.inputs.images import small_encoders, small_prompts
+from tests.models.inputs.images.small_encoders import ENCODERS, noise, sent
+from tests.models.inputs.images.small_prompts import PROMPTS
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_contract.errors import InvalidRequest
@@ -15,7 +15,7 @@ from attention_contract.schemas.costs.model_complexity import ModelComplexityReq
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
-from attention_service.models.inputs.image_decoding import decoding_bytes
+from attention_service.models.inputs.images.image_decoding import decoding_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ impl:DeprecationWarning")  # of PaliGemma's processor
 TEXT = "what is on the mat"

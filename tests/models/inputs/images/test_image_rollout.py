@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from tests.models.inputs.small_encoders import noise, sent
-from tests.models.inputs.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
-from tests.models.inputs.test_prompts import SIZE, TEXT, prompt
+from tests.models.inputs.images.small_encoders import noise, sent
+from tests.models.inputs.images.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
+from tests.models.inputs.images.test_prompts import SIZE, TEXT, prompt
 from tests.models_walk.compared import eager_weights
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.analyses.rollout import RecordingRolloutRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest, ModelWeightsRequest
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
-from attention_service.models.inputs.prompt_inputs import PromptInputs
+from attention_service.models.inputs.images.prompt_inputs import PromptInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.modules.recording_store import RecordingStore
 from attention_service.runtime.device.torch_device import Device

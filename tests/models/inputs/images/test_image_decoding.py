@@ -11,12 +11,12 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from tests.models.inputs.small_encoders import noise, png, sent
-from tests.models.inputs.small_prompts import processor
+from tests.models.inputs.images.small_encoders import noise, png, sent
+from tests.models.inputs.images.small_prompts import processor
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import ImageBytes
-from attention_service.models.inputs.image_decoding import MAX_PIXELS, decoded, decoding_bytes, shortest_edge
+from attention_service.models.inputs.images.image_decoding import MAX_PIXELS, decoded, decoding_bytes, shortest_edge
 
 
 def images(*contents):

@@ -11,7 +11,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from attention_service.models.generation.decode_attention import Decoding, RowEdits
 from attention_service.models.generation.generated_text import GeneratedText
-from attention_service.models.generation.joined_past import JoinedPast
+from attention_service.models.generation.joined.joined_past import JoinedPast
 from attention_service.models.generation.running_text import RunningText, begin_text
 from attention_service.models.loaded.loaded_model import LoadedModel
 

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel, WhisperFeatureExtractor
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import AudioPart, InputAudioPart, Message, ModelInput, TextPart
 from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
+from attention_service.models.inputs.images.prompt_inputs import tokens_of
 from attention_service.models.inputs.input_stacks import Inputs, Seconds, Stack, Tokens, parted_answer
 from attention_service.models.inputs.model_inputs import InputReader, default_template
-from attention_service.models.inputs.prompt_inputs import tokens_of
-from attention_service.models.inputs.sound_decoding import Sound, decoded
-from attention_service.models.inputs.sound_frames import part_of
+from attention_service.models.inputs.sounds.sound_decoding import Sound, decoded
+from attention_service.models.inputs.sounds.sound_frames import part_of
 from attention_service.models.passes.attention_places import AttentionPlace
 
 _SHORT: Final = 1.0

@@ -4,8 +4,8 @@ import orjson
 import pytest
 import torch
 from PIL import Image
-from tests.models.inputs.small_encoders import noise, sent
-from tests.models.inputs.small_prompts import PROMPTS, eager, loaded
+from tests.models.inputs.images.small_encoders import noise, sent
+from tests.models.inputs.images.small_prompts import PROMPTS, eager, loaded
 
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest

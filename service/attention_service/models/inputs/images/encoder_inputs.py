@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
 from attention_contract.schemas.prompts import ModelInput
-from attention_service.models.inputs.image_decoding import decoded, shortest_edge
+from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Stack
 from attention_service.models.inputs.model_inputs import InputReader
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of

@@ -6,8 +6,8 @@ from tempfile import mkdtemp
 
 import torch
 import transformers
-from tests.models.inputs.small_encoders import sharp
-from tests.models.inputs.small_sounds import SECONDS
+from tests.models.inputs.images.small_encoders import sharp
+from tests.models.inputs.sounds.small_sounds import SECONDS
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

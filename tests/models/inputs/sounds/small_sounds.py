@@ -11,7 +11,7 @@ import soundfile
 import torch
 import transformers
 from tests.client.tiny_models import tokenizer as words
-from tests.models.inputs.small_encoders import sharp
+from tests.models.inputs.images.small_encoders import sharp
 from transformers import (
     CONFIG_MAPPING,
     ASTFeatureExtractor,

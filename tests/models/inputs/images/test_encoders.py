@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tests.models.inputs.small_encoders import (
+from tests.models.inputs.images.small_encoders import (
     ENCODERS,
     HEADS,
     MASKED,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.models.inputs.small_encoders import MARGIN, marked, middle_of, noise, png, sent
-from tests.models.inputs.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
+from tests.models.inputs.images.small_encoders import MARGIN, marked, middle_of, noise, png, sent
+from tests.models.inputs.images.small_prompts import PROMPTS, eager, loaded, processor, tokenizer
 from tests.models.small_models import near
 from tests.models_walk.compared import eager_weights
 

@@ -14,7 +14,7 @@ from transformers.vision_utils import get_vision_window_index
 from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.prompts import Message, ModelInput, TextPart
 from attention_service.models.inputs.conversations import ChatForm, Conversation, as_template_reads, token_parts
-from attention_service.models.inputs.encoder_inputs import (
+from attention_service.models.inputs.images.encoder_inputs import (
     SHORT,
     gray,
     in_their_place,
@@ -23,7 +23,7 @@ from attention_service.models.inputs.encoder_inputs import (
     patch_tokens,
     token_names,
 )
-from attention_service.models.inputs.image_decoding import decoded, shortest_edge
+from attention_service.models.inputs.images.image_decoding import decoded, shortest_edge
 from attention_service.models.inputs.input_stacks import Inputs, SizedImage, Span, Stack, Tokens, parted_answer
 from attention_service.models.inputs.model_inputs import InputReader, default_template
 from attention_service.models.inputs.patch_grids import Crop, Patch, crops_of

@@ -6,8 +6,8 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from tests.models.inputs.small_sound_prompts import MARK, READS, loaded, made, processor, token
-from tests.models.inputs.small_sounds import RATE, SECONDS, sent, speech
+from tests.models.inputs.sounds.small_sound_prompts import MARK, READS, loaded, made, processor, token
+from tests.models.inputs.sounds.small_sounds import RATE, SECONDS, sent, speech
 from tests.models.small_models import near
 
 from attention_contract.errors import InvalidRequest

@@ -335,7 +335,7 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
     if found.way == "observed":
         returned = returned_weights(model, arguments_of(loaded))
         layers = [np.asarray(layer.weights) for layer in forward_reply(loaded, request).layers]
-        nearest = [[error(x, own) for own in returned if own.shape == x.shape] for x in layers]
+        nearest = [[error(_alike(x, own), own) for own in returned if own.shape == x.shape] for x in layers]
         if all(nearest):
             found.weights = max(map(min, nearest))
         else:
@@ -351,6 +351,12 @@ def _weights(found: Found, model: PreTrainedModel, loaded: LoadedModel) -> None:
             found.reasons["weights"] = "eager weights leave the sink out: compared as shares of each row"
             errors = shares
     found.weights = max(errors)
+
+
+def _alike(weights: np.ndarray, own: torch.Tensor) -> np.ndarray:
+    """The weights, or their means over heads if the model returns those, as WavLM does."""
+    means = own.shape[0] > 1 and torch.equal(own, own[:1].expand(own.shape))
+    return np.broadcast_to(weights.mean(0, keepdims=True), weights.shape) if means else weights
 
 
 def _attentions(loaded: LoadedModel) -> list[LayerKey]:

@@ -36,7 +36,7 @@ PAIRS: Final = frozenset({"clip", "siglip", "siglip2", "metaclip_2", "chinese_cl
 HEARD: Final = frozenset({
     "audio-spectrogram-transformer", "data2vec-audio", "hubert", "lasr_ctc", "lasr_encoder", "moonshine",
     "parakeet_ctc", "parakeet_encoder", "unispeech", "unispeech-sat", "voxtral_encoder", "wav2vec2",
-    "wav2vec2-conformer", "whisper",
+    "wav2vec2-conformer", "wavlm", "whisper",
 })  # fmt: skip
 """Types whose sounds are read here, of those that read audio."""
 HEARD_IN_TEXTS: Final = frozenset({"audioflamingo3", "glmasr", "musicflamingo", "qwen2_audio"})

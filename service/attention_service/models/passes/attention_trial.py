@@ -11,10 +11,18 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from attention_contract.errors import InvalidCheckpoint
-from attention_service.models.passes.own_functions import Kind, Product, Sight, is_over, kind_of, product_of, watching
+from attention_service.models.passes.own_functions import (
+    Kind,
+    Product,
+    SeeingFunctions,
+    Sight,
+    is_over,
+    kind_of,
+    product_of,
+    watching,
+)
 
 _SAME: Final = 1e-6
 """The largest difference of weights that are the same."""
@@ -55,22 +63,21 @@ class _Run:
                 each.product, each.multiplied = product, product.first.detach().clone()
 
 
-class _Listening(TorchFunctionMode):
+class _Listening(SeeingFunctions):
     """Notes functions of the innermost module that has parameters."""
 
     def __init__(self, runs: Sequence[_Run]) -> None:
         super().__init__()
         self._stack = runs
 
-    def __torch_function__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        found = function(*args, **(kwargs or {}))
+    def called(self, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Run one function, and note it."""
+        found = function(*args, **options)
         if not self._stack:
             return found
         if (kind := kind_of(function)) is not None:
             self._stack[-1].take(kind, found)
-        elif (product := product_of(function, args, kwargs or {})) is not None:
+        elif (product := product_of(function, args, options)) is not None:
             self._stack[-1].multiply(product)
         return found
 
@@ -169,7 +176,7 @@ def _sight(candidates: Sequence[_Candidate], returned: Sequence[Tensor], batch: 
     for each in sorted(candidates, key=lambda each: (each.kind != "softmax", each.at)):
         # Some return scores in the place of weights.
         alike = [own for own in returned if own.ndim == 4 and is_over(each.found, own) and bool((own >= 0).all())]
-        known = any(_equal(each.found, own) for own in alike)
+        known = any(_equal(each.found, own) or _is_mean(own, each.found) for own in alike)
         multiplied = each.multiplied is not None and _equal(each.found, each.multiplied)
         if known or (multiplied and not alike):
             return _seen(each, batch, multiplied=multiplied), each.found
@@ -188,6 +195,11 @@ def _seen(candidate: _Candidate, batch: int, *, multiplied: bool) -> Sight:
     if values.ndim not in {3, 4} or values.shape[-2] != found.shape[-1]:
         return sight
     return replace(sight, kv_heads=values.shape[1] if values.ndim == 4 else heads, value_dim=values.shape[-1])
+
+
+def _is_mean(own: Tensor, found: Tensor) -> bool:
+    """True if a model returns the mean of these weights over heads in the place of each head's, as WavLM does."""
+    return _equal(found.reshape(own.shape).mean(1, keepdim=True).expand(own.shape), own)
 
 
 def _equal(found: Tensor, other: Tensor) -> bool:

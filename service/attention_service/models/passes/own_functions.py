@@ -6,6 +6,7 @@ Notation as in ``core.problem``.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -20,6 +21,20 @@ _KINDS: Final[dict[Any, Kind]] = {
 """Functions that return weights: of scores, or of weights, some of which they drop in training."""
 _PRODUCTS: Final = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm})
 """Functions that multiply weights by values, beside ``torch.einsum``."""
+
+
+def _opened(function: Any) -> Any:
+    """A function of ``torch.nn.functional`` whose own calls are seen too: it passes no override itself."""
+    scope = function.__globals__ | {"has_torch_function": lambda _: False}
+    made = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+_OPENED: Final[dict[Any, Any]] = {
+    nn.functional.multi_head_attention_forward: _opened(nn.functional.multi_head_attention_forward)
+}
+"""Functions that make weights and multiply values by them, by those whose steps are seen."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +105,23 @@ def watching(sights: Mapping[nn.Module, Sight], begin: Callable[[nn.Module], See
                 leave()
 
 
+class SeeingFunctions(TorchFunctionMode):
+    """Sees each function of PyTorch that a model calls, and those that its attention functions call."""
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one function."""
+        if (opened := _OPENED.get(function)) is None:
+            return self.called(function, args, kwargs or {})
+        with self:
+            return opened(*args, **(kwargs or {}))
+
+    def called(self, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Run one function that opens no others."""
+        raise NotImplementedError
+
+
 def kind_of(function: Any) -> Kind | None:
     """The kind of a function that returns weights; None for another function."""
     return _KINDS.get(function)
@@ -143,7 +175,7 @@ def is_over(weights: Tensor, first: Tensor) -> bool:
     return first.ndim > 2 and first.shape[-2:] == weights.shape[-2:] and first.numel() == weights.numel()
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(SeeingFunctions):
     """Sees the functions that one run of a module calls."""
 
     def __init__(self, sight: Sight, seeing: Seeing, running: Sequence["_Watch"]) -> None:
@@ -153,10 +185,9 @@ class _Watch(TorchFunctionMode):
         self._weights: Tensor | None = None
         """The weights whose product is still to come."""
 
-    def __torch_function__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        options, sight, product = kwargs or {}, self._sight, None
+    def called(self, function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Run one function, and let what it returns be seen."""
+        sight, product = self._sight, None
         if self._running[-1] is not self:  # a module within it runs
             return function(*args, **options)
         if kind_of(function) == sight.kind:

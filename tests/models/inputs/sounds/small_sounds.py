@@ -110,6 +110,7 @@ HEARS = {
     "data2vec-audio": ("Data2VecAudioForCTC", "data2vec-audio", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
     "unispeech": ("UniSpeechForCTC", "unispeech", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
     "unispeech-sat": ("UniSpeechSatForCTC", "unispeech-sat", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
+    "wavlm": ("WavLMForCTC", "wavlm", _DEEP, Wav2Vec2FeatureExtractor, _MASKED),
     "wav2vec2-conformer": (
         "Wav2Vec2ConformerForCTC", "wav2vec2-conformer", _DEEP | {"position_embeddings_type": "rotary"},
         Wav2Vec2FeatureExtractor, _MASKED,

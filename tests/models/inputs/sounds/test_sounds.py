@@ -1,5 +1,8 @@
 """A model that hears gives the numbers of its eager self, and its labels say which seconds each frame is."""
 
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,7 @@ from tests.models.inputs.sounds.small_sounds import (
     speech,
 )
 from tests.models.small_models import near
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel
 
 from attention_contract.errors import InvalidCheckpoint, InvalidRequest
@@ -26,6 +30,8 @@ from attention_service.models.answers.model_gradients import ModelGradients
 from attention_service.models.answers.model_inspection import forward_reply, weights_reply
 from attention_service.models.costs.model_costs import ModelCosts
 from attention_service.models.loaded.loaded_model import LoadedModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # of PyTorch, for WavLM
 
 
 def reference(kind, sound, **arguments):
@@ -79,7 +85,8 @@ def test_encoders_and_their_heads_give_the_numbers_of_the_eager_model(kind):
     }  # fmt: skip
     for layer in reply.layers:
         stack, _, number = str(layer.layer).rpartition(".")
-        near(layer.weights, eager[stack][int(number)][0])
+        own = eager[stack][int(number)][0]
+        near(layer.weights if kind != "wavlm" else layer.weights.mean(0, keepdims=True).repeat(4, 0), own)
     frames = reply.tokens_of(reply.layers[0].layer)[1]
     assert len(frames.tokens) == len(frames.seconds) == reply.layers[0].weights.shape[-1]
     if model.head.predicts:
@@ -89,6 +96,42 @@ def test_encoders_and_their_heads_give_the_numbers_of_the_eager_model(kind):
     gradients = ModelGradients(model, ModelGradientsRequest(audio=[sent(STEREO)], of=of, check=True)).reply()
     assert gradients.tokens.shape == (len(frames.tokens),)
     assert all(each.passed for each in gradients.check.values())
+
+
+@contextmanager
+def every_softmax(change=lambda number, weights: weights):
+    """Keep what each softmax of PyTorch's attention function returns, or what ``change`` makes of it."""
+    own, kept = nn.functional.softmax, []
+
+    def seen(x, *args, **options):
+        kept.append(change(len(kept), own(x, *args, **options)))
+        return kept[-1]
+
+    with patch.object(nn.functional, "softmax", seen):
+        yield kept
+
+
+def test_each_head_of_wavlm_has_weights_of_its_own():
+    """The model itself returns their mean over heads."""
+    sound, model = sent(speech(1.5)), loaded("wavlm")
+    assert model.info()["attention"] == "observed"
+    taps = ["weights", "v", "context", "logits"]
+    plain = forward_reply(model, ModelForwardRequest(audio=[sound], return_=taps))
+    with every_softmax() as weights:
+        reference("wavlm", [speech(1.5)])
+    for layer, own in zip(plain.layers, weights, strict=True):
+        near(layer.weights, own)
+        near(layer.weights @ layer.v, layer.context)
+    edits = {"0": [{"tap": "weights", "heads": [1], "scale": 0.5}]}
+    edited = forward_reply(model, ModelForwardRequest(audio=[sound], return_=["logits"], edits=edits))
+
+    def halved(number, found):
+        heads = torch.tensor([1.0, 1.0 if number else 0.5, 1.0, 1.0])
+        return found * heads[:, None, None]
+
+    with every_softmax(halved):
+        near(edited.logits[-1], reference("wavlm", [speech(1.5)]).logits[0, -1])
+    assert abs(edited.logits - plain.logits).max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", HEARS)

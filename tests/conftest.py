@@ -19,6 +19,8 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.sampling import mark_unsampled
+
 FoundT = TypeVar("FoundT")
 
 
@@ -51,8 +53,13 @@ def pytest_collection_finish() -> None:
         logger.propagate = True
 
 
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked ``gpu`` on a machine without one. No other code skips for want of a GPU."""
+    """Mark what is outside the samples slow, and skip what is marked ``gpu`` on a machine without one.
+
+    No other code skips for want of a GPU.
+    """
+    mark_unsampled(items)
     if has_gpu():
         return
     for item in items:

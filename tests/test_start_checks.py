@@ -77,6 +77,7 @@ def test_a_taken_port_is_told_before_torch_is_imported(tmp_path):
     assert port in line
 
 
+@pytest.mark.slow
 def test_other_names_with_the_prefix_start(tmp_path):
     """Kubernetes makes such names for a service, and the client has variables of its own."""
     others = {"ATTENTION_SERVICE_HOST": "10.0.0.1", "ATTENTION_URL": "http://box", "ATTENTION_API_KEY": "k"}

@@ -34,6 +34,7 @@ def in_flight(url):
     return httpx.get(f"{url}/v1").json()["memory"]["in_flight_bytes"]
 
 
+@pytest.mark.slow
 def test_tiny_requests_are_answered_beside_a_large_one_that_stops_when_its_caller_leaves(url, large):
     with httpx.Client(base_url=url, timeout=30) as http:
         leaving = httpx.Client(base_url=url, timeout=httpx.Timeout(60, read=2.5))

@@ -209,6 +209,7 @@ def test_connections_of_one_address_are_limited(url):
     assert httpx.get(f"{url}/health/live").status_code == 200
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("token", [b"h2c", b"TLS/1.0", b"h2c, websocket"])
 def test_an_upgrade_that_is_not_offered_is_ignored(url, token, apart):

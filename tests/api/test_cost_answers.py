@@ -197,6 +197,7 @@ def test_alternatives_are_told_by_labels_that_differ(http):
 LEARNED = {"position": {"name": "learned", "length": 100}}
 
 
+@pytest.mark.sampled(fields=5, other=5, param=5)
 @pytest.mark.parametrize(
     ("fields", "other", "param"),
     [

@@ -124,6 +124,7 @@ def test_edited_weights_act_on_the_values(client: Client, fields, rng, edit, sta
     np.testing.assert_allclose(compared.differences.weights, moved, atol=1e-14)
 
 
+@pytest.mark.sampled(name=2)
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_of_the_weights_are_exact(client: Client, fields, rng, name):
     sent, upstream = fields(name, 9), rng.normal(size=(2, 4, 9, 4))

@@ -78,6 +78,7 @@ def marked(globals_of):
 FEW, MANY = ([2], [0, 2, 9]), ([0, 5, 6], [3])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kernel", "own", "padding"),
     [

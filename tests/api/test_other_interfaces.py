@@ -106,6 +106,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(name=12)
 @pytest.mark.parametrize("name", CASES)
 def test_onnx_attention(name, client):
     inputs, attributes = CASES[name]

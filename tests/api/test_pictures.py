@@ -323,6 +323,7 @@ def test_the_options_are_documented(http):
     assert PDF in paths["/v1/modules/{name}/weights"]["post"]["responses"]["200"]["content"]
 
 
+@pytest.mark.sampled(path=3, fields=3, told=3)
 @pytest.mark.parametrize(
     ("path", "fields", "told"),
     [

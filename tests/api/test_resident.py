@@ -91,6 +91,7 @@ STORIES = {
 }
 
 
+@pytest.mark.sampled(story=4)
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("story", STORIES)
 def test_nothing_of_a_request_waits_for_the_collector(connection, story):

@@ -89,6 +89,7 @@ GREEDY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(attack=8)
 @pytest.mark.parametrize("attack", GREEDY)
 def test_what_would_take_more_than_there_is_is_refused_at_once(http, attack):
     operation, body = GREEDY[attack]
@@ -300,6 +301,7 @@ def head(method: str, target: str, **headers: object) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "path",
     [

@@ -31,6 +31,7 @@ def body_of(media_type, tensors, **rest):
     return safetensors.numpy.save(tensors, {"request": json.dumps(rest)})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operation", TENSOR_OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("media_type", MEDIA)
 def test_every_fault_of_a_body_is_a_problem_naming_it(lane, operation, media_type):

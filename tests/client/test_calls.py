@@ -23,6 +23,7 @@ from attention_contract.schemas.openai import OpenAIRequest
 from tests.client.service import CALLS, CONFIG, EXAMPLES, URL, X, ask, call_of
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_both_clients_have_every_operation(kind, played, operation):
     """In one form each, which the call itself has, whichever client sends it."""
@@ -35,6 +36,7 @@ def test_both_clients_have_every_operation(kind, played, operation):
     assert isinstance(reply, operation.reply or type(None))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_method_shows_the_signature_and_the_documentation_of_its_call(kind, name):
     """Of both clients; the awaited one has coroutine functions."""

@@ -42,6 +42,7 @@ def forward_all(kind, url, queries, at_once):
     return both(kind, url, awaited if kind == "async" else blocking)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at_once", [1, 32])
 def test_calls_side_by_side_get_their_own_answers_over_as_many_connections(kind, at_once, rng):
     queries = [rng.standard_normal((1, 1 + index % 5, 8)).astype(np.float32) for index in range(4 * at_once)]

@@ -95,6 +95,7 @@ def test_redirects_without_end_are_an_unexpected_reply(kind):
     assert "answered" not in caught.value.facts
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("timeout", [httpx.Timeout(None, read=0.2), httpx.Timeout(0.4)])
 def test_timeouts_of_an_httpx_client_hold_before_the_deadline(kind, timeout):
     def silent(connection, over):

@@ -45,6 +45,7 @@ def compared(remote, local):
         np.testing.assert_allclose(remote.tensors[name], expected, atol=tolerance, rtol=0, err_msg=name)
 
 
+@pytest.mark.sampled(family=2)
 @pytest.mark.parametrize(("family", "target"), FAMILIES)
 def test_modules_of_the_checkpoint_give_the_numbers_of_eager_attention(family, target, tokenizer, client, root):
     model = tiny_models.model(family)

@@ -169,6 +169,7 @@ def test_repeats_are_logged(kind, caplog, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize(
     "failure", [httpx.ReadError("reset"), httpx.Response(500, text="reset")], ids=["broken", "500"]
@@ -282,6 +283,7 @@ def slow_reader(connection, over):
         connection.recv(4096)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("talk", [silence, trickle, slow_reader])
 def test_the_deadline_holds_against_a_server_that_is_slow(kind, talk):
     with stubborn(talk) as url:

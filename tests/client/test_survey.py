@@ -94,6 +94,7 @@ def test_every_statistic_is_that_of_single_requests_and_a_distribution_is_of_the
         assert len(found.edges) == 8
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", ["entropy", "previous_token", "induction"])
 def test_the_strongest_passages_are_those_of_a_search_through_eager_weights(survey, eager, name):
     expected = np.array([[by_loops(name, ids, head) for head in weights] for ids, weights in eager])

@@ -97,6 +97,7 @@ WORK = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize(("request_", "kernel"), WORK.values(), ids=WORK)
 def test_work_that_is_given_up_stops_soon(request_, kernel, gradient):

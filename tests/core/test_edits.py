@@ -47,6 +47,7 @@ def test_an_edit_touches_its_part_and_nothing_else(tap, action, problem):
     assert not after["context"].equal(before["context"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tap", TAPS)
 @pytest.mark.parametrize("action", [{"set": 0.25}, {"scale": -2.0}, {"value": True}], ids=str)
 @pytest.mark.parametrize("selection", [Selection((3, 0), (3, 2)), Selection((2,)), Selection(None, (0, 2))], ids=str)

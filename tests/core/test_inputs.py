@@ -98,6 +98,7 @@ def case(request, kind):
     return Case(AttentionSpec(position=POSITION[position], qk_norm=NORMS[norm], masks=[Causal()]), kind)
 
 
+@pytest.mark.sampled
 def test_a_past_and_the_rest_are_the_whole(case):
     tensors = case.tensors()
     whole, first = case.prepared(tensors), case.prepared(part(tensors, slice(0, 4)))
@@ -108,6 +109,7 @@ def test_a_past_and_the_rest_are_the_whole(case):
     close(torch.cat([context(first), context(rest)], 2), context(whole))
 
 
+@pytest.mark.sampled
 def test_sequences_at_different_places_are_as_each_by_itself(case):
     tensors = case.tensors()
     places = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 7, 9, 15]])
@@ -145,6 +147,7 @@ def test_the_norm_of_a_vector_whose_square_overflows(over):
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled
 def test_gradients_reach_inputs_and_learned_tensors(case):
     if case.spec.position.name == "learned":
         case.parameters["position.weight"] = case.parameters["position.weight"][:5]

@@ -92,6 +92,7 @@ def make(dtype, bias=True, **widths):
     return module, [torch.randn(BATCH, *shape, dtype=dtype) for shape in shapes]
 
 
+@pytest.mark.sampled
 @DTYPES
 @pytest.mark.parametrize("kind", ["none", "bool", "float by head", "padding", "lengths", "bool and padding"])
 def test_output_and_weights(kind, widths, dtype, tolerance):

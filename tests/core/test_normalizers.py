@@ -149,6 +149,7 @@ def a_problem_with_blind_rows_and_ties(make_problem, options):
     return replace(problem, k=k, spec=spec.AttentionSpec(normalizer=options(temperature=0.8), masks=[spec.Causal()]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("options", EVERY, ids=lambda options: options.__name__)
 def test_gradients_and_their_gradients(options, softcap, make_problem):

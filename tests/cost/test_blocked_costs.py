@@ -33,6 +33,7 @@ LONGFORMER = AttentionSpec(masks=[AnyOf(of=[SlidingWindow(left=256, right=256), 
 NO_ROOM, ROOM = 0, 2**62
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("more", [{}, {"softcap": 5.0}, {"normalizer": Entmax15()}], ids=["fused", "softcap", "rows"])
 @pytest.mark.parametrize("real", [None, 8, 18])
 def test_pairs_are_counted_as_the_kernel_cuts_them(more, real, every_mask, monkeypatch, make_problem):

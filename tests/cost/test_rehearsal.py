@@ -48,6 +48,7 @@ TOLD = ["bfloat16", "decode", "entmax15", "rope", "every tap", "linformer", "nys
 """Requests that have, among them, every operation of the others."""
 
 
+@pytest.mark.sampled(name=4)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in TOLD else pytest.mark.slow) for name in QUICK | SLOW]
 )

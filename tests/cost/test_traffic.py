@@ -136,6 +136,7 @@ WORKLOADS = {
 }
 
 
+@pytest.mark.sampled(work=8)
 @pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
 def test_requests_are_counted_exactly(work):
     check(work)
@@ -234,6 +235,7 @@ SOME = {"causal", "with global tokens", "random"}
 """Patterns whose blocks every run counts; the cuts of all of them are in ``test_blocked_costs``."""
 
 
+@pytest.mark.sampled(masks=1)
 @pytest.mark.parametrize(
     "masks",
     [pytest.param(x, marks=() if name in SOME else pytest.mark.slow, id=name) for name, x in PATTERNS.items()],

@@ -89,6 +89,7 @@ def test_a_capture_takes_the_same_kernel(cuda, dtype, length):
     assert launched(capturing=True) == launched(capturing=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("masks", [{}, CAUSAL, WINDOW], ids=["dense", "causal", "window"])
 @pytest.mark.parametrize("width", [8, 10, 64, 100, 300])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

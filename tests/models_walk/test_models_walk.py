@@ -34,6 +34,7 @@ def quiet():
     prepare()
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", FEW)
 def test_a_type_with_its_own_ways_is_whole(kind):
     found = limited(kind)
@@ -46,6 +47,7 @@ def test_a_type_with_its_own_ways_is_whole(kind):
     assert found.apart is None or found.apart <= BOUND
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["git", "bloom", "xlnet"])
 def test_a_type_whose_attention_is_its_own_is_observed(kind):
     found = limited(kind)

@@ -127,6 +127,7 @@ def test_what_shows_no_image_is_refused():
     assert fault.value.param == "view"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("width", [750, 1004, 2008])
 @pytest.mark.parametrize("heads", [1, 24])
 def test_heads_over_an_image_fit_the_columns_of_a_paper(heads, width):

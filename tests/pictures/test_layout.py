@@ -118,6 +118,7 @@ SEEN = [(NARROW, 24, 128), (NARROW, 1, 128), (NARROW, 8, 5), (WIDE, 24, 5), (WID
 """Widths, heads and tokens of every run; the slow ones are all of them."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("width", "heads", "tokens"),
     [
@@ -160,6 +161,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled(kind=5)
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("width", [*slow(LEAST), 1004, *slow(2008)])
 def test_every_other_view_fits(width, kind):

@@ -139,6 +139,7 @@ def test_a_module_of_its_config_and_parameters_is_the_same(name, run, engine):
     assert run(engine.modules.create(validate(CreateModule, fields))).version == module.version
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", LATENTS)
 def test_its_costs_count_the_latents(name, run, engine):
     body = {

@@ -37,6 +37,7 @@ def run(server, *arguments, code=SAY_MODULES):
     )
 
 
+@pytest.mark.sampled(arguments=2, without=2)
 @pytest.mark.parametrize(
     ("arguments", "without"),
     [

@@ -65,6 +65,7 @@ def assert_same(client, local, remote, tensors, **arguments):
             torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("arguments", [{}, {"need_weights": False}, {"average_attn_weights": False}], ids=str)
 def test_numbers_and_gradients_are_torchs(client, options, arguments):
@@ -98,6 +99,7 @@ def paddings(batch, keys=S):
     return [padding, torch.randn(shape, dtype=DOUBLE, requires_grad=True)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("options", "batch"), [({}, 0), ({"batch_first": True, "add_bias_kv": True, "add_zero_attn": True}, B)], ids=str
 )
@@ -122,6 +124,7 @@ def test_a_mask_of_one_kind_beside_a_padding_mask_of_the_other(client):
     torch.testing.assert_close(output, remote(*tensors, attn_mask=forbidden, key_padding_mask=padding)[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}], ids=str)

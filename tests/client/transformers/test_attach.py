@@ -46,6 +46,7 @@ def layers_of(model, client):
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("family", "implementation"),
     [*product(["llama", "bert", "t5"], ["eager", "sdpa"]), ("gpt_oss", "eager")],  # transformers' SDPA has no sinks
@@ -212,6 +213,7 @@ def gradients(model, inputs):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.sampled(family=2)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "t5", pytest.param("bart", marks=pytest.mark.slow)])
 def test_gradients_reach_every_parameter(family, client):
     model, inputs = tiny(family), prompt()

@@ -31,6 +31,7 @@ def compare_generation(model: PreTrainedModel, client: Client, way: str, **input
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["greedy", "beams", pytest.param("static", marks=pytest.mark.slow), "no cache"])
 @pytest.mark.parametrize("family", walk(*DECODERS))
 def test_a_decoder_generates_the_same(family, way, client):

@@ -51,6 +51,7 @@ def same_generation(found, expected) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", walk(*sorted(DECODERS.keys() - {"deepseek_v3"}), quick={"gpt_oss", "llama"}))
 def test_a_padded_batch_generates_the_same(family, way, client):

@@ -23,6 +23,7 @@ def extremes(weights, size):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scores_at_once", [2**20, 200])
 @pytest.mark.parametrize("selection", [Selection(), Selection(heads=(2, 0), queries=(1, 5, 6, 7, 30))])
 @pytest.mark.parametrize("size", [2, 7, 64])

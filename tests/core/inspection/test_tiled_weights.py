@@ -22,6 +22,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("edited", [False, True])
 @pytest.mark.parametrize("padded", [False, True])

@@ -102,6 +102,7 @@ def test_every_spec_and_mask_like_the_stages(every_spec_or_mask, make_problem):
     assert_like_the_stages(problem_of(make_problem, every_spec_or_mask, **more))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("turn", range(3), ids=["dense", "window", "longformer"])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_request_like_the_stages(name, turn, make_problem):
@@ -111,6 +112,7 @@ def test_every_request_like_the_stages(name, turn, make_problem):
     assert_like_the_stages(problem_of(make_problem, spec, **REQUESTS[name]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("normalizer", [Softmax(), Sigmoid(), Entmax15()], ids=lambda each: each.name)
 @pytest.mark.parametrize("masks", [LONGFORMER, [Strided(stride=4)], [Strided(stride=6, local=1)]], ids=str)
 def test_keys_of_many_spans_like_the_stages(masks, normalizer, make_problem, monkeypatch):

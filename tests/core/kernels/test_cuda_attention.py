@@ -54,6 +54,7 @@ def close(found, problem):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=TOLERANCES[found.dtype])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -62,6 +63,7 @@ def test_the_numbers_of_the_formula(sizes, masks, dtype):
     close(context(problem), problem)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("masks", ["none", "causal", "several"])
 @pytest.mark.parametrize("name", REQUESTS)

@@ -49,6 +49,7 @@ def test_what_is_added_to_a_whole_row_has_no_gradient(name, dtype, make_problem)
             assert found.abs().max() < 3e-6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_values_with_much_in_common_leave_gradients_as_exact_as_their_type(spec, dtype, make_problem):

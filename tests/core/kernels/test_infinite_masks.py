@@ -29,6 +29,7 @@ def masked(make_problem, spec, dtype) -> Problem:
     return make_problem(dtype=dtype, spec=spec, mask=mask, value_width=2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("kernel", NAMES)

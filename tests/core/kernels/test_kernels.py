@@ -67,6 +67,7 @@ def test_every_spec_and_mask(every_spec_or_mask, make_problem, reference):
                 close(attend(each, kernel=kernel).context, expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("masks", FEW_MASKS.values(), ids=FEW_MASKS)
 @pytest.mark.parametrize("more", REQUESTS.values(), ids=REQUESTS)
 def test_every_request_and_its_gradients(masks, more, make_problem, reference):
@@ -134,6 +135,7 @@ def test_a_mask_of_large_numbers_weighs_evenly_and_does_not_blind(kernel, make_p
         close(context.float(), mean, 2e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0), (0, 0)])
 def test_nothing_to_attend(queries, keys, every_mask, make_problem):
     for normalizer in (Sigmoid(), Sparsemax(), Entmax15()):

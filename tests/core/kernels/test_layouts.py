@@ -139,6 +139,7 @@ def test_every_spec_and_mask_in_every_layout(name, make_problem):
         hold_all_kernels_against_float64(*laid_out(given, layout))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -149,6 +150,7 @@ def test_fused_attention_in_slices_in_every_layout(layout, width, dtype, in_slic
         hold_all_kernels_against_float64(*laid_out(given, LAYOUTS[layout]))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cut", [True, False], ids=["in slices", "whole"])
 def test_masks_of_a_request_in_every_layout(layout, cut, request, make_problem):

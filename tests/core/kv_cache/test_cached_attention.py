@@ -106,6 +106,7 @@ def test_any_spec_over_several_runs_gives_the_dense_numbers(spec, queries):
     check(pages.queries(4, 4, queries), pasts, spec, TOLERANCE[torch.float64])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def gradients(problem, kernel):
     return context, *torch.autograd.grad(weighted.sum(), leaves, materialize_grads=True, allow_unused=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("normalizer", NORMALIZER_OPTIONS, ids=str)
 @pytest.mark.parametrize("score", SCORE_OPTIONS, ids=lambda each: each.name)
 def test_every_combination(score, normalizer, make_problem, reference):

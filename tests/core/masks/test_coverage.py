@@ -57,6 +57,7 @@ def test_every_part_is_drawn_here():
     assert set(EXACT) == set(Part.__subclasses__())
 
 
+@pytest.mark.sampled(part=4)
 @pytest.mark.parametrize("part", EXACT, ids=lambda part: part.__name__)
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), query_cuts=cuts, key_cuts=cuts, offset=offsets)

@@ -91,6 +91,7 @@ SELDOM = {"window", "prefix_lm", "block", "strided", "strided far", "random"}
 """Masks that stand in another of them, or differ from it in a number."""
 
 
+@pytest.mark.sampled(name=2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in SPARSE]
 )
@@ -108,6 +109,7 @@ def test_many_pairs_are_counted_in_pieces(name):
     assert counted == pytest.approx(sampled / len(rows) * n, rel=0.1)
 
 
+@pytest.mark.slow
 def test_any_number_of_tokens_is_counted():
     """Within three times the stated standard error."""
 

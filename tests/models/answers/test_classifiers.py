@@ -52,6 +52,7 @@ def same(prediction, expected, names=("bad", "so so", "good")):
     assert numbers(prediction) == pytest.approx(dict(zip(names, expected.tolist(), strict=True)), abs=1e-5)
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_has_the_classes_of_transformers(family):
     model = loaded(family, "ForSequenceClassification")

@@ -54,6 +54,7 @@ def logits_of(model, ids, **more):
     return model(torch.tensor([ids]), use_cache=False, **more).logits[0].double()
 
 
+@pytest.mark.sampled(family=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ablations_are_separate_forwards_of_transformers(family):
     model, reference = loaded(family), eager(family)

@@ -22,6 +22,7 @@ def questions(family, kind, **fields):
     return model, [(request, model.checked(request)) for request in requests]
 
 
+@pytest.mark.sampled(family=4)
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize(
     "fields",
@@ -120,6 +121,7 @@ def edited(family, kind, **fields):
     return model, found
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", DECODERS)
 def test_requests_with_edits_share_a_pass_and_each_has_its_own(family):
     check_weights(*edited(family, ModelWeightsRequest, top_k=2))

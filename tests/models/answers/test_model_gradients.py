@@ -129,6 +129,7 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(family, st
     near(found.tokens.sum(), found.value - found.baseline, 1e-2)
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "bert", "t5"])
 @pytest.mark.parametrize("points", [5, 64])
 def test_points_that_are_one_batch_give_the_numbers_of_points_one_by_one(family, points):

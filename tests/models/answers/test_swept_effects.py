@@ -34,6 +34,7 @@ def divergence(before, after):
     return (before.exp() * (before - after)).sum(-1)
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", [each for each in FAMILIES if loaded(each).head.predicts])
 def test_each_head_of_each_layer_has_the_effect_of_a_run_without_it(family):
     model = loaded(family)
@@ -84,6 +85,7 @@ def test_a_head_has_the_effect_that_plain_torch_finds():
             near(found.effects.divergence[layer, head], divergence(before, after))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "t5"])
 @pytest.mark.parametrize("copies", [1, 3, 64])
 def test_padded_texts_and_common_edits_have_the_numbers_of_separate_runs(family, copies):

@@ -107,6 +107,7 @@ def by_transformers(family, text, modes, *, prompt="", limit=None, left_out=0):
 each_generation = pytest.mark.parametrize("generation", GENERATIONS)
 
 
+@pytest.mark.sampled
 @each_generation
 @pytest.mark.parametrize("family", ["bert", "llama"])
 @pytest.mark.parametrize("modes", [*((mode,) for mode in POOLINGS), ("max", "mean")], ids=" ".join)
@@ -117,6 +118,7 @@ def test_texts_are_pooled_as_the_checkpoint_says(sentences, generation, family, 
     assert found.usage.prompt_tokens == sum(len(marked()(text)["input_ids"]) for text in TEXTS)
 
 
+@pytest.mark.sampled
 @each_generation
 @pytest.mark.parametrize("mode", ["mean", "lasttoken"])
 def test_long_texts_are_cut_at_the_limit_of_the_checkpoint(sentences, generation, mode):
@@ -130,6 +132,7 @@ def test_long_texts_are_cut_at_the_limit_of_the_checkpoint(sentences, generation
 PROMPTS = {"query": "the dog sat ", "passage": "mat "}
 
 
+@pytest.mark.sampled
 @each_generation
 @pytest.mark.parametrize(
     ("asked", "prompt"), [({}, "mat "), ({"prompt_name": "query"}, "the dog sat "), ({"prompt_name": ""}, "")]
@@ -299,6 +302,7 @@ MODULES = [
 OTHER = "sentence_transformers.models.LSTM"
 
 
+@pytest.mark.sampled(content=8, says=8)
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [

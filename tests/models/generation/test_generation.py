@@ -82,6 +82,7 @@ each_family = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sampled(family=3)
 @each_family
 def test_the_likeliest_tokens_are_those_of_transformers(family):
     found = completion(family, temperature=0, attention={"statistics": ["entropy"]})
@@ -91,6 +92,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(family):
     assert [choice.text for choice in plain.choices] == [choice.text for choice in found.choices]
 
 
+@pytest.mark.sampled(family=3)
 @each_family
 def test_drawn_tokens_are_those_of_transformers_after_the_same_seed(family):
     settings = {"temperature": 0.7, "top_p": 0.9, "seed": 5, "n": 2}
@@ -125,6 +127,7 @@ NOT_TAKEN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", ["llama", "t5"])
 @pytest.mark.parametrize("setting", NOT_TAKEN)
 def test_settings_of_the_checkpoint_that_are_no_choice_of_one_token_from_one_pass_are_not_taken(
@@ -264,6 +267,7 @@ def test_tokens_of_the_checkpoint_that_the_model_does_not_have_are_no_padding_an
     assert [ids(choice) for choice in completion("llama", **options).choices] == [ids(each) for each in plain.choices]
 
 
+@pytest.mark.sampled(family=3)
 @pytest.mark.parametrize("family", [*DECODERS, *PAIRS])
 def test_each_token_arrives_with_the_weights_of_the_query_that_chose_it(family):
     names = ["entropy", "first_key", "own_position", "mean_distance", "duplicate_token", "classes"]
@@ -337,6 +341,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("family", "edit"),
     [("llama", each) for each in EDITS] + [*zip(["gpt2", "gemma2", "gpt_oss", "lfm2"], EDITS, strict=False)],
@@ -361,6 +366,7 @@ def test_edits_hold_for_the_whole_generation(family, edit):
         tokens.append(token.id)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(
     ("family", "layer"),

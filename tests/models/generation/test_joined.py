@@ -143,6 +143,7 @@ def compare(found, expected):
         assert found == expected
 
 
+@pytest.mark.sampled(kind=4)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_joined_texts_have_the_logits_and_weights_that_they_have_alone(kind):
     """Some are longer than a window, and one leaves its slab for a larger one."""
@@ -188,6 +189,7 @@ def alone_by_json(kind, text):
     return alone(loaded(kind, **FAMILIES[kind][1]), **orjson.loads(text))
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["mistral", "lfm2_moe"])
 @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(asked=st.lists(st.tuples(st.integers(0, 6), requests), min_size=2, max_size=6), left=st.integers(0, 9))
@@ -227,6 +229,7 @@ def test_choices_read_their_prompt_once():
     same(found, alone(model, TEXT[:9], n=3, temperature=0.9, seed=1, max_tokens=4))
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "llama4_text", "deepseek_v3", "lfm2_moe"])
 def test_a_long_prompt_is_read_in_parts_with_the_same_tokens(kind, monkeypatch):
     model = loaded(kind, **FAMILIES[kind][1])
@@ -340,6 +343,7 @@ def held_bytes(callers):
     return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "deepseek_v3", "gpt_oss"])
 def test_what_texts_hold_is_within_their_prices(kind):
     model = loaded(kind, **FAMILIES[kind][1])
@@ -376,6 +380,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
 def test_a_rotation_by_the_length_of_a_text_is_by_its_own(scaling, monkeypatch):
     rotation = {"rope_theta": 1e4, "original_max_position_embeddings": 32} | scaling
@@ -431,6 +436,7 @@ def read_at_once(model, prompts):
     return found, shapes
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize(
     "kind", ["gpt2", "qwen3", "mistral", "llama4_text", "deepseek_v3", "lfm2_moe", "recurrent_gemma"]
 )

@@ -90,6 +90,7 @@ def whole(kind, prompt):
     return answer
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_turns_of_a_conversation_read_what_is_new(kind):
     prompts, answers = [text(LEAST + 6)], []

@@ -23,6 +23,7 @@ def generated(family, fields, **settings):
     return found[1:] if family in {"t5", "bart"} else found[len(PROMPT) :], ids(choice)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fields", "settings"),
     [

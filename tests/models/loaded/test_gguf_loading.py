@@ -38,6 +38,7 @@ def same(tmp_path, expected, **options):
     return found
 
 
+@pytest.mark.sampled(form=4)
 @pytest.mark.parametrize("form", [*LEGACY, *BLOCK_BYTES])
 def test_every_form_is_what_the_package_dequantizes(tmp_path, form):
     found = same(tmp_path, llama(), form=form)
@@ -99,6 +100,7 @@ def test_a_text_is_read_by_the_tokenizer_of_the_file(tmp_path):
     assert found.reader.tokenizer("a c")["input_ids"] == [1, 8, 10]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("tokens", [True, False])
 def test_no_file_beside_it_is_read_and_each_is_told(tmp_path, tokens):
     (tmp_path / "net").mkdir()

@@ -55,6 +55,7 @@ def gradients_reply(loaded_model, request):
     return ModelGradients(loaded_model, request).reply()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tap", TAPS)
 def test_a_layer_answers_for_the_taps_that_it_names(kind, tap):

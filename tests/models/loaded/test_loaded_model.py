@@ -67,6 +67,7 @@ def reference(family, ids, **options):
     return outputs, {f"{stack}.{n}": x for stack, several in stacks.items() for n, x in enumerate(several)}
 
 
+@pytest.mark.sampled(family=6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_weights_are_those_of_the_eager_model(family):
     model = loaded(family)
@@ -132,6 +133,7 @@ def test_weights_that_are_many_give_the_outputs_of_their_layers(family, monkeypa
         near(other.statistics.entropy, one.statistics.entropy)
 
 
+@pytest.mark.sampled(family=2)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "t5"])
 def test_statistics_alone_compute_each_weight_once(family, monkeypatch):
     """Their traversal gives the outputs of the layers too: no kernel computes the scores a second time."""
@@ -155,6 +157,7 @@ def test_statistics_alone_compute_each_weight_once(family, monkeypatch):
             near(getattr(other.statistics, name), getattr(third.statistics, name))
 
 
+@pytest.mark.sampled(family=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_and_single_texts_agree(family):
     model, texts = loaded(family), [IDS, IDS[:4]]
@@ -179,6 +182,7 @@ def test_a_batch_and_single_texts_agree(family):
                 near(getattr(ours.statistics, name)[number], getattr(theirs.statistics, name))
 
 
+@pytest.mark.sampled(family=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_edits_of_nothing_change_nothing_and_others_do(family):
     model = loaded(family)

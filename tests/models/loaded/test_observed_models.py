@@ -57,6 +57,7 @@ def test_an_edit_of_weights_changes_the_prediction_and_a_tap_that_is_not_seen_is
     assert refusal.value.param == "return.0"
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_over_pairs_is_refused_with_the_reason(models):
     with pytest.raises(InvalidCheckpoint, match="none has a softmax over pairs of tokens"):
         models.forward("rwkv", TEXT)

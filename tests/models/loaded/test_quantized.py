@@ -20,6 +20,7 @@ def opened(folder):
     return LoadedModel.load(folder, dtype="float32", device=torch.device("cpu"), progress=lambda _: None)
 
 
+@pytest.mark.sampled(label=3)
 @pytest.mark.parametrize("label", FORMS)
 def test_its_weights_are_unpacked(tmp_path, label):
     expected = write(tmp_path / "net", label)

@@ -104,6 +104,7 @@ def test_each_layer_says_what_it_answers(models):
     assert info.without_weights == {}
 
 
+@pytest.mark.slow
 def test_the_keys_that_an_indexer_chose_are_told_and_changed(models):
     told = models.forward("deepseek_v32", TEXT, return_=["index_scores", "chosen", "weights"]).layers[0]
     assert "chosen" in models.get("deepseek_v32").layers[0].taps

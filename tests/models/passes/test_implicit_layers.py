@@ -46,6 +46,7 @@ def loaded(kind, *, in_float64=True):
     return LoadedModel(kind, wide(model) if in_float64 else copy.deepcopy(model), tokenizer(), device())
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", [*KINDS, *SLOW])
 def test_weights_times_values_are_the_layers_own_output(kind):
     assert implicit_error(kind, built(kind), LONG) <= 1e-10

@@ -173,6 +173,7 @@ def test_each_generated_token_comes_with_the_weights_that_chose_it(kind):
         ids = [*ids, token["id"]]
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["bloom", "deberta", "prophetnet"])
 def test_the_memory_of_own_scores_is_estimated_before_a_pass(kind):
     length = 512

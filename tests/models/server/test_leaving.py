@@ -96,6 +96,7 @@ async def test_those_beside_get_their_answers_whenever_somebody_leaves(environme
     assert later > 5
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("leave", [cancelled, stopped, unloaded, killed])
 @pytest.mark.parametrize("warm", [False, True], ids=["loading", "resident"])
 async def test_nothing_stays_taken_whenever_somebody_leaves(environment, leave, warm):

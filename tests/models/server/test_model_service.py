@@ -272,6 +272,7 @@ def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http, end):
     assert count(http, "deaths") == deaths + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("started_as_served")
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_process_is_noticed_by_nobody_but_its_request_and_the_client_repeats_it(http, kills):

@@ -32,6 +32,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(form=1)
 @pytest.mark.parametrize("form", FORMS)
 def test_an_adapter_is_added_to_the_dequantized_weights(tmp_path, form):
     base = FORMS[form](tmp_path / "net").float().eval()

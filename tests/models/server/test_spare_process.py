@@ -57,6 +57,7 @@ def test_a_load_takes_the_process_that_waits_and_another_one_follows(stand_ins, 
     assert not processes() - before, "none outlives its server"
 
 
+@pytest.mark.slow
 def test_it_gives_way_before_any_model_and_comes_back_later(stand_ins, repository, soon, monkeypatch):
     monkeypatch.setattr(spare_process, "_PAUSE_S", 1.0)
     before = processes()

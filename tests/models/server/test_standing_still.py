@@ -86,6 +86,7 @@ def test_a_long_computation_is_not_ended(http):
     assert post(http, "/v1/models/one/forward", text=f"compute {1.2 * PATIENCE_S}")["ran"]["architecture"] == process
 
 
+@pytest.mark.slow
 async def test_a_request_that_waits_for_memory_does_not_stand_still(stand_ins, repository):
     device = await asyncio.to_thread(Device.open, "cpu", 1)
     engine = Engine(repository, device, memory_budget=2**30, stuck_s=0.5, learns_times=False)

@@ -58,6 +58,7 @@ def run(kind, tensors, ids, pixels):
     return run_clip_text(tensors, torch.tensor([ids]), act, before), run_clip_image(tensors, pixels, act)
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_towers_are_those_of_the_same_layers_in_plain_pytorch(tmp_path, kind):
     config, make = KINDS[kind]

@@ -77,6 +77,7 @@ def test_every_type_is_tested():
     assert set(CLASSES) == PAIRS
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_weights_of_both_towers_and_vectors_are_those_of_the_eager_model(kind):
     model, theirs, image = loaded(kind), eager(kind), noise()
@@ -99,6 +100,7 @@ def test_weights_of_both_towers_and_vectors_are_those_of_the_eager_model(kind):
             near(layer.weights, weights[0, :, :count, :count])
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_similarity_of_a_text_and_an_image_and_its_gradients_are_those_of_the_eager_model(kind):
     model, theirs, images = loaded(kind), eager(kind), [noise(), noise(50, 80)]

@@ -35,6 +35,7 @@ def pixels_of(image, *, mean, std, share=0.9):
     return torch.from_numpy((cut - np.float32(mean)) / np.float32(std)).permute(2, 0, 1)[None]
 
 
+@pytest.mark.sampled(kind=4)
 @pytest.mark.parametrize("kind", TIMM)
 def test_its_weights_and_outputs_are_those_of_the_same_layers_in_plain_pytorch(tmp_path, kind):
     tensors = write_timm(tmp_path / kind, kind)

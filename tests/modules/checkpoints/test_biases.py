@@ -32,6 +32,7 @@ def test_every_family_of_transformers_has_a_rule():
     assert BIASES.keys() == {family.name for family in FAMILIES.values() if family.model_types}
 
 
+@pytest.mark.sampled(kind=16)
 @pytest.mark.parametrize("kind", ONE_EACH)
 def test_the_rule_is_that_of_the_class(tmp_path, kind):
     for number, tiny in enumerate(variants(ONE_EACH[kind])):

@@ -158,6 +158,7 @@ def test_an_entry_of_another_kind_is_refused_by_its_name(store, tmp_path, value)
 HOSTILE = [0, -1, 0.5, 1e400, True, "x", "", [], [[]], {}, {"rope_type": []}, {"rope_type": "yarn", "factor": "x"}]
 
 
+@pytest.mark.sampled(kind=12, name=1)
 @pytest.mark.parametrize(("kind", "name"), MODEL_TYPES)
 def test_no_entry_breaks_the_description(kind, name):
     whole = complete(kind)

@@ -269,6 +269,7 @@ def graphs_of(monkeypatch, device, of, query):
     return job
 
 
+@pytest.mark.sampled(more=4)
 @pytest.mark.parametrize(
     ("more", "shape"), [*zip(SPECS.values(), cycle([(3, 5, 32), (16, 32)]), strict=False)], ids=[*SPECS]
 )

@@ -209,6 +209,7 @@ def job(engine, length, name="plain"):
     return engine_module.forward.prepare(engine.library.get(name), ask, engine.device, engine.budget.capacity)
 
 
+@pytest.mark.sampled(name=2)
 @pytest.mark.parametrize("name", ["causal", "aligned", "window", "by-reach", "biased", "extra"])
 async def test_different_lengths_share_the_projections_of_a_large_module(engine, monkeypatch, name):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
@@ -430,6 +431,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("fault", "told"), FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("on_the_loop", [True, False])
 async def test_a_request_that_breaks_its_pass_fails_alone(engine, monkeypatch, fault, told, on_the_loop):

@@ -49,6 +49,7 @@ async def begun(engine):
     await asyncio.sleep(0.2)
 
 
+@pytest.mark.sampled(request_=2)
 @pytest.mark.parametrize("request_", GIVEN_UP.values(), ids=GIVEN_UP)
 async def test_work_stops_when_its_caller_leaves_and_its_memory_is_given_back(engine, request_):
     await engine.start()

@@ -144,6 +144,7 @@ def test_cached_memory_stays_where_enough_is_free(device):
     assert device.given_back == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", [1, 3], ids=["alone", "joint"])
 @pytest.mark.parametrize("fault", EXHAUSTED.values(), ids=EXHAUSTED)
 async def test_no_tensor_outlives_a_pass_that_ran_out_of_memory(engine, device, monkeypatch, fault, count):

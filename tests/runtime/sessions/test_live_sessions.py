@@ -146,6 +146,7 @@ async def test_padding_on_the_left_keeps_its_places(engine):
         close(np.concatenate(found, 1)[row, pad:], alone.output[0])
 
 
+@pytest.mark.sampled(hidden=2)
 @pytest.mark.parametrize("hidden", [(0, 3), (70, 129), (5, 140), (140, 140)])
 async def test_padding_is_hidden_in_place_and_other_masks_are_not_forgotten(hidden, engine):
     """Sessions of the same lengths have equal plans; what each hides is its own."""
@@ -183,6 +184,7 @@ async def test_equal_prefixes_are_held_once(engine):
         close((await step(engine, ident, x[:, :1])).output, expected.output)
 
 
+@pytest.mark.sampled(hidden=2)
 @pytest.mark.parametrize("hidden", ["key_mask", "key_lengths", "edits", "key", "parameters", "positions"])
 async def test_what_changes_keys_is_not_shared(engine, hidden: str):
     """A session that cached other keys for the same query gives none of them to another."""

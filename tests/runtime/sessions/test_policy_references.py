@@ -231,6 +231,7 @@ async def uncached_outputs(engine: Engine, x: Array, plan: list[int], policy: di
     return output, len(heads[0].tokens)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("plan", [[1] * 14, [9, 1, 3, 1]], ids=str)
 @pytest.mark.parametrize("name", POLICIES)
 async def test_steps_equal_a_forward_pass_that_masks_what_the_policy_dropped(name, plan, engine, rng):
@@ -249,6 +250,7 @@ async def test_steps_equal_a_forward_pass_that_masks_what_the_policy_dropped(nam
     assert (info.length, info.held) == (sum(plan), held)
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", POLICIES)
 async def test_sequences_forks_and_beams_go_on_as_sessions_of_their_own(name, engine, rng):
     x = rng.standard_normal((2, 14, D_MODEL))

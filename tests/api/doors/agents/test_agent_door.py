@@ -203,6 +203,7 @@ async def test_questions_are_requests_in_the_metrics(agents, tmp_path):
     assert eventually(lambda: count("mcp") >= before["mcp"] + 1)
 
 
+@pytest.mark.sampled(arguments=8, told=8)
 @pytest.mark.parametrize(
     ("tool", "arguments", "told"),
     [

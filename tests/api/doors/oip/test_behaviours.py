@@ -487,6 +487,7 @@ def test_requests_are_counted_and_their_changes_audited(http):
     assert 'attention_requests_total{operation="v2_infer",status="200"}' in text
 
 
+@pytest.mark.slow
 def test_a_large_reply_comes_in_json_and_in_bytes(http):
     x = np.random.default_rng(0).standard_normal((40, 1000, 8)).astype(np.float32)
     body, headers = binary({"query": x})

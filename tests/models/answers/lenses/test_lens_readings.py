@@ -72,6 +72,7 @@ class Seen:
         return getattr(self.model, "model", None) or getattr(self.model, "transformer", None) or self.model.gpt_neox
 
 
+@pytest.mark.sampled(family=4)
 @pytest.mark.parametrize("family", sorted(OTHERS))
 def test_the_states_of_the_last_layer_read_as_the_models_own_logits(family):
     reply = lens(family, top_k=3)

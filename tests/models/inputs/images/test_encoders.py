@@ -39,6 +39,7 @@ def reference(kind, *images, patches=None):
         return eager(kind)(**made, output_attentions=True, output_hidden_states=True)
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_weights_and_states_are_those_of_the_eager_model(kind):
     model, image = loaded(kind), noise()

@@ -54,6 +54,7 @@ def test_an_image_has_the_tokens_of_a_real_prompt(kind):
     assert told.cache_bytes == told.cache_bytes_per_token * (text + sum(image.tokens for image in told.images))
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_the_products_of_a_prompt_are_those_of_its_eager_self(kind):
     model, size = small_prompts.loaded(kind), SIZES[0]
@@ -74,6 +75,7 @@ def test_the_products_of_a_prompt_are_those_of_its_eager_self(kind):
     assert told.vision.predicted_ms < told.prefill.predicted_ms
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_the_products_of_a_batch_are_those_of_an_eager_encoder(kind):
     model = small_encoders.loaded(kind)
@@ -88,6 +90,7 @@ def test_the_products_of_a_batch_are_those_of_an_eager_encoder(kind):
     assert (told.cache_bytes, told.per_token.flops) == (0, 0)
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "vit"])
 @pytest.mark.parametrize("weights", [False, True])
 def test_the_memory_told_is_that_of_a_real_plan_and_holds_what_a_pass_allocates(kind, weights):
@@ -107,6 +110,7 @@ def test_the_memory_told_is_that_of_a_real_plan_and_holds_what_a_pass_allocates(
     assert held <= told.prefill.peak_bytes <= 1.3 * held + SLACK
 
 
+@pytest.mark.slow
 def test_what_fits_shrinks_with_images_and_what_they_take_to_decode_counts():
     costs = ModelCosts(small_prompts.loaded("qwen2_5_vl"))
     plain, shown = (costs.report(asked(*sizes, length=8), 2**28) for sizes in ([], [(64, 64)] * 3))

@@ -42,6 +42,7 @@ def answered(kind, told, **fields):
     return validate(ChatCompletion, orjson.loads(lines_of([whole]))).choices
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", PROMPTS)
 @pytest.mark.parametrize("options", [{"temperature": 0}, SAMPLED])
 def test_tokens_after_an_image_are_those_of_transformers(kind, options):
@@ -64,6 +65,7 @@ def test_tokens_after_an_image_are_those_of_transformers(kind, options):
         assert {str(each.layer) for each in choice.attention[0].layers} == {"0", "1"}
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_conversations_that_run_beside_each_other_have_the_tokens_of_each_alone(kind):
     """Some models keep the positions behind an image in their modules."""

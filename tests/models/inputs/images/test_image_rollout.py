@@ -51,6 +51,7 @@ def eager_layers(kind, images, crops, tokens):
     return layers
 
 
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_the_rollout_of_vision_layers_is_the_product_of_eager_weights(kind, tmp_path):
     images = [noise(*SIZE), noise(40, 40)]

@@ -34,6 +34,7 @@ def prompt(kind, *images, text=TEXT):
     return {name: x for name, x in made.items() if name in names}
 
 
+@pytest.mark.sampled(kind=3)
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_logits_and_weights_are_those_of_the_eager_model(kind):
     images = [noise(*SIZE), noise(40, 40)]
@@ -174,6 +175,7 @@ SLOW_TO_CHECK = {"smolvlm", "llava", "llava_next", "llava_onevision", "qwen3_vl"
 """Models whose gradients pass what those of others pass too."""
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW_TO_CHECK else ()) for kind in PROMPTS]
 )

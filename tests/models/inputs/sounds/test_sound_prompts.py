@@ -141,6 +141,7 @@ def test_generated_tokens_are_those_of_transformers(kind):
     assert choice.attention[0].position == given["input_ids"].shape[1]
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", READS)
 def test_gradients_reach_the_seconds_that_a_word_depends_on(kind):
     request = ModelGradientsRequest(text=TEXT, audio=[sent(speech(1.0))], of={"token": token("bell")}, check=True)

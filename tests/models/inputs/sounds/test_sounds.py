@@ -71,6 +71,7 @@ MASKED = [kind for kind, (*_, settings) in HEARS.items() if settings.get("return
 STEREO = np.stack([speech(1.5), speech(1.5)], 1)
 
 
+@pytest.mark.sampled(kind=4)
 @pytest.mark.parametrize("kind", HEARS)
 def test_encoders_and_their_heads_give_the_numbers_of_the_eager_model(kind):
     model, decoded = loaded(kind), {}
@@ -227,6 +228,7 @@ def test_several_sounds_are_one_batch():
         assert batch.encoder_labels[number].seconds == single.encoder_labels.seconds
 
 
+@pytest.mark.slow
 def test_gradients_by_frame_are_those_of_the_eager_model():
     sound, token = speech(), 70
     request = ModelGradientsRequest(

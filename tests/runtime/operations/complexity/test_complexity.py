@@ -147,6 +147,7 @@ def test_a_kernel_that_another_device_refuses_is_refused_for_it():
 # ── crossovers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_flops_cross_where_the_formula_says():
     """A window leaves out tiles from the length on at which there are tiles to leave out."""
     reply = ask(compare=[{"label": "window", "spec": WINDOW, "kernel": "blocked"}], kernel="blocked")

@@ -49,6 +49,7 @@ def test_exponents_of_length(kernel, memory):
     assert found.time_exponent == pytest.approx(2, abs=0.01)
 
 
+@pytest.mark.sampled(name=5)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_grows_with_the_length_and_not_with_its_square(name):
     bound = approximate(name, queries=2**16, new_keys=2**16)

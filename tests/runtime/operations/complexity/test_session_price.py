@@ -113,6 +113,7 @@ def test_raw_attention_has_no_sessions():
         report(None, RawComplexityRequest.model_validate(shape), Place(DEVICE, 2**26, 2**26))
 
 
+@pytest.mark.slow
 async def test_a_live_session_has_the_bytes_of_its_price_and_grows_to_the_longest(tmp_path):
     async with running(tmp_path, session_share=2**14 / 2**28 * 3) as engine:
         await create(engine, "m", ROPE)

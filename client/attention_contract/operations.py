@@ -355,7 +355,7 @@ model_similarity = Operation(
 model_lens = Operation(
     "model_lens", "POST", "/v1/models/{model}/lens", ModelLensRequest, ModelLensReply,
     "The next tokens that states inside a whole model would predict: of layers, attentions and heads",
-    (*READS_BODY, *OF_MODEL, e.LensNotFound), tensors=True,
+    (*READS_BODY, *OF_MODEL, e.LensNotFound), tensors=True, pictures=("lens",),
     example=EXAMPLE_TEXT | {"top_k": 1, "positions": [-1]}, scopes=INFER,
 )  # fmt: skip
 fit_lens = Operation(

@@ -168,6 +168,11 @@ def number(value: float) -> str:
 
 def write_number(axes: Axes, place: tuple[float, float], value: float, ground: tuple[float, ...]) -> None:
     """Write a number over a colour, dark on a light one."""
+    write_cell(axes, place, number(value), ground)
+
+
+def write_cell(axes: Axes, place: tuple[float, float], text: str, ground: tuple[float, ...]) -> None:
+    """Write a short text over a colour, dark on a light one."""
     red, green, blue = ground[:3]
     light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
-    axes.text(*place, number(value), ha="center", va="center", fontsize=6, color="#111111" if light else "#ffffff")
+    axes.text(*place, text, ha="center", va="center", fontsize=6, color="#111111" if light else "#ffffff")

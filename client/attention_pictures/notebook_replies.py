@@ -1,16 +1,18 @@
 """Replies as a notebook shows them: maps of their weights, attributions, statistics and differences."""
 
 from functools import singledispatch
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from attention_contract.reply_names import head_name
 from attention_contract.schemas.analyses.attribution import SIGNED_METHODS, AttributionReply
+from attention_contract.schemas.analyses.lenses import ModelLensReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.attention import ForwardReply
 from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.weights import HeadStatistics, WeightsReply
+from attention_pictures.lens.lens_html import lens_html
 from attention_pictures.notebook_maps import Maps, html_of, maps_of, weight_maps
 
 _OF_PAIRS: Final = {
@@ -28,7 +30,7 @@ def notebook_html(reply: DrawableReply) -> str | None:
 
 @notebook_html.register
 def _(reply: ForwardReply) -> str | None:
-    moved, weights, output, names = reply.differences, reply.weights, reply.output, reply.names
+    moved, weights, output, names = reply.differences, reply.weights, reply.output, reply.request_names
     averaged: bool | None = names.averaged
     if weights is not None and weights.ndim < 4 and not averaged and not names.by_head:
         # Three dimensions may be those of heads or, averaged over them, of sequences.
@@ -45,7 +47,7 @@ def _(reply: ForwardReply) -> str | None:
 def _(reply: WeightsReply) -> str | None:
     moved, averaged = reply.differences, reply.weights is not None and reply.weights.ndim - reply.queries.ndim == 2
     maps = weight_maps(
-        reply.weights, None if moved is None else moved.weights, reply.names, averaged=averaged,
+        reply.weights, None if moved is None else moved.weights, reply.request_names, averaged=averaged,
         implicit=reply.implicit is True,
     )  # fmt: skip
     return html_of(maps if moved is None else maps + _statistic_maps(moved.statistics))
@@ -72,7 +74,8 @@ def _(reply: AttributionReply) -> str | None:
             if values is not None:
                 title = f"{about}{name.replace('_', ' ')}".capitalize()
                 signed = bool(about) or name in SIGNED_METHODS
-                maps.append(maps_of(values, title, reply.names, averaged=bool(merged), merged=merged, signed=signed))
+                look: dict[str, Any] = {"averaged": bool(merged), "merged": merged, "signed": signed}
+                maps.append(maps_of(values, title, reply.request_names, **look))
     return html_of(maps)
 
 
@@ -94,3 +97,9 @@ def _(reply: RecordingStatistics) -> str | None:
     rows = [each.name for each in reply.attentions]
     heads = [head_name(None, head) for head in range(most)]
     return Maps(values, names, rows, heads, "Statistics by layer and head", "Statistic").html()
+
+
+@notebook_html.register
+def _(reply: ModelLensReply) -> str | None:
+    """A table of layers × tokens."""
+    return lens_html(reply)

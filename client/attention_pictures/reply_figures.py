@@ -12,6 +12,7 @@ from attention_contract.reply_names import Names, head_name, heading
 from attention_contract.schemas.analyses.attribution import AttributionReply
 from attention_contract.schemas.analyses.circuits import CircuitsReply
 from attention_contract.schemas.analyses.effects import EffectsReply
+from attention_contract.schemas.analyses.lenses import ModelLensReply
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
@@ -32,6 +33,7 @@ from attention_pictures.comparison_figures import (
 from attention_pictures.cost_lines import cost_lines
 from attention_pictures.heat_maps import heat_maps
 from attention_pictures.image_maps import image_figure
+from attention_pictures.lens.lens_figure import lens_figure
 from attention_pictures.pooled_cells import Numbers
 from attention_pictures.statistic_maps import MOST_ROWS, layer_maps, left_out
 from attention_pictures.weight_figures import attribution_figure, sequence_of, statistics_of, weights_figure
@@ -140,6 +142,7 @@ FIGURES: Final[dict[type, Callable[[Any, PictureOptions, Names], Figure]]] = {
     RecordingSimilarity: similarity_figure,
     EffectsReply: effects_figure,
     ModelEffectsReply: model_effects_figure,
+    ModelLensReply: lens_figure,
     RolloutReply: rollout_figure,
     RecordingRollout: rollout_figure,
 }

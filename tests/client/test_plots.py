@@ -30,7 +30,7 @@ def test_a_reply_knows_the_names_in_its_request(kind):
         return client.weights("demo", X, labels=["the", "cat", "sat"], select={"heads": [5, 7], "queries": [2, 0, 1]})
 
     reply = both(kind, URL, ask, transport=Played().transport)
-    assert reply.names == Names("demo", ["the", "cat", "sat"], ["sat", "the", "cat"], [5, 7])
+    assert reply.request_names == Names("demo", ["the", "cat", "sat"], ["sat", "the", "cat"], [5, 7])
     html = reply._repr_html_()
     assert all(f'"{name}": {value}' in html for name, value in (
         ("columns", '["the", "cat", "sat"]'), ("rows", '["sat", "the", "cat"]'), ("names", '["H5", "H7"]'),

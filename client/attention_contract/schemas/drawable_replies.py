@@ -31,7 +31,7 @@ class DrawableReply(WireModel):
     __slots__ = ("_names",)
 
     @property
-    def names(self) -> Names:
+    def request_names(self) -> Names:
         """The names that its request states for what it has numbers of; the client keeps them."""
         return getattr(self, "_names", None) or Names()
 
@@ -53,7 +53,7 @@ class DrawableReply(WireModel):
         """
         options = validate(PictureOptions, dict(fields))
         given: dict[str, Any] = {"keys": labels, "queries": query_labels, "heads": heads, "sweep": sweep}
-        names = replace(self.names, **{name: value for name, value in given.items() if value is not None})
+        names = replace(self.request_names, **{name: value for name, value in given.items() if value is not None})
         drawing = _pictures("figures")
         picture: Picture = drawing.draw(
             self, options, drawing.media_type_of(format), names, drawing.facts_of(self, options)

@@ -9,14 +9,15 @@ from attention_contract.base import WireModel, at_fault
 
 View = Literal[
     "heads", "head", "lines", "statistics", "output", "costs", "spectra", "composition", "similarity", "effects",
-    "rollout", "image",
+    "rollout", "image", "lens",
 ]  # fmt: skip
 """``heads``: a heat map of every head. ``head``: one head's. ``lines``: one head's weights as lines from queries to
 keys. ``statistics``: heads × statistics, or layers × heads. ``output``: queries × width. ``costs``: time and memory
 along a sweep. ``spectra``: singular values of circuits and parameters. ``composition``: scores of heads × heads of a
 later module.
 ``similarity``: of every pair. ``effects``: the change of the output by each edit of a sweep. ``rollout``: the share of
-each input in each token. ``image``: the weights of one token over the image that they look at."""
+each input in each token. ``image``: the weights of one token over the image that they look at. ``lens``: the
+likeliest token of each layer at each token."""
 Theme = Literal["light", "dark"]
 Scale = Literal["auto", "linear", "log"]
 Sequential = Literal["viridis", "cividis", "magma", "inferno", "plasma"]

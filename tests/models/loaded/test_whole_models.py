@@ -230,7 +230,7 @@ def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
         models.weights, "clip", images=[image], layers=["vision.1"]
     )
     assert drawn.data[:4] == b"\x89PNG"
-    assert len(reply.names.images) == 1
+    assert len(reply.request_names.images) == 1
     with pytest.raises(InvalidRequest) as caught:
         models._client.plot(view="image").of(models.weights, "llama", TEXT, layers=[1])
     assert caught.value.param == "view"

@@ -84,7 +84,7 @@ def looked(reply: ModelWeightsReply) -> None:
             print_out(f"text {text}", "bold")
         heads = [*_heads(reply, text, index)]
         few = len(heads) <= _FEW
-        rows = None if reply.names.queries is None else [int(row) for row in reply.names.queries]
+        rows = None if reply.request_names.queries is None else [int(row) for row in reply.request_names.queries]
         for head in heads if few else ():
             if head.weights is not None:
                 print_map(head.name, head.weights, [*head.queries], [*head.keys], rows)
@@ -221,7 +221,7 @@ def _texts(reply: ModelReply) -> Iterator[tuple[int | None, int]]:
 def _names(reply: ModelWeightsReply, layer: LayerWeights, text: int) -> tuple[list[str], list[str]]:
     """Return the names of a layer's selected queries and of its keys."""
     queries, keys = ([readable(token) for token in each.tokens] for each in reply.tokens_of(layer.layer, text))
-    rows = reply.names.queries
+    rows = reply.request_names.queries
     return queries if rows is None else [queries[int(row)] for row in rows], keys
 
 
@@ -234,7 +234,7 @@ def _heads(reply: ModelWeightsReply, text: int | None, number: int) -> Iterator[
         every = {name: each if index is None else each[index] for name, each in tensors(layer.statistics).items()}
         count = len(next(iter(every.values()), ()))
         maps = None if layer.weights is None else layer.weights if index is None else layer.weights[index]
-        for at, head in enumerate(reply.names.heads or range(count)):
+        for at, head in enumerate(reply.request_names.heads or range(count)):
             yield _Head(
                 name=head_name(layer.layer, head),
                 statistics={name.replace("_", " "): number_of(x[head]) for name, x in every.items() if x.ndim == 1},

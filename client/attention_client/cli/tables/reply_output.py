@@ -14,6 +14,7 @@ from attention_client.cli.invocation import client_of
 from attention_client.cli.tables.reply_tables import show
 from attention_client.client import Client
 from attention_contract.base import WireModel
+from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.picture_options import PictureOptions
 from attention_contract.validation import validate
 from attention_contract.wire import PICTURES, to_json
@@ -28,11 +29,16 @@ Output = Annotated[
         help="Write the reply: .npy, .npz, .safetensors or .json; - is standard output.",
     ),
 ]
+_PAGE, _EXPECTED = ".html", "expected .svg, .png or .pdf"
 drawable = tensor_arguments.ending_in(*(f".{ending}" for ending in PICTURES.values()))
 Plot = Annotated[
     Path | None,
     typer.Option(
-        "--plot", "--picture", metavar="FILE", callback=drawable, help="Draw into a .svg, .png or .pdf instead."
+        "--plot",
+        "--picture",
+        metavar="FILE",
+        callback=tensor_arguments.ending_in(*(f".{ending}" for ending in PICTURES.values()), _PAGE),
+        help="Draw into a .svg, .png or .pdf instead; or into a .html, which shows what a notebook shows.",
     ),
 ]
 
@@ -55,7 +61,11 @@ class Ending:
     @property
     def whole(self) -> bool:
         """True if a program reads the reply, which gets all of it."""
-        return self.as_json or self.output is not None
+        return self.as_json or self.output is not None or self._page
+
+    @property
+    def _page(self) -> bool:
+        return self.plot is not None and self.plot.suffix.lower() == _PAGE
 
     @classmethod
     def taken(cls, given: Fields) -> "Ending":
@@ -68,6 +78,8 @@ class Ending:
         if look and ending.plot is None:
             option = f"--{next(iter(look))}"
             raise typer.BadParameter("it is an option of pictures; add --plot FILE", param_hint=option)
+        if look and ending._page:
+            raise typer.BadParameter(f"a page has no options of pictures; {_EXPECTED}", param_hint="--plot")
         if look:
             validate(PictureOptions, look)
         return ending
@@ -78,13 +90,16 @@ class Ending:
         ``chief``: the tensor of the reply that a file of one tensor holds.
         """
         with client_of(ctx) as client:
-            if self.plot is not None:
+            if self.plot is not None and not self._page:
                 ending: Any = self.plot.suffix[1:].lower()
                 picture = client.plot(ending, **self.look).of(call, client)
                 self.plot.write_bytes(picture.data)
                 typer.echo(f"{self.plot}: {len(picture.data)} bytes")
                 return
             reply = call(client)
+        if self.plot is not None:
+            _write_page(self.plot, reply)
+            return
         if self.output is not None:
             tensor_arguments.write(self.output, reply, chief)
         if self.as_json or not tensor_arguments.to_pipe(self.output):
@@ -94,3 +109,13 @@ class Ending:
 def present(reply: WireModel, as_json: bool) -> None:
     """Print a reply as one line of JSON, or as tables for people."""
     typer.echo(to_json(reply)) if as_json else show(reply)
+
+
+def _write_page(path: Path, reply: WireModel) -> None:
+    """Write what a notebook shows of a reply as a page that needs nothing else."""
+    shown = reply._repr_html_() if isinstance(reply, DrawableReply) else None
+    if shown is None:
+        raise typer.BadParameter(f"a notebook has no map of this reply; {_EXPECTED}", param_hint="--plot")
+    head = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>attention</title></head>'
+    path.write_text(f"{head}\n<body>{shown}</body></html>\n", "utf-8")
+    typer.echo(f"{path}: {path.stat().st_size} bytes")

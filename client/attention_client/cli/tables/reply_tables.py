@@ -34,7 +34,7 @@ from attention_contract.schemas import weights
 from attention_contract.schemas.analyses import circuits
 from attention_contract.schemas.analyses.effects import EffectsReply
 from attention_contract.schemas.analyses.hopfield import HopfieldReply
-from attention_contract.schemas.analyses.lenses import ModelLensReply
+from attention_contract.schemas.analyses.lenses import LensInfo, ModelLensReply
 from attention_contract.schemas.analyses.model_effects import ModelEffectsReply
 from attention_contract.schemas.analyses.recording_statistics import RecordingStatistics
 from attention_contract.schemas.analyses.rollout import RecordingRollout, RolloutReply
@@ -58,6 +58,7 @@ _COLUMNS: Final = {
     ModuleInfo: "name version device config.dtype config.d_model config.num_heads=heads config.num_kv_heads=kv_heads "
     "parameter_count=parameters bytes",
     ModelInfo: "id state running waiting architecture dtype device bytes max_length refused",
+    LensInfo: "id state progress texts skip_first max_tokens layers bytes created",
     CheckpointAttention: "name config.num_heads config.num_kv_heads config.head_dim config.d_model config.spec missing "
     "problem",
     HardwareInfo: "name memory_bytes=memory bandwidth_gb_s=GB/s link_gb_s=link_GB/s "
@@ -239,10 +240,10 @@ def _similar(reply: SimilarityReply) -> None:
 def _traced(reply: RolloutReply) -> None:
     """Print the inputs that each token comes from, the largest value first."""
     recorded = reply if isinstance(reply, RecordingRollout) else None
-    tokens = recorded.tokens if recorded else reply.names.keys
+    tokens = recorded.tokens if recorded else reply.request_names.keys
     named = [f"{at} {tokens[at]}" if tokens else str(at) for at in range(reply.values.shape[1])]
     numbered = recorded is not None or tokens is None
-    traced = [named[int(each)] if numbered else each for each in reply.names.queries or ()] or named
+    traced = [named[int(each)] if numbered else each for each in reply.request_names.queries or ()] or named
     table({"token": query, "comes from": _nearest(row, named)} for query, row in zip(traced, reply.values, strict=True))
     if recorded:
         line({"layers": recorded.layers})
@@ -251,7 +252,7 @@ def _traced(reply: RolloutReply) -> None:
 
 def _costs(reply: complexity.ComplexityReply) -> None:
     """Print a row for each size and alternative, then the growth and the limits of each, and where costs cross."""
-    series, sweep = reply.series, reply.names.sweep
+    series, sweep = reply.series, reply.request_names.sweep
     if sweep is None or sweep.dimension in {"length", *complexity.Shape.model_fields}:
         sizes: list[dict[str, str]] = [{} for _ in reply.costs]  # the shape has a column for it
     else:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from attention_contract.base import ABSENT, IfRequested, Listed, WireModel, at_fault
 from attention_contract.exact_types import Index
 from attention_contract.schemas.attention import MAX_INDICES
+from attention_contract.schemas.drawable_replies import DrawableReply
 from attention_contract.schemas.models import LayerRef
 from attention_contract.schemas.prompts import ModelInput, ModelReply, Text
 from attention_contract.schemas.recordings import Moment, RecordingId
@@ -106,7 +107,7 @@ class LensRest(WireModel):
     """``[T]``: the biases of the final norm and of the unembedding."""
 
 
-class ModelLensReply(ModelReply):
+class ModelLensReply(ModelReply, DrawableReply):
     """The readings of states inside a model."""
 
     kind: LensKind

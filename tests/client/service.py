@@ -180,6 +180,7 @@ GROWTH = c.Growth(
     memory_order="O(n·d)", between=(1, 2), letters={"n": "keys", "d": "width"},
 )  # fmt: skip
 HEADS = np.arange(2, dtype=np.float32)
+LENS = LensInfo(model="net", created="2026-01-01T00:00:00Z", id="0" * 32, texts=7, layers=[0, 1])
 SESSION = t.SessionInfo(
     session="7-1", module="demo", version="abc", sequences=1, length=3, held=3, policy=t.FullPolicy(), pinned=False,
     bytes=4096, shared_bytes=1024, own_bytes=3072, expires_at="2026-01-01T00:00:00+00:00",
@@ -262,8 +263,8 @@ def model_reply(kind: Any) -> Any:
         ContextReply: lambda: ContextReply(
             labels=[], ran=ran, prompt="The cat sat.", answer_text=" A cat.", generated=False, sources=[], answer=[]
         ),
-        LensInfo: lambda: LensInfo(model="net", created="2026-01-01T00:00:00Z", id="0" * 32),
-        LensList: lambda: LensList(lenses=[], bytes=0, limit_bytes=1),
+        LensInfo: lambda: LENS,
+        LensList: lambda: LensList(lenses=[LENS], bytes=0, limit_bytes=1),
         ModelLensReply: lambda: ModelLensReply(labels=[], ran=ran, kind="logit", positions=[], names={}, layers=[]),
         ModelEffectsReply: lambda: ModelEffectsReply(
             swept={"layers": [0], "heads": [0, 1]},

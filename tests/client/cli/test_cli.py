@@ -108,6 +108,7 @@ COMMANDS = {
     "models load org/net --dtype float16": ["net"],
     "models forward net cat --position 0": ["net (GPT2LMHeadModel) on cpu"],
     "lens net cat --state heads --logit cat": ["net (GPT2LMHeadModel) on cpu"],
+    "models lenses net": ["ready", "0, 1", "2026-01-01 00:00", "bytes 0 B; limit bytes 1 B"],
     "models gradients net cat": ["net (GPT2LMHeadModel) on cpu"],
     "models complexity net --length 8": ["total_ms"],
     "look net cat --layer 0 --layer cross.1": ["net (GPT2LMHeadModel) on cpu in float32: 1 ms (queued 1), fused"],
@@ -196,6 +197,8 @@ def test_options_of_a_session_become_request_fields(run, played):
     np.testing.assert_array_equal(played.asked.past_value, X[None] + 1)
     assert run("sessions", "delete", "7-1").stdout == "deleted 7-1\n"
     assert played.requests[-1].method == "DELETE"
+    assert run("models", "delete-lens", "0" * 32).stdout == f"deleted {'0' * 32}\n"
+    assert played.requests[-1].url.path == f"/v1/lenses/{'0' * 32}"
 
 
 def test_parameters_are_replaced_at_a_version(run, played):

@@ -158,7 +158,8 @@ COMMANDS: Final = {
             "of": Form(list[str], "STATE", name="--state"), "targets": Form(list[str], "TOKEN", name="--logit"),
         },
         help="Show what the states inside a whole model would predict: the likeliest token of each layer and token.\n\n"
-        "--state heads and --logit TOKEN show what each head adds to the logit of a token.",
+        "--state heads and --logit TOKEN show what each head adds to the logit of a token. --kind jacobian --lens ID "
+        "reads by a fitted lens: attention models fit-lens makes one.",
     ),
     "models list": RequestCommand("models.list", operations.list_models),
     "models show": RequestCommand("models.get", operations.get_model),
@@ -185,6 +186,10 @@ COMMANDS: Final = {
     "models similarity": RequestCommand(
         "models.similarity", operations.model_similarity, chief="",
         help='Compare texts by a model\'s vectors: --pairs \'[["the cat sat", "a dog sat"]]\'.',
+    ),
+    "models lenses": RequestCommand("models.lenses", operations.list_lenses),
+    "models delete-lens": RequestCommand(
+        "models.delete_lens", operations.delete_lens, help="Remove a fitted lens, or stop its fit."
     ),
     "models complexity": RequestCommand("models.complexity", operations.model_complexity),
     "modules list": RequestCommand("modules.list", operations.list_modules),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from attention_client.cli.arguments.model_options import Fields, options_of, takes
+from attention_client.cli.arguments.text_files import texts_of_file
 from attention_client.cli.commands.command_table import LAYERS
 from attention_client.cli.commands.model_progress import loading_shown
 from attention_client.cli.commands.request_commands import Model
@@ -17,7 +18,7 @@ from attention_client.cli.tables.table_output import number, print_out, table
 from attention_client.client import Client
 from attention_client.many_requests import bar
 from attention_client.survey import HeadSurvey, SurveyedHead, shipped_texts
-from attention_client.survey.head_survey import SURVEYED, texts_of
+from attention_client.survey.head_survey import SURVEYED
 from attention_client.survey.survey_flow import OnTexts
 from attention_contract.reply_names import head_of
 from attention_contract.schemas.model_requests import ModelWeightsRequest
@@ -74,7 +75,7 @@ def heads(
     as_json: AsJson = False,
 ) -> None:
     """Find heads by their statistics over many texts, and show the strongest passages of a head."""
-    chosen, texts = _head(show), _texts(file)
+    chosen, texts = _head(show), shipped_texts() if file is None else texts_of_file(file)
     with client_of(ctx) as client:
         with loading_shown(client, model):
             client.models.forward(model, min(texts, key=len), top_k=0)
@@ -92,21 +93,6 @@ def heads(
         _print_passages(client, survey, head, by, count)
     if headvis is not None:
         print_out(f"{headvis}: {len(survey.heads)} heads for HeadVis", "dim")
-
-
-def _texts(file: str | None) -> list[str]:
-    """Read the texts. Raises BadParameter for a file without any."""
-    if file is None:
-        return shipped_texts()
-    if file != "-" and not Path(file).is_file():
-        raise typer.BadParameter(f"there is no file {file}", param_hint="FILE")
-    try:
-        texts = texts_of(sys.stdin.read() if file == "-" else Path(file).read_text("utf-8"))
-    except UnicodeDecodeError as fault:
-        raise typer.BadParameter(f"{file} is not UTF-8 text: {fault.reason}", param_hint="FILE") from None
-    if not texts:
-        raise typer.BadParameter(f"{file} has no text; expected one a line", param_hint="FILE")
-    return texts
 
 
 def _advancing(advance: Any) -> OnTexts:

@@ -100,6 +100,7 @@ def test_the_limit_holds_for_what_comes_out(tmp_path):
             assert ask(http, compress(b'{"query": [[1.0, 0.0]]}' + b" " * 2**19), coding).status_code == 200
 
 
+@pytest.mark.slow
 def test_what_comes_out_is_held_in_the_budget(tmp_path):
     with live_server(tmp_path, memory_budget=8 * 2**20) as url, httpx.Client(base_url=url) as http:
         for coding, compress in CODINGS:

@@ -139,6 +139,7 @@ def test_a_silent_connection_is_closed_and_one_that_is_idle_is_not(url):
         assert received(idle).startswith("HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_head_that_comes_byte_by_byte_is_refused_in_time(url):
     with connected(url) as raw:
         started = time.monotonic()
@@ -164,6 +165,7 @@ def test_a_body_below_the_least_rate_is_refused_and_its_memory_is_free(url):
     assert "attention_body_bytes 0.0" in lines
 
 
+@pytest.mark.slow
 def test_a_body_above_the_least_rate_may_take_several_deadlines(url):
     parts = [b" " * 2**14] * 8
     with connected(url) as raw:

@@ -56,6 +56,7 @@ def exchange(tmp_path, messages, headers, extensions):
     return request, body, sent
 
 
+@pytest.mark.sampled(pieces=1, stated=1, views=1)
 @pytest.mark.parametrize(("pieces", "stated", "views"), [(1, True, True), (16, True, False), (16, False, False)])
 def test_tensors_are_views_of_the_body_and_the_reply_is_sent_in_parts(tmp_path, pieces, stated, views):
     size = -(-len(BODY) // pieces)

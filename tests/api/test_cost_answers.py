@@ -30,6 +30,7 @@ def test_what_runs_says_the_flops_that_were_counted(http, rng):
     assert ran["compute_ms"] > 0
 
 
+@pytest.mark.sampled(body=3, param=3)
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -77,6 +78,7 @@ def test_a_backward_pass_and_a_step_are_those_of_the_kernels_that_are_named(http
     assert found["executed"]["backward"]["flops"] == found["executed_backward_flops"]
 
 
+@pytest.mark.slow
 def test_each_planned_kernel_is_the_one_that_runs(http, rng):
     """Of gradients too: with little memory, theirs is another than the forward pass's."""
     sizes = {"shape": {"queries": 2**16}, "head_dim": 64, "value_dim": 1}  # which the fused kernel makes as wide
@@ -110,6 +112,7 @@ def test_a_kernel_that_cannot_run_has_no_peak(http, spec, able):
 # ── steps of methods ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_step_of_a_running_state_costs_what_it_does_whatever_came_before(http, rng):
     spec = CAUSAL | {"method": {"name": "linear"}}
     short, long = (cost(http, shape={"queries": n}, spec=spec) for n in (16, 4096))
@@ -157,6 +160,7 @@ def test_growth_leaves_a_size_of_nothing_out(http, values, between):
         assert growth["peak_bytes_exponent"] == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.slow
 def test_orders_explain_their_letters(http):
     for spec, meant in (
         ({}, {"n", "d"}),
@@ -186,6 +190,7 @@ def test_what_is_null_is_left_out_and_read_as_null(http):
 # ── alternatives ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_alternatives_are_told_by_labels_that_differ(http):
     compare = [{"spec": {"softcap": 30}}, {"spec": {"softcap": 50}}]
     reply = post(http, PATH, shape={"queries": 16}, compare=compare, **RAW)

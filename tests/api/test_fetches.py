@@ -157,6 +157,7 @@ def test_those_who_ask_for_the_same_share_its_fetch_and_none_ends_it_for_others(
     assert sorted(served.taken) == FILES
 
 
+@pytest.mark.slow
 def test_a_cancelled_fetch_leaves_nothing_and_can_be_begun_again(net):
     served, store, client = net
     served.go_on.clear()
@@ -178,6 +179,7 @@ def test_a_cancelled_fetch_leaves_nothing_and_can_be_begun_again(net):
         client.checkpoints.cancel_fetch("org/net")
 
 
+@pytest.mark.slow
 async def test_the_awaited_client_sees_progress_too(net, server):
     served, _, _ = net
     served.go_on.clear()
@@ -192,6 +194,7 @@ async def test_the_awaited_client_sees_progress_too(net, server):
     assert seen[0].total_files == 3
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_command_cancels_the_fetch(net, monkeypatch):
     served, store, client = net
     served.go_on.clear()
@@ -222,6 +225,7 @@ def test_what_is_too_large_is_refused_before_a_byte_of_it_comes(net, monkeypatch
     assert not (store / "org").exists()
 
 
+@pytest.mark.slow
 def test_fetches_fit_onto_the_disk_together(net, monkeypatch):
     served, store, client = net
     usage = shutil.disk_usage(store)
@@ -269,6 +273,7 @@ def test_a_fetch_that_fails_leaves_nothing(net, fault, error, detail):
     assert not (store / "org").exists()
 
 
+@pytest.mark.sampled(repository=1, revision=1, error=1, detail=1)
 @pytest.mark.parametrize(
     ("repository", "revision", "error", "detail"),
     [
@@ -285,6 +290,7 @@ def test_what_the_hub_does_not_have_is_told(net, repository, revision, error, de
     assert leftovers(store) == []
 
 
+@pytest.mark.sampled(repository=1, detail=1)
 @pytest.mark.parametrize(
     ("repository", "detail"),
     [("indexed", "names 'notes.txt' as a file"), ("unlike", "part.safetensors is not a readable")],
@@ -297,6 +303,7 @@ def test_an_index_that_names_no_file_of_tensors_is_not_fetched(net, repository, 
     assert not (store / "org").exists()
 
 
+@pytest.mark.slow
 def test_a_fetch_stops_at_the_size_that_the_hub_lists(net, mirror):
     served, store, client = net
     served.hidden = 79 * MEGABYTE
@@ -307,6 +314,7 @@ def test_a_fetch_stops_at_the_size_that_the_hub_lists(net, mirror):
     assert leftovers(store) == []
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", ["../up.json", "/etc/up.json", "a/../../up.json", "a//up.json"])
 def test_a_file_that_the_hub_lists_elsewhere_is_refused_by_its_name(net, name):
     served, store, client = net
@@ -317,6 +325,7 @@ def test_a_file_that_the_hub_lists_elsewhere_is_refused_by_its_name(net, name):
     assert leftovers(store) == []
 
 
+@pytest.mark.sampled(repository=1)
 @pytest.mark.parametrize("repository", ["org/a..b", "org/a--b", "org/a.git", "org/a."])
 def test_a_name_that_no_repository_has_is_told_as_such(net, repository):
     with pytest.raises(InvalidRequest, match="no repository has such a name") as caught:
@@ -334,6 +343,7 @@ def test_only_some_are_fetched_at_a_time(net, server):
         client.checkpoints.fetch("org/e")
 
 
+@pytest.mark.slow
 def test_a_stop_does_not_wait_for_a_fetch_and_leftovers_of_a_crash_are_removed(mirror, tmp_path):
     left = tmp_path / ".fetch-00"
     left.mkdir()

@@ -93,6 +93,7 @@ def test_what_cannot_be_is_refused_by_name(http, change, param):
     assert len(problem["detail"]) > 20
 
 
+@pytest.mark.slow
 def test_what_is_too_much_is_refused_before_it_is_made(tmp_path):
     with live_server(tmp_path, memory_budget=2**26) as url, Client(url) as client:
         x = np.zeros((4000, 1), np.float32)

@@ -130,6 +130,7 @@ LITTLE = {"memory_bytes": 2**24}
 """So that limits are found soon."""
 
 
+@pytest.mark.slow
 def test_alternatives_stand_side_by_side(http):
     reply = post(
         http, "/v1/attention/complexity", **RAW, **LITTLE, sweep={"values": [128, 4096]},

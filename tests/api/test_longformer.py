@@ -171,6 +171,7 @@ def test_a_global_mask_that_fits_nothing_is_refused(client):
         assert error.value.param == "global_mask"
 
 
+@pytest.mark.slow
 def test_taps_are_those_of_the_projections_that_a_query_has(client, theirs):
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64)
     taps = ["q", "k", "scores", "weights", "context", "lse", "output"]
@@ -208,6 +209,7 @@ def test_what_has_no_meaning_is_refused(client):
         client.forward("longformer", np.zeros((1, 2, WIDTH)), past_key=past, past_value=past)
 
 
+@pytest.mark.slow
 def test_cost_counts_the_projections_and_rows_apart(client):
     shared = {"masks": [{"name": "global_tokens", "positions": GLOBALS}]}
     client.modules.create("longformer.shared", {"d_model": WIDTH, "num_heads": HEADS, "spec": shared}, seed=0)

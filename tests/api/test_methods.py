@@ -77,6 +77,7 @@ def test_without_anything_to_compare_there_is_no_divergence(http, queries, real)
     assert post(http, "/v1/attention/forward", body)["error"] == {"max": 0.0, "rms": 0.0, "mean_kl": "NaN"}
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", RULES)
 def test_a_modules_sequence_in_parts_is_the_whole(http, rng, name):
     module = f"met-{name}"
@@ -189,6 +190,7 @@ def test_a_module_that_could_never_run_is_not_made(http, param, config):
     assert problem(http, "/v1/modules", body, 422)["param"] == param
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", ["linear", "linformer"])
 def test_complexity_is_linear_and_compares_with_exact(http, name):
     spec = METHODS[name] if name != "linformer" else {"method": {"name": "linformer", "rank": 64, "length": 2**17}}

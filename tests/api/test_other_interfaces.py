@@ -133,6 +133,7 @@ def test_onnx_attention(name, client):
 # ── torch.nn.MultiheadAttention's added keys ─────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_added_keys_of_torch(client):
     torch.manual_seed(3)
     theirs = torch.nn.MultiheadAttention(

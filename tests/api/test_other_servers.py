@@ -114,6 +114,7 @@ def test_limits_of_a_head_hold_under_any_server(tmp_path):
     assert [json.loads(b"".join(body))["status"] for _, body in answers] == [status for status, _ in asked]
 
 
+@pytest.mark.slow
 def test_a_large_reply_is_copied_part_by_part(tmp_path, large):
     body, output = large
     app = create_app(settings(tmp_path), wait_until_ready=True)

@@ -120,6 +120,7 @@ def test_legends_stay_within_the_picture_and_lines_can_be_told_apart(drawn_of):
     assert len({style for style in lines if "fill: none" in style}) == 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [750, *(pytest.param(each, marks=pytest.mark.slow) for each in (1004, 2008))])
 def test_costs_fit_the_columns_of_a_paper(http, width):
     answer = http.post("/v1/attention/complexity", json=RAW | {"sweep": {"values": VALUES}, "compare": [WINDOW]}).json()
@@ -135,6 +136,7 @@ def test_a_png_is_one(http):
     assert len(image.convert("L").getcolors()) > 10
 
 
+@pytest.mark.sampled(fields=1, dimension=1, ticks=1)
 @pytest.mark.parametrize(
     ("fields", "dimension", "ticks"),
     [

@@ -135,6 +135,7 @@ def test_the_documents_describe_every_operation(http):
     assert "x-non-finite" not in text
 
 
+@pytest.mark.slow
 def test_every_example_of_the_document_works_and_the_reply_has_the_documented_schema(http, tmp_path):
     # The examples name modules that other tests may have made otherwise, so this test has a server of its own.
     with live_server(tmp_path) as url, httpx.Client(base_url=url, timeout=300) as own:

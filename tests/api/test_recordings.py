@@ -211,6 +211,7 @@ def test_many_callers_may_add_read_and_delete_at_once(http):
         assert set().union(*callers.map(call, range(8))) <= {200, 201, 204, 404}
 
 
+@pytest.mark.slow
 def test_recordings_outlive_the_server_and_damage_is_named(tmp_path):
     with live_server(tmp_path) as url, httpx.Client(base_url=url) as http:
         kept, broken = stored(http, file_of()[1])["id"], stored(http, file_of(seed=1)[1])["id"]

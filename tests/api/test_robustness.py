@@ -139,6 +139,7 @@ def test_many_names_in_a_query_are_refused_in_time(server, count, detail):
     assert detail in answer
 
 
+@pytest.mark.slow
 def test_many_tensors_of_nothing_are_refused_in_time(http):
     header = {f"f{index}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for index in range(200_000)}
     text = json.dumps(header).encode()

@@ -72,6 +72,7 @@ def test_what_cannot_be_is_refused(http, body, param):
     assert refuse(http, "/v1/attention/weights", query=[[1.0, 0], [0, 1]], **body)["param"] == param
 
 
+@pytest.mark.slow
 def test_long_sequences_are_looked_at_in_blocks(http, rng):
     n = 3000  # nine million weights a head, more than are held at once
     x = rng.normal(size=(n, 4)).round(3)

@@ -107,6 +107,7 @@ def test_a_client_serves_one_event_loop_after_another():
 # ── time and cancellation ────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 async def test_a_cancelled_call_gives_its_connection_up():
     hung_up = threading.Semaphore(0)
 
@@ -123,6 +124,7 @@ async def test_a_cancelled_call_gives_its_connection_up():
         assert all(hung_up.acquire(timeout=20) for _ in range(3))
 
 
+@pytest.mark.sampled(kind=1)
 def test_a_call_that_gets_no_connection_ends_in_time(kind):
     limits = httpx.Limits(max_connections=1)
     begun, ended = threading.Event(), threading.Event()

@@ -53,6 +53,7 @@ def test_a_large_body_comes_from_the_socket_and_the_connection_goes_on(direct):
     assert direct.call_count == 2  # on one connection, which is all that the server takes
 
 
+@pytest.mark.slow
 def test_the_tensors_of_a_reply_are_writable_and_from_the_socket(direct):
     with listening() as service, Client(service.url) as client:
         for _ in range(2):

@@ -182,6 +182,7 @@ def test_the_command_records_two_stacks_and_without_a_server(run, tmp_path):
     assert "Katze" in shown
 
 
+@pytest.mark.sampled(arguments=9, detail=9)
 @pytest.mark.parametrize(
     ("arguments", "code", "detail"),
     [

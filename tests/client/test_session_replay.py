@@ -280,6 +280,7 @@ def test_a_session_from_a_past_begins_with_it_again(server, client, whole):
     session.close()
 
 
+@pytest.mark.slow
 def test_expiry_is_not_noticed(client, whole):
     with client.sessions.open(MODULE, ttl_s=0.4) as session:
         session.step(X[:, :10])
@@ -288,6 +289,7 @@ def test_expiry_is_not_noticed(client, whole):
         assert session.replays >= 1
 
 
+@pytest.mark.slow
 def test_eviction_is_not_noticed(tmp_path, whole):
     with (
         live_server(tmp_path, memory_budget=2**22, session_share=0.05) as url,

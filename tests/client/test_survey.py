@@ -136,6 +136,7 @@ async def test_the_awaited_client_finds_the_same(url, survey):
     assert passage.text == survey.strongest(1, 0, "induction", 1)[0]
 
 
+@pytest.mark.slow
 def test_other_requests_run_between_its_batches(url, models):
     seen = []
     thread = threading.Thread(
@@ -329,6 +330,7 @@ def test_the_command_orders_the_heads_and_shows_the_passages_of_the_first(url, m
     assert len([*(tmp_path / "data/heads").iterdir()]) == 16
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_texts_that_ship_without_a_file(url, models):
     assert f"exact over {len(shipped_texts())} texts" in run(url, "exact", "--count", "0", "--layer", "1")
 

@@ -180,6 +180,7 @@ def test_a_text_of_very_many_values_is_refused_before_it_is_parsed(item, monkeyp
         check_text(measure_text(text))
 
 
+@pytest.mark.slow
 def test_very_many_values_that_are_no_numbers_are_refused():
     text = b'{"query": [[1.0]], "mask": [' + b",".join([b"true"] * (MAX_OBJECTS + 1)) + b"]}"
     with pytest.raises(BodyTooLarge, match="base64"):

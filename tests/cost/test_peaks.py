@@ -256,6 +256,7 @@ def test_the_longest_sequence_that_fits_is_the_one_that_the_estimate_allows(kern
     assert shorter <= LIMIT < longer
 
 
+@pytest.mark.slow
 def test_sizes_beyond_any_machine_are_counted_all_the_same():
     bound = module(WINDOW, queries=2**31, new_keys=2**31)
     assert forward_seen(bound, "materialized").peak_bytes > 8 * bound.pairs * bound.heads
@@ -277,6 +278,7 @@ def test_kv_cache_per_token_of_published_models(layers, kv_heads, published):
     assert kv_cache_bytes(work) == work.batch * 4096 * kv_cache_bytes_per_token(work)
 
 
+@pytest.mark.slow
 def test_stripes_are_taken_by_few_operations():
     """A block looks at every second cell of 131,072 keys, which are 1,024 spans."""
     sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "queries": 2**17, "new_keys": 2**17}

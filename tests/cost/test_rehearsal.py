@@ -99,6 +99,7 @@ LONG["additive"] = raw(ADDITIVE, batch=1, kv_heads=2, head_dim=32, value_dim=32,
 FEW = ["performer, causal", "additive"]
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in LONG])
 def test_a_few_of_many_equal_pieces_tell_of_all(name):
     bound = LONG[name]

@@ -62,6 +62,7 @@ def test_more_work_takes_longer(kernel):
     assert seconds(small, kernel) < seconds(small, kernel, gradients_seen)
 
 
+@pytest.mark.sampled(kernel=1)
 @pytest.mark.parametrize("kernel", ["fused", "blocked", "materialized"])
 def test_masks_of_many_operations_are_predicted_to_take_their_time(kernel):
     def of(*masks):

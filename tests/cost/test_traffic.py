@@ -273,6 +273,7 @@ SELDOM = {"entmax", "sigmoid", "relative bias", "added keys", "dropout", "half t
 """Entries that ``test_every_entry_is_counted_exactly``, or its requests, count in one block in every run."""
 
 
+@pytest.mark.sampled(name=3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SELDOM else ()) for name in MANY_BLOCKS | IN_BLOCKS],
@@ -289,6 +290,7 @@ def test_blocks_of_the_fused_kernel_take_the_exponentials_of_their_pairs():
             assert told.traffic.transcendentals == KERNELS["blocked"].make().executed(work).pairs * work.heads
 
 
+@pytest.mark.slow
 def test_additive_scores_are_cut_into_blocks_as_large_as_on_average():
     work = work_of(AttentionSpec(masks=WIDE, score=spec.Additive(hidden=3)), **LONG)
     for told, found in zip(executed(work, "blocked"), counted(work, "blocked"), strict=True):

@@ -8,14 +8,14 @@ from tests.docs.snippets import DOCUMENTS, SERVER_SETTINGS, Block, Session, Snip
 RUNNABLE = [document for document in DOCUMENTS if any(block.language in {"python", "sh"} for block in blocks(document))]
 BUDGETED = [document for document in RUNNABLE if "memory_budget" in document.read_text("utf-8")]
 """Pages whose examples read or show the server's memory budget."""
-LONG = {"api", "cli", "capacity", "from-others", "models", "openai", "pictures", "recordings"}
-"""Pages that start many commands or the processes of several models, or compile another library."""
+BRIEF = {"README", "adapters", "checkpoints", "client", "first-steps", "monitoring", "oip", "scale", "transformers"}
+"""Pages whose examples take a second or so. The others start many commands, or the processes of models."""
 
 
 @pytest.mark.parametrize(
     ("document", "budget"),
     [
-        pytest.param(each, budget, marks=[pytest.mark.slow] * (each.stem in LONG), id=f"{each.stem}{name}")
+        pytest.param(each, budget, marks=[pytest.mark.slow] * (each.stem not in BRIEF), id=f"{each.stem}{name}")
         for pages, budget, name in ((RUNNABLE, None, ""), (BUDGETED, 2**30, " with 1 GiB"))
         for each in pages
     ],

@@ -101,6 +101,7 @@ def test_no_request_holds_scores_that_were_not_planned(cuda, dtype, width, masks
         assert plan.kernel == "fused"
 
 
+@pytest.mark.sampled(width=1)
 @pytest.mark.parametrize("width", [64, 10])
 def test_gradients_checked_in_float64_hold_what_was_planned(cuda, width):
     query = tensor("float32", 1, 2, 40, width)

@@ -90,6 +90,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.sampled(more=2)
 @pytest.mark.parametrize("more", REQUESTS.values(), ids=REQUESTS)
 def test_every_request_keeps_devices_apart_within_its_plan(cuda, more):
     module = cuda.module("float32", d_model=64, num_heads=4, num_kv_heads=2, spec=CAUSAL | ROPE)

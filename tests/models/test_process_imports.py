@@ -50,7 +50,7 @@ assert "sympy.core" not in sys.modules
 
 @pytest.mark.parametrize(
     "code",
-    [LOADED, pytest.param(COMPILER, marks=pytest.mark.slow), pytest.param(SYMBOLS, marks=pytest.mark.slow), OPTIMUM],
+    [LOADED, *(pytest.param(code, marks=pytest.mark.slow) for code in (COMPILER, SYMBOLS, OPTIMUM))],
 )
 def test_a_module_is_left_out_until_it_is_used(code):
     ran = subprocess.run([sys.executable, "-c", BEGUN + code], capture_output=True, text=True, check=False)

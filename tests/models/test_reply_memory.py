@@ -159,6 +159,7 @@ def client(served):
         yield client
 
 
+@pytest.mark.sampled(media_type=1)
 @pytest.mark.parametrize("media_type", ["safetensors", "json"])
 def test_large_replies_are_right_in_every_form(served, client, media_type):
     with Client(served, media_type=media_type) as other:
@@ -166,6 +167,7 @@ def test_large_replies_are_right_in_every_form(served, client, media_type):
             is_right(other.models.forward("one", LARGE))
 
 
+@pytest.mark.slow
 def test_what_is_kept_for_the_next_reply_counts_once(client):
     for _ in range(3):
         is_right(client.models.forward("one", LARGE))
@@ -174,6 +176,7 @@ def test_what_is_kept_for_the_next_reply_counts_once(client):
     eventually(lambda: kept(client) == 5 * MIB)
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_given_back_soon(client, monkeypatch):
     monkeypatch.setattr(reply_memories, "_KEEP_S", 0.2)
     is_right(client.models.forward("one", LARGE))
@@ -181,6 +184,7 @@ def test_what_is_kept_is_given_back_soon(client, monkeypatch):
     is_right(client.models.forward("one", LARGE))
 
 
+@pytest.mark.slow
 def test_replies_that_nobody_reads_yet_keep_their_memory(client):
     with ExitStack() as stack:
         slow = []
@@ -197,6 +201,7 @@ def test_replies_that_nobody_reads_yet_keep_their_memory(client):
     eventually(lambda: kept(client) >= 16 * MIB)
 
 
+@pytest.mark.slow
 def test_many_at_once_are_right(client):
     with ThreadPoolExecutor(6) as pool:
         for reply in pool.map(lambda _: client.models.forward("one", LARGE), range(18)):
@@ -217,6 +222,7 @@ def test_what_is_kept_gives_way_before_a_model_does(stand_ins, repository, monke
         assert client.models.get("one").bytes < PROCESS_BYTES + MIB
 
 
+@pytest.mark.sampled(fault=1)
 @pytest.mark.parametrize("fault", [AttributeError, OSError])
 def test_a_system_without_such_memory_uses_the_pipe(stand_ins, repository, monkeypatch, fault):
     def missing(*_):

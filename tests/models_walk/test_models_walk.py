@@ -34,7 +34,7 @@ def quiet():
     prepare()
 
 
-@pytest.mark.sampled(kind=3)
+@pytest.mark.sampled(kind=2)
 @pytest.mark.parametrize("kind", FEW)
 def test_a_type_with_its_own_ways_is_whole(kind):
     found = limited(kind)

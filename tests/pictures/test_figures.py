@@ -362,6 +362,7 @@ def test_many_layers_and_heads_of_a_recording_are_left_out_with_a_note():
     assert any("2744 heads are left out" in text for text in told)
 
 
+@pytest.mark.sampled(media_type=1)
 @pytest.mark.parametrize("media_type", ["image/png", "image/svg+xml", "application/pdf"])
 def test_the_pixels_of_a_png_are_limited(media_type):
     options = PictureOptions(width=4096, dpi=600, view="statistics")

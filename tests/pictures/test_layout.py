@@ -134,6 +134,7 @@ def test_grids_of_heads_fit_the_columns_of_a_paper(width, heads, tokens):
     assert count == tokens or "labelled: 1 of" in told, "no label is dropped in silence"
 
 
+@pytest.mark.sampled(view=2)
 @pytest.mark.parametrize("view", ["head", "lines", "statistics"])
 @pytest.mark.parametrize("tokens", [*slow(5, 32), 128])
 @pytest.mark.parametrize("width", [LEAST, *slow(*WIDTHS.values())])
@@ -312,6 +313,7 @@ def test_a_pdf_keeps_the_glyphs_of_any_kind_of_font(a_font, postscript, kept):
     assert kept in picture.data
 
 
+@pytest.mark.sampled(media_type=1)
 @pytest.mark.parametrize("media_type", ["image/png", "application/pdf"])
 def test_characters_that_no_font_has_are_told(a_font, monkeypatch, media_type):
     monkeypatch.setattr(text_sizes, "_CJK", ())

@@ -71,6 +71,7 @@ LABOUR = {
 PLANNED = [("forward", kind) for kind in LABOUR] + [("gradients", "many marks"), ("weights", "many marks")]
 
 
+@pytest.mark.sampled(question=2, kind=2)
 @pytest.mark.parametrize(("question", "kind"), PLANNED)
 async def test_what_takes_long_to_plan_or_consists_of_much_is_not_done_on_the_event_loop(
     tmp_path, monkeypatch, question, kind

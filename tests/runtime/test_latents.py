@@ -110,6 +110,7 @@ def test_the_numbers_are_those_of_the_equations(name, run, engine, told):
     np.testing.assert_array_equal(apart.output, across.output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name == "both" else pytest.param(name, marks=pytest.mark.slow) for name in LATENTS]
 )

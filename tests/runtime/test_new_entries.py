@@ -117,6 +117,7 @@ def test_a_score_is_its_options_and_its_class(ask):
     assert "doubled" in {entry.name for entry in variants()}
 
 
+@pytest.mark.slow
 def test_a_mask_of_known_parts_is_its_options_and_its_class(ask):
     class Neighbours(WireModel):
         name: Literal["neighbours"] = "neighbours"
@@ -204,6 +205,7 @@ def test_a_kernel_is_its_class(ask):
         ask("forward", RawForwardRequest(**INPUTS, spec=AttentionSpec(softcap=2.0), kernel="theirs"))
 
 
+@pytest.mark.slow
 def test_the_costs_of_a_kernel_are_its_own(ask):
     """Half of the pairs are half of the attention's FLOPs; what it holds is what its code makes."""
 

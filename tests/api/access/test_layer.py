@@ -110,6 +110,7 @@ def test_a_route_without_scopes_keeps_the_server_from_starting():
         require_scopes([Route("/surprise", lambda request: None, name="surprise")])
 
 
+@pytest.mark.slow
 def test_the_api_document_names_the_scopes_of_each_operation(http):
     paths = http.get("/openapi.json").json()["paths"]
     for operation in OPERATIONS:

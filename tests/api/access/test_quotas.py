@@ -232,6 +232,7 @@ def test_the_command_gives_a_key_limits_of_its_own(tmp_path, capsys):
         assert "NAME=VALUE" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_request_that_is_predicted_to_take_too_long_is_refused_with_both_times(tmp_path):
     with live_server(tmp_path, max_predicted_s=0.01) as url:
         answer = httpx.post(url + FORWARD, content=long(4000), headers=TENSORS)

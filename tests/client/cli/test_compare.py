@@ -146,6 +146,7 @@ def test_a_layer_of_a_checkpoint_is_compared_with_the_torch_module_that_it_came_
             assert client.modules.list().modules == []
 
 
+@pytest.mark.slow
 def test_specs_differ_from_the_tap_on_that_they_change(compare):
     found = by_tensor(compare('{"softcap": 1.0}', "{}", "--json", code=1))
     assert found["scores"]["max_abs"] == 0

@@ -46,6 +46,7 @@ def test_checkpoints_and_their_layers_are_completed(complete, tmp_path):
         assert complete("attention compare net#", url) == ["net#0"]
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_completes_nothing_and_soon(complete):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         began = time.monotonic()

@@ -143,6 +143,7 @@ def test_people_read_formulas_numbers_and_checks(explained):
         assert text in shown
 
 
+@pytest.mark.slow
 def test_the_steps_are_drawn(explained, module):
     explained("--keys", "2", "--figure", "steps.svg")
     assert b"<?xml" in Path("steps.svg").read_bytes()[:200]

@@ -90,6 +90,7 @@ def test_workers_of_a_data_loader_connect_for_themselves(server, start):
     assert done.stdout.split() == ["equal"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of itself
 def test_a_compiled_model_breaks_its_graph_at_the_service(module):
     class Model(nn.Module):

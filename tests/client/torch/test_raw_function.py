@@ -47,6 +47,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(spec=1, past=1)
 @pytest.mark.parametrize(("spec", "past"), CASES.values(), ids=CASES)
 def test_first_and_second_gradients_of_output_and_taps(client, spec, past):
     """For query, key, value, mask, past and learned parameters."""

@@ -264,6 +264,7 @@ def test_a_change_between_forward_and_backward_is_an_error(client, sent, changed
     assert "gradients" not in [name for name, _ in sent]
 
 
+@pytest.mark.slow
 def test_dropout_drops_the_same_weights_on_the_way_back(client):
     _, remote = pair(client, dropout=0.5)
     tensors = inputs(remote, 2, 3, 2)

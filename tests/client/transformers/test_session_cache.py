@@ -293,6 +293,7 @@ def test_a_policy_drops_tokens_of_every_layer(client):
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.sampled(stream=1)
 @pytest.mark.parametrize("stream", [False, True])
 @torch.no_grad()
 def test_sessions_and_modules_that_the_server_lost_are_made_again(stream, client, spy, caplog):

@@ -126,6 +126,7 @@ def test_keys_of_many_spans_like_the_stages(masks, normalizer, make_problem, mon
     assert_like_the_stages(replace(problem, k=problem.k[:, :, :1].expand(problem.k.shape)))
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", ["softcap and temperature", "additive, sparsemax", "relative_bias, sigmoid"])
 def test_gradients_by_central_differences(name, make_problem):
     spec = SPECS[name].model_copy(update={"masks": WINDOW.masks})

@@ -130,6 +130,7 @@ def laid_out(problem: Problem, layout: Callable[[Tensor], Tensor]) -> tuple[Prob
     return laid, layout(upstream.to(problem.q.dtype))
 
 
+@pytest.mark.sampled(name=16)  # each entry is held against the stages elsewhere
 @pytest.mark.parametrize("name", [*SPECS, *(f"masks: {name}" for name in MASKS)])
 def test_every_spec_and_mask_in_every_layout(name, make_problem):
     masks = name.removeprefix("masks: ")

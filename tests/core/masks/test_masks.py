@@ -49,6 +49,7 @@ def test_dense_masks_follow_their_definition(every_mask, queries, keys, past):
 lengths = st.integers(0, 12) | st.integers(0, 150)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     chosen=st.lists(drawn_masks(), max_size=3),
@@ -128,6 +129,7 @@ def test_any_number_of_tokens_is_counted():
     assert 2 * (n // 4) ** 2 + (n // 2) ** 2 == counted(Documents(lengths=[n // 4, n // 4]))
 
 
+@pytest.mark.slow
 def test_counting_ends_with_the_request(monkeypatch):
     looks = []
     monkeypatch.setattr(pair_count, "checkpoint", lambda: looks.append(1))

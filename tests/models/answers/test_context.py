@@ -253,6 +253,7 @@ def test_a_price_has_sizes_or_a_prompt():
     assert validate(ModelComplexityRequest, {"length": 8}).context is None
 
 
+@pytest.mark.sampled(returned=3)
 @pytest.mark.parametrize("returned", [["attention"], ["gradient"], ["hidden"], ["removed"], EVERY])
 def test_the_price_counts_the_products_that_run(returned):
     """Those of the pass are counted by PyTorch, with masked pairs too, which the price leaves out."""

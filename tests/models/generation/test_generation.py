@@ -127,7 +127,7 @@ NOT_TAKEN = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(family=1)
 @pytest.mark.parametrize("family", ["llama", "t5"])
 @pytest.mark.parametrize("setting", NOT_TAKEN)
 def test_settings_of_the_checkpoint_that_are_no_choice_of_one_token_from_one_pass_are_not_taken(

@@ -55,6 +55,7 @@ def reference(**options):
     )
 
 
+@pytest.mark.sampled(fields=1, options=1, first=1)
 @pytest.mark.parametrize(
     ("fields", "options", "first"),
     [
@@ -99,6 +100,7 @@ def test_a_model_without_prompts_has_the_tokens_of_transformers():
         plan_transcription(model, prompted)
 
 
+@pytest.mark.slow
 def test_drawn_tokens_have_the_temperature():
     cold, warm, other = (answered(temperature=each).text for each in (None, 1.5, 1.5))
     assert len({cold, warm, other}) == 3
@@ -221,6 +223,7 @@ def test_the_server_answers_in_every_form(server):
             assert words in refused.json()["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("openai") is None, reason="needs openai")
 def test_the_openai_package_reads_the_transcript(server):
     import openai

@@ -100,7 +100,7 @@ def test_a_text_is_read_by_the_tokenizer_of_the_file(tmp_path):
     assert found.reader.tokenizer("a c")["input_ids"] == [1, 8, 10]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(tokens=1)
 @pytest.mark.parametrize("tokens", [True, False])
 def test_no_file_beside_it_is_read_and_each_is_told(tmp_path, tokens):
     (tmp_path / "net").mkdir()

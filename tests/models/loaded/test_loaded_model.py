@@ -445,6 +445,7 @@ PREDICTING = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", PREDICTING)
 def test_models_that_predict_are_loaded_with_their_heads(kind, tmp_path):
     """Their classes have names of no common end."""

@@ -42,6 +42,7 @@ def test_its_size_is_that_of_the_unpacked_numbers(tmp_path, label):
     assert folder.file_bytes < folder.tensor_bytes
 
 
+@pytest.mark.slow
 def test_it_answers_over_http(tmp_path):
     expected = write(tmp_path / "net", "GPTQ int4")
     with live_server(tmp_path) as url, Client(url) as client:

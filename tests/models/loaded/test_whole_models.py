@@ -197,6 +197,7 @@ def test_pairs_answer_too(models):
     assert [layer.layer for layer in info.layers][:2] == ["encoder.0", "encoder.1"]
 
 
+@pytest.mark.sampled(name=1)
 @pytest.mark.parametrize("name", ["llama", "clip", pytest.param("t5", marks=pytest.mark.slow)])
 def test_an_idle_model_says_what_it_takes_and_whether_it_generates(models, name):
     idle, resident = find_folder(models.root, name).info(name, None), models.load(name)
@@ -206,6 +207,7 @@ def test_an_idle_model_says_what_it_takes_and_whether_it_generates(models, name)
     assert (tiny.takes, tiny.generates) == (["text", "messages"], True)
 
 
+@pytest.mark.slow
 def test_an_image_goes_in_and_attention_comes_out(models, tmp_path):
     image, path = Image.fromarray(noise()), tmp_path / "noise.png"
     path.write_bytes(png(noise()))

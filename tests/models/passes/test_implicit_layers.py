@@ -75,6 +75,7 @@ def test_edited_weights_act_on_the_values_and_nothing_changes_by_looking(kind):
     assert abs(np.asarray(changed.output) - seen.output).max() > 0
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["qwen3_5", "bamba"])
 def test_gradients_of_the_weights_are_exact(kind):
     model = loaded(kind, in_float64=False)

@@ -60,6 +60,7 @@ def test_both_maps_make_the_output_of_the_eager_model():
         near(normed.reshape(len(IDS), -1), expected, 1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_go_through_the_values_of_both_calls():
     taps = ["q", "k", "v", "scores", "weights", "context"]
     fields = {"tokens": IDS[:6], "wrt": taps, "check": True}

@@ -252,6 +252,7 @@ def test_an_edit_of_the_gate_of_a_head_is_one_of_its_context(kind):
     near(own.gate, np.asarray(plain.layers[0].gate) / 2)
 
 
+@pytest.mark.sampled(kind=1)
 @pytest.mark.parametrize("kind", ["qwen3_next", "lfm3"])
 def test_gradients_of_a_gate_are_exact(kind):
     key = gated(kind).key

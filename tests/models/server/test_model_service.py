@@ -150,6 +150,7 @@ def test_a_model_is_divided_by_accelerate_alone(http, monkeypatch):
     assert "attention-service[offload]" in told["detail"]
 
 
+@pytest.mark.slow
 def test_a_divided_model_gets_most_of_the_memory_unless_it_needs_less(stand_ins, tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "large", 128 * MIB)
     monkeypatch.setattr(model_catalogue, "find_spec", lambda _: True)
@@ -175,6 +176,7 @@ def test_progress_shows_while_a_model_loads(http):
     assert len(seen) > 2
 
 
+@pytest.mark.slow
 def test_a_load_that_nobody_waits_for_ends_with_its_model(http):
     loads, unwanted = count(http, "loads"), {"checkpoint": "slow", "name": "unwanted"}
     with pytest.raises(httpx.ReadTimeout):
@@ -188,6 +190,7 @@ def test_a_load_that_nobody_waits_for_ends_with_its_model(http):
     http.delete("/v1/models/unwanted")
 
 
+@pytest.mark.slow
 def test_an_unloaded_model_ends_however_many_requests_come(http):
     """Those that come meanwhile load it anew, in a process of its own."""
     over, answered = threading.Event(), ([], [], [])
@@ -258,7 +261,9 @@ def test_a_run_is_kept_as_a_recording(http):
 
 
 @pytest.mark.usefixtures("started_as_served")
-@pytest.mark.parametrize("end", ["die", "lose"], ids=["killed", "GPU lost"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("die", id="killed"), pytest.param("lose", id="GPU lost", marks=pytest.mark.slow)]
+)
 def test_a_process_that_dies_fails_its_request_alone_and_comes_back(http, end):
     first, deaths = ask(http, "a")["ran"]["architecture"], count(http, "deaths")
     with ThreadPoolExecutor() as threads:
@@ -350,6 +355,7 @@ def test_two_callers_take_turns(stand_ins, repository, monkeypatch):
     assert order[order.index(1) :][:3].count(1) == 2
 
 
+@pytest.mark.slow
 def test_a_model_that_outgrows_its_estimate_ends_alone(http, monkeypatch):
     ask(http, "a", "org--two")
     ask(http, "a")
@@ -410,6 +416,7 @@ def test_memory_of_a_model_that_answers_is_worth_a_second_try(stand_ins, reposit
         assert asking.ran.model == "slow"
 
 
+@pytest.mark.slow
 def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
     with live_server(repository, model_idle_seconds=0.3) as url, httpx.Client(base_url=url, timeout=60) as http:
         first = ask(http, "a")["ran"]["architecture"]
@@ -418,6 +425,7 @@ def test_an_idle_model_ends_and_comes_back(stand_ins, repository):
         assert ask(http, "a")["ran"]["architecture"] != first
 
 
+@pytest.mark.slow
 def test_a_model_unloaded_while_its_process_ends_leaves_no_bytes_in_the_budget(stand_ins, repository, monkeypatch):
     ends, end = threading.Event(), worker_process.WorkerProcess.end
 
@@ -463,7 +471,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_process_ends_with_a_server_that_is_killed(repository, stand_ins, stopped):
     """Also one that is stopped, which does not see the end of its input."""
     command = [sys.executable, "-c", SERVER, *worker_process.COMMAND]

@@ -9,6 +9,7 @@ MODEL = "tiny"
 TEXT = "Tamiro. Tamiro. Tam"
 
 
+@pytest.mark.slow
 def test_the_requests_of_a_sweep_share_passes(client):
     """A sweep is a request for each head, with one edit, by ``Client.map``."""
     client.models.forward(MODEL, TEXT)  # loads it

@@ -79,6 +79,7 @@ def test_classes_and_frames_are_told_by_the_client(client, tmp_path):
     assert client.recordings.get(kept).id == kept
 
 
+@pytest.mark.slow
 def test_a_picture_of_weights_is_drawn(server):
     with httpx.Client(base_url=server, timeout=60) as http:
         told = http.post(
@@ -95,6 +96,7 @@ def test_requests_are_read_with_lists_of_numbers(server):
     assert len(found["tokens"]) == len(found["labels"]["seconds"])
 
 
+@pytest.mark.slow
 def test_a_conversation_with_a_sound_is_answered_and_looked_at(server, client):
     content = [
         {"type": "input_audio", "input_audio": {"data": sent(speech(0.5))["base64"], "format": "wav"}},

@@ -84,6 +84,7 @@ def test_a_spare_process_that_dies_costs_nothing_but_its_head_start(stand_ins, r
         assert http.get("/v1/models/one").json()["state"] == "resident"
 
 
+@pytest.mark.sampled(settings=1)
 @pytest.mark.parametrize("settings", [{"spare_model_process": False}, {"memory_budget": 3 * PROCESS_BYTES}])
 def test_there_is_none_without_the_setting_or_where_memory_is_little(stand_ins, repository, soon, settings):
     before = processes()

@@ -59,6 +59,7 @@ def test_a_stopped_process_is_told_of_ended_and_started_again(http):
     assert (http.get("/health/ready").status_code, state(http)) == (200, "resident")
 
 
+@pytest.mark.slow
 def test_a_process_that_goes_on_in_time_is_not_ended(http):
     process = int(ask(http, "a").json()["ran"]["architecture"])
     os.kill(process, signal.SIGSTOP)

@@ -102,6 +102,7 @@ def logs_of(ids, begin):
     return logs[range(begin - 1, len(ids) - 1), ids[begin:]]
 
 
+@pytest.mark.slow
 def test_a_conversation_is_written_as_the_request_says(models):
     def read(messages=ASKED[:1], **fields):
         return models.weights("talker", messages=messages, return_weights=False, **fields).labels_of().ids

@@ -153,6 +153,7 @@ def test_the_vectors_of_texts_are_those_that_similarity_compares():
     near([np.linalg.norm(one)], [1.0])
 
 
+@pytest.mark.slow
 def test_gradients_of_one_tower_are_those_of_central_differences():
     model = loaded("clip")
     for asked, width, count in (({"text": TEXT}, 32, 3), ({"images": [sent(noise())]}, 24, 17)):

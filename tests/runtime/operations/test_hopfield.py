@@ -106,6 +106,7 @@ def one_by_one(request, sizes):
         yield (b, h, s), xi, energies, change, weights
 
 
+@pytest.mark.slow
 @given(drawn())
 @settings(derandomize=True, database=None, deadline=None, max_examples=50)
 def test_whatever_is_asked_each_state_falls_by_the_formula(case):

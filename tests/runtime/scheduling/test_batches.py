@@ -221,6 +221,7 @@ async def test_different_lengths_share_the_projections_of_a_large_module(engine,
     same(found, await alone(engine, asks))
 
 
+@pytest.mark.sampled(name=2)
 @pytest.mark.parametrize("name", ["causal", "window", "biased"])
 async def test_steps_over_different_pasts_share_the_projections_of_a_large_module(engine, monkeypatch, rng, name):
     monkeypatch.setattr(forward, "MIXED_BYTES", 0)
@@ -290,6 +291,7 @@ async def test_a_fault_of_all_together_is_nobody_s_who_runs_well_alone(engine, m
     assert {each.ran.batch for each in found} == {1}
 
 
+@pytest.mark.sampled(seed=1)
 @pytest.mark.parametrize("seed", range(2))
 async def test_those_who_go_away_take_nobody_with_them_and_leave_nothing_behind(engine, seed):
     rng = random.Random(seed)
@@ -364,6 +366,7 @@ async def test_the_budget_is_never_exceeded_and_everybody_is_answered(engine, mo
     assert max(each.ran.batch for each in found) > 1
 
 
+@pytest.mark.sampled(hold=1)
 @pytest.mark.parametrize("hold", [0.0, 1.0])
 async def test_what_has_not_begun_at_its_deadline_is_not_computed(engine, monkeypatch, hold):
     gate = Gate(monkeypatch)

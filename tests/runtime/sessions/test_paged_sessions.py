@@ -108,6 +108,7 @@ async def test_a_session_that_outgrows_its_slab_takes_no_more_than_it_must_where
     close(reply.output, (await uncached(engine, "m", x, 512)).output, "bfloat16")
 
 
+@pytest.mark.slow
 async def test_trees_of_sessions_give_the_numbers_of_passes_without_a_cache(engine, calls):
     specs = (CAUSAL, ROPE, {"masks": [{"name": "causal"}, {"name": "sliding_window", "left": 5}]})
     for seed, spec in enumerate(specs):

@@ -369,6 +369,7 @@ def test_a_message_counts_in_the_memory_of_bodies(tmp_path):
         assert httpx.post(f"{url}/mcp", **message("tools/list")).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_server_without_keys_answers_everybody(tmp_path):
     with live_server(tmp_path, mcp=True) as url:
         asked = message("tools/call", name="estimate_cost", arguments={"attention": {"num_heads": 2, "head_dim": 8}})

@@ -124,6 +124,7 @@ def test_what_fits_shrinks_with_images_and_what_they_take_to_decode_counts():
     assert once.max_length == 17
 
 
+@pytest.mark.sampled(request_=2, param=2)
 @pytest.mark.parametrize(
     ("model", "request_", "param"),
     [

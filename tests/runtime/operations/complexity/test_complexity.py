@@ -52,6 +52,7 @@ def refused(**fields):
     return caught.value.param
 
 
+@pytest.mark.sampled(widths=2)
 @pytest.mark.parametrize(
     "widths", [{"key_width": 12}, {"value_width": 10}, {"key_width": 12, "value_width": 12}], ids=str
 )
@@ -71,6 +72,7 @@ def test_keys_and_values_that_are_no_queries_come_beside_them(widths):
 # ── what-if sizes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.sampled(dimension=1, value=1, config=1)
 @pytest.mark.parametrize(
     ("dimension", "value", "config"),
     [
@@ -226,6 +228,7 @@ def test_one_that_costs_less_throughout_has_no_place_where_it_begins():
     assert (memory.cheaper, memory.at, memory.searched) == ("num_kv_heads 1", None, (1, 2**20))
 
 
+@pytest.mark.slow
 def test_each_two_are_compared_and_each_is_told_as_if_asked_alone():
     others = [
         {"label": "grouped", "num_kv_heads": 2},

@@ -73,6 +73,7 @@ def test_a_shape_is_refused_where_its_request_is(of, shape, named, sent):
         assert refused.value.detail.startswith(f"{param}: ")
 
 
+@pytest.mark.sampled(of=1, shape=1)
 @pytest.mark.parametrize(
     ("of", "shape"),
     [

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 import torch
 from tests.cost.workloads import raw
 
@@ -15,6 +16,7 @@ from attention_service.runtime.planning import rehearsals
 RATES = Rates(flops_per_s=1e12, bytes_per_s=1e11, overhead_s=1e-5)
 
 
+@pytest.mark.slow
 def test_a_search_for_the_longest_sequence_rehearses_no_size_twice(monkeypatch):
     sizes, once = Counter(), rehearsals._once
 

@@ -158,6 +158,7 @@ def test_everything_is_run_as_it_would_be_asked_for_and_its_memory_is_admitted(m
         assert max(held) >= sum(tensor.nbytes for tensor in tensors) + job.plan.peak_bytes
 
 
+@pytest.mark.slow
 def test_what_cannot_be_tried_is_left_untried(monkeypatch):
     """Another device, more memory than there is, sizes other than tokens, and what takes too long."""
     monkeypatch.setattr(measured_crossover.forward, "prepare", lambda *_: pytest.fail("it was run"))

@@ -17,7 +17,8 @@ from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.validation import validate
 from attention_service.models.generation.generated_text import GeneratedText
 from attention_service.models.generation.generation import generate
-from attention_service.models.generation.generation_plan import Sampling, plan_generation
+from attention_service.models.generation.generation_plan import plan_generation
+from attention_service.models.generation.sampling import Sampling
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_service.models.process.model_operations import lines_of
 

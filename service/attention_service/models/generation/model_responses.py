@@ -10,7 +10,8 @@ from attention_contract.schemas.openai import ChatCompletionRequest, ChatMessage
 from attention_contract.schemas.openai_api.responses import TEXT_FORMAT, InputImage, InputMessage, ResponseRequest
 from attention_contract.schemas.prompts import ChatTemplateFields, DataUrl, ImageUrlPart, TextPart
 from attention_service.models.generation.completion_objects import Json, Token
-from attention_service.models.generation.generation_plan import GenerationPlan, Sampling, plan_generation
+from attention_service.models.generation.generation_plan import GenerationPlan, plan_generation
+from attention_service.models.generation.sampling import Sampling
 from attention_service.models.inputs.field_names import fields_named
 from attention_service.models.loaded.loaded_model import LoadedModel
 

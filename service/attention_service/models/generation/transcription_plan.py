@@ -11,7 +11,8 @@ from attention_contract.errors import InvalidRequest
 from attention_contract.schemas.model_requests import ModelForwardRequest
 from attention_contract.schemas.openai import CompletionRequest
 from attention_contract.schemas.openai_api.transcriptions import TranscriptionRequest
-from attention_service.models.generation.generation_plan import GenerationPlan, Heard, Sampling, looking_plan
+from attention_service.models.generation.generation_plan import GenerationPlan, Heard, looking_plan
+from attention_service.models.generation.sampling import Sampling
 from attention_service.models.inputs.sounds.sound_inputs import SoundInputs
 from attention_service.models.loaded.loaded_model import LoadedModel
 from attention_transformers.model_layers import LayerKey
